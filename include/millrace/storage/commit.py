@@ -80,6 +80,8 @@ class CommitPart:
     """Entries for the commit's info, under COMMIT_INFO_KEY."""
     unchecked_removes: Sequence[str] = ()
     """Files to remove without checking that they are live: the app ids fence them sufficiently."""
+    requires: Sequence[str] = ()
+    """Files that stay, and on which the added ones build. If one is gone, the part is fenced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,7 @@ class _Attempts:
 
 def _moved(table: TableHandle, part: CommitPart, may_be_committed: bool) -> list[str]:
     moved = [app_id for app_id, move in part.app_transactions.items() if table.app_version(app_id) != move.base]
-    moved += table.not_live(part.removes)
+    moved += table.not_live([*part.removes, *part.requires])
     if may_be_committed and not part.app_transactions and not part.removes:
         return [action.path for action in part.adds]  # nothing in the table tells whether it was committed
     return moved

@@ -42,6 +42,7 @@ from millrace.tables.collections.flush_tables import (
     ensure_checkpoints_table,
     ensure_segments_table,
     replaced_checkpoint_files,
+    required_checkpoint_files,
 )
 from millrace.wal.visible.collection_rows import rows_table_schema
 
@@ -196,8 +197,11 @@ class FlushCommitter:
             [
                 CommitPart(
                     part.actions,
-                    replaced_checkpoint_files(report.checkpoint) if kind == "checkpoints" else (),
+                    replaced_checkpoint_files(report.checkpoint, report.new_checkpoint)
+                    if kind == "checkpoints"
+                    else (),
                     part.moves,
+                    requires=required_checkpoint_files(report.new_checkpoint) if kind == "checkpoints" else (),
                 )
                 for report, part in parts
             ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.data_tables import DATE, check_column_types, deletes_uri, rows_uri, stats_columns
 from millrace.tables.collections.flush_tables import (
     Checkpoint,
+    next_checkpoint,
     read_segments,
     write_checkpoint,
     write_segments,
@@ -169,14 +170,12 @@ class _Writer:
             rows_by_vchannel |= table.counts if kind == ROWS else {}
             if made.rows:
                 collections.setdefault(collection_id, {})[kind] = made
-        new_checkpoint = replace(
+        new_checkpoint = next_checkpoint(
             plan.checkpoint,
             time_tick=plan.up_to_tick,
             confirmed=self._confirmed,
             term=self._term,
-            flush_ticks=dict.fromkeys(sorted(self._catalog.vchannels), plan.up_to_tick),
-            catalog_bytes=self._catalog.to_bytes(),
-            path=None,
+            catalog=self._catalog,
         )
         changed: dict[int, CollectionSchema] = {}
         for name, info in self._catalog.vchannels.items():

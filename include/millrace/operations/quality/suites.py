@@ -104,7 +104,7 @@ SEGMENTS: Final = (
 """Checks of the rows of ``segments``. `rows_missing` is null for segments whose rows were rewritten since."""
 
 CHECKPOINTS: Final = (
-    _among("one-checkpoint", "live_rows", [1], "each PChannel has one live checkpoint"),
+    _among("one-checkpoint", "live_rows", [1, 2], "each PChannel has one checkpoint and perhaps its snapshot"),
     _between("tick-not-negative", "time_tick", "ticks are not negative", low=0),
     _between("not-ahead", "ahead_of_wal", "no checkpoint is ahead of the WAL", high=0),
     _between("confirmed-not-negative", "lc_entry", "LastConfirmed is a position in the log", low=0),

@@ -1,9 +1,12 @@
 """The ``segments`` and ``checkpoints`` tables: the state of each segment, and the progress of the flusher.
 
 ``segments`` gets a row each time the WAL shows a new state of a segment (growing, flushed, dropped); the newest row
-counts. ``checkpoints`` has one live row per PChannel: everything visible up to ``time_tick`` is in the collections'
+counts. ``checkpoints`` has a PChannel's newest row: everything visible up to ``time_tick`` is in the collections'
 tables, and a reader continues at the row's LastConfirmed with the row's catalog. Earlier checkpoints are in earlier
 versions of the table. ``written_at`` is for people: no decision uses it.
+
+A catalog beyond SMALL_CATALOG is stored as what changed since an earlier row, its *snapshot*, which stays live beside
+the newest row and is named by tick and digest (millrace.wal.visible.catalog_changes).
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.errors import TableDamaged
 from millrace.message.ids import MessageId
 from millrace.storage.file_sink import FileSink
 from millrace.storage.parquet_file import FileAction
@@ -24,9 +28,16 @@ from millrace.storage.table import TableHandle, create_table
 from millrace.tables.collections.data_tables import ensure_columns
 from millrace.tables.wal.reader import FIRST_ID
 from millrace.wal.visible.catalog import SegmentEvent, WalCatalog
+from millrace.wal.visible.catalog_changes import CatalogChanges, CatalogSnapshot, catalog_digest, is_changes
 from millrace.wal.visible.collection_rows import align_to_schema
 
 PCHANNEL: Final = "pchannel"
+
+SMALL_CATALOG: Final = 8 << 10
+"""A catalog whose last snapshot has at most this many bytes is stored whole: its file is hardly larger."""
+
+SNAPSHOT_FACTOR: Final = 8
+"""A snapshot is written once the changes since the last one have this part of its bytes."""
 
 SEGMENT_COLUMNS: Final = pa.schema(
     [
@@ -53,7 +64,7 @@ CHECKPOINT_COLUMNS: Final = pa.schema(
         pa.field("lc_index", pa.int32()),
         pa.field("lc_ordinal", pa.int32()),
         pa.field("term", pa.int64()),
-        pa.field("flush_ticks", pa.utf8()),  # JSON: VChannel -> tick up to which its collection's tables are whole
+        pa.field("flush_ticks", pa.utf8()),  # of earlier builds; now an empty object: time_tick holds for all
         pa.field("catalog", pa.binary()),
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
@@ -69,10 +80,13 @@ class Checkpoint:
     time_tick: int = 0
     confirmed: MessageId = FIRST_ID
     term: int = 0
-    flush_ticks: dict[str, int] = field(default_factory=dict)
     catalog_bytes: bytes = field(default_factory=lambda: WalCatalog().to_bytes())
     path: str | None = None
-    """Its file, relative to the table. The next checkpoint's commit removes it."""
+    """Its file, relative to the table. The next checkpoint's commit removes it, unless it is that one's snapshot."""
+    snapshot: CatalogSnapshot | None = None
+    """The row with the whole catalog: this one, or the one that this one's changes follow."""
+    changes: CatalogChanges = field(default_factory=CatalogChanges)
+    """What changed in the catalog since `snapshot`."""
 
     @property
     def catalog(self) -> WalCatalog:
@@ -84,15 +98,19 @@ class Checkpoint:
         """The app transaction's version that a flusher which planned from here expects; 0 before the first."""
         return self.time_tick
 
+    @property
+    def flush_ticks(self) -> dict[str, int]:
+        """The tick up to which the tables of each VChannel's collection are whole."""
+        return dict.fromkeys(sorted(json.loads(self.catalog_bytes)["vchannels"]), self.time_tick)
+
     def to_json(self) -> dict[str, Any]:
+        """Return what readers need; a flusher does not plan with the result."""
         return {
             "pchannel": self.pchannel,
             "time_tick": self.time_tick,
             "confirmed": str(self.confirmed),
             "term": self.term,
-            "flush_ticks": self.flush_ticks,
             "catalog": self.catalog_bytes.decode(),
-            "path": self.path,
         }
 
     @classmethod
@@ -102,9 +120,7 @@ class Checkpoint:
             value["time_tick"],
             MessageId.parse(value["confirmed"]),
             value["term"],
-            value["flush_ticks"],
             value["catalog"].encode(),
-            value["path"],
         )
 
 
@@ -128,27 +144,65 @@ def read_checkpoints(table: TableHandle | None) -> dict[str, Checkpoint]:
     """Return the checkpoint of each PChannel at the version of `table`."""
     if table is None:
         return {}
-    found: dict[str, Checkpoint] = {}
+    rows: dict[str, list[_Row]] = {}
     for action in table.actions().to_pylist():
-        row = table.read(action["path"]).to_pylist()[0]
-        pchannel = action[f"partition.{PCHANNEL}"]
-        known = found.get(pchannel)
-        # More than one file of a PChannel may be live: the newest counts.
-        if known is None or known.time_tick < row["time_tick"]:
-            found[pchannel] = Checkpoint(
-                pchannel,
-                row["time_tick"],
-                MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
-                row["term"],
-                json.loads(row["flush_ticks"]),
-                row["catalog"],
-                action["path"],
+        (row,) = table.read(action["path"]).to_pylist()
+        rows.setdefault(action[f"partition.{PCHANNEL}"], []).append(_Row(action["path"], row))
+    # More than one row of a PChannel may be live: the newest counts, and perhaps its snapshot.
+    return {name: _checkpoint(name, live) for name, live in rows.items()}
+
+
+class _Row(NamedTuple):
+    path: str
+    values: dict[str, Any]
+
+
+def _checkpoint(pchannel: str, live: list[_Row]) -> Checkpoint:
+    path, row = max(live, key=lambda each: each.values["time_tick"])
+    catalog: bytes = row["catalog"]
+    snapshot = CatalogSnapshot(path, row["time_tick"], catalog_digest(catalog), len(catalog))
+    changes = CatalogChanges()
+    if is_changes(catalog):
+        changes = CatalogChanges.from_bytes(catalog)
+        for other, each in live:
+            whole = each["catalog"]
+            snapshot = CatalogSnapshot(other, each["time_tick"], catalog_digest(whole), len(whole))
+            if changes.base == (snapshot.time_tick, snapshot.digest):
+                catalog = changes.apply(whole)
+                break
+        else:
+            raise TableDamaged(
+                f"the checkpoint of {pchannel} at tick {row['time_tick']} holds changes to the one at tick "
+                f"{changes.base[0]}, which is not there or is another one: run the operation recovery (mode repair)"
             )
-    return found
+    return Checkpoint(
+        pchannel,
+        row["time_tick"],
+        MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
+        row["term"],
+        catalog,
+        path,
+        snapshot,
+        changes,
+    )
+
+
+def next_checkpoint(
+    base: Checkpoint, *, time_tick: int, confirmed: MessageId, term: int, catalog: WalCatalog
+) -> Checkpoint:
+    """Return the checkpoint that follows `base`. Its row is a snapshot, or what changed since that of `base`."""
+    made = Checkpoint(base.pchannel, time_tick, confirmed, term, catalog.to_bytes())
+    if base.snapshot is None or base.snapshot.size <= SMALL_CATALOG:
+        return made
+    changes = base.changes.extended(base.catalog_bytes, made.catalog_bytes, base.snapshot)
+    # A snapshot follows once every row would repeat much of the last one.
+    if changes is None or SNAPSHOT_FACTOR * len(changes.to_bytes()) > base.snapshot.size:
+        return made
+    return replace(made, snapshot=base.snapshot, changes=changes)
 
 
 def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
-    """Write the file of `checkpoint`, to be committed in place of the PChannel's last one."""
+    """Write the file of `checkpoint`, to be committed in place of what it replaces."""
     lc = checkpoint.confirmed
     row = {
         "time_tick": checkpoint.time_tick,
@@ -157,8 +211,8 @@ def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
         "lc_index": lc.index,
         "lc_ordinal": lc.ordinal,
         "term": checkpoint.term,
-        "flush_ticks": json.dumps(checkpoint.flush_ticks, sort_keys=True),
-        "catalog": checkpoint.catalog_bytes,
+        "flush_ticks": "{}",
+        "catalog": checkpoint.catalog_bytes if checkpoint.snapshot is None else checkpoint.changes.to_bytes(),
         "written_at": time.time_ns() // 1000,
     }
     sink = FileSink.at(uri, CHECKPOINT_COLUMNS, ("time_tick",))
@@ -166,9 +220,16 @@ def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
     return sink.finish()
 
 
-def replaced_checkpoint_files(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the file that a PChannel's next checkpoint replaces."""
-    return () if checkpoint.path is None else (checkpoint.path,)
+def replaced_checkpoint_files(base: Checkpoint, following: Checkpoint) -> tuple[str, ...]:
+    """Return the files that a checkpoint which follows `base` takes the place of."""
+    kept = None if following.snapshot is None else following.snapshot.path
+    known = dict.fromkeys((base.path, None if base.snapshot is None else base.snapshot.path))
+    return tuple(path for path in known if path is not None and path != kept)
+
+
+def required_checkpoint_files(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the files that must be live when `checkpoint` is committed: its changes follow them."""
+    return () if checkpoint.snapshot is None else (checkpoint.snapshot.path,)
 
 
 def write_segments(uri: object, pchannel: str, events: Iterable[SegmentEvent]) -> list[FileAction]:
