@@ -8,10 +8,11 @@ that hold a field's values are part of the schema if they are not just its name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # most schemas have no rules, and importing them is slow
     from millrace.message.expression.tree import Node
 
 MAX_FIELDS: Final = 1_000
+MAX_PARSED: Final = 4_096
+"""Different schemas that are kept for their next use."""
 
 MAX_KEY_FIELDS: Final = 16
 
@@ -281,9 +284,20 @@ class CollectionSchema:
     def from_json(cls, value: object, *, declared: bool = False) -> Self:
         """Invert :meth:`to_json`; ``event_time`` may be absent.
 
-        `declared`: the collection is declared by a user, and the schema must not name columns.
+        `declared`: the collection is declared by a user, and the schema must not name columns. Otherwise equal objects
+        give one schema, since many collections have the same.
         Raises Malformed or InvalidArgument.
         """
+        if declared:
+            return cls._parse(value, declared=True)
+        try:
+            text = json.dumps(value, sort_keys=True)
+        except (TypeError, ValueError):
+            return cls._parse(value, declared=False)
+        return cast(Self, _parsed(text))
+
+    @classmethod
+    def _parse(cls, value: object, *, declared: bool) -> Self:
         perhaps = _PERHAPS if declared else _PERHAPS | {"retired"}
         if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | perhaps:
             raise Malformed(
@@ -365,6 +379,11 @@ def _checks(value: Mapping[str, Any]) -> tuple[CheckConstraint, ...]:
     if not isinstance(value["checks"], list) or not value["checks"]:
         raise Malformed("checks are a list of one or more, or they are left out")
     return tuple(CheckConstraint.from_json(each) for each in value["checks"])
+
+
+@lru_cache(maxsize=MAX_PARSED)
+def _parsed(text: str) -> CollectionSchema:
+    return CollectionSchema._parse(json.loads(text), declared=False)
 
 
 def _columns(value: Any) -> tuple[StoredColumn, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.message.ids import tick_physical_ms
-from millrace.observe.log_probe import LogView
+from millrace.observe.log_probe import ChannelLogView, LogView
 from millrace.observe.models import JobView, PChannelView
 from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.wal.table import WalPosition
+from millrace.wal.definitions import OpenFigures
 
 
 def tick_unix_seconds(tick: int) -> float | None:
@@ -55,35 +56,43 @@ def _view(
     parked: str | None,
     owner: str | None,
 ) -> PChannelView:
-    state = position.state if position is not None else None
     channel = log.channels.get(name)
+    term, figures = _open_work(position, channel)
+    at = position.position if position is not None else None
     described = channel.description if channel is not None else None
     tick = position.last_tick if position is not None else 0
     flushed = checkpoint.time_tick if checkpoint is not None else 0
-    growing = (
-        [segment for each in state.vchannels.values() for segment in each.growing.values()] if state is not None else []
-    )
     return PChannelView(
         name=name,
         owner=owner,
-        term=max(state.term if state is not None else 0, channel.term if channel is not None else 0),
+        term=term,
         time_tick=str(tick),
         time=tick_unix_seconds(tick),
         log_end=str(described.end) if described is not None else None,
         log_bytes=described.bytes if described is not None else None,
-        wal_position=str(state.position) if state is not None else None,
+        wal_position=None if at is None else str(at),
         lag_seconds=channel.lag_seconds if channel is not None else None,
         messages=position.totals.messages if position is not None else 0,
         rejections=position.totals.rejections if position is not None else 0,
         flushed_tick=str(flushed),
         flushed_time=tick_unix_seconds(flushed),
         flush_lag_seconds=flush_lag(tick, flushed),
-        open_transactions=state.open_work.open_txns if state is not None else 0,
-        vchannels=len(state.vchannels) if state is not None else 0,
-        growing_rows=sum(each.rows for each in growing),
-        growing_bytes=sum(each.bytes for each in growing),
+        open_transactions=figures.transactions,
+        vchannels=figures.vchannels,
+        growing_rows=figures.growing_rows,
+        growing_bytes=figures.growing_bytes,
         parked=parked or (channel.parked if channel is not None else None),
     )
+
+
+def _open_work(position: WalPosition | None, channel: ChannelLogView | None) -> tuple[int, OpenFigures]:
+    """Return the term and how much is open: by the append host, if one runs, otherwise by the state in the WAL."""
+    if channel is not None and channel.open is not None:
+        return channel.term, channel.open
+    state = position.state if position is not None else None  # decodes the state of all VChannels
+    if state is None:
+        return 0 if channel is None else channel.term, OpenFigures(0, 0, 0, 0)
+    return max(state.term, 0 if channel is None else channel.term), OpenFigures.of(state)
 
 
 def flush_lag(tick: int, flushed: int) -> float:

@@ -21,6 +21,7 @@ from millrace.rpc.link import CONNECTION_FAILURES, Link, call_error
 from millrace.rpc.wire import ClockView
 from millrace.tables.read.freshness import lag_seconds
 from millrace.tables.wal.table import WalPosition, WalTable
+from millrace.wal.definitions import OpenFigures
 
 DEADLINE: Final = 3.0
 """Deadline of one request to the server, in seconds."""
@@ -36,6 +37,8 @@ class ChannelLogView:
     """None if the log cannot be read from the WAL's position on. `parked` has the reason."""
     term: int
     parked: str | None
+    open: OpenFigures | None = None
+    """How much is open; None from a server of an earlier build."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _channels(
     client: AppendClient, wal: WalTable | None, positions: Mapping[str, WalPosition]
 ) -> Iterator[tuple[str, ChannelLogView]]:
     for name in client.service.names():
-        term, parked = _hosted(client, name)
+        term, parked, figures = _hosted(client, name)
         described: LogDescription | None = None
         lag: float | None = None
         try:
@@ -131,7 +134,7 @@ def _channels(
             raise
         except MillraceError as error:
             parked = parked or f"log: {error.code}: {error}"
-        yield name, ChannelLogView(described, lag, term, parked)
+        yield name, ChannelLogView(described, lag, term, parked, figures)
 
 
 def _clock(client: AppendClient) -> ClockView | None:
@@ -141,12 +144,13 @@ def _clock(client: AppendClient) -> ClockView | None:
         return None
 
 
-def _hosted(client: AppendClient, name: str) -> tuple[int, str | None]:
-    """Return the term, and why the append host has stopped, if it has."""
+def _hosted(client: AppendClient, name: str) -> tuple[int, str | None, OpenFigures | None]:
+    """Return the term, why the append host has stopped, if it has, and how much is open."""
     try:
         host = client.describe(name)
     except LogUnavailable:
         raise
     except MillraceError as error:
-        return 0, f"append host: {error.code}: {error}"
-    return int(host["term"]), f"append host: {host['parked']}" if host["parked"] else None
+        return 0, f"append host: {error.code}: {error}", None
+    figures = OpenFigures(*host["open"]) if "open" in host else None
+    return int(host["term"]), f"append host: {host['parked']}" if host["parked"] else None, figures

@@ -336,7 +336,7 @@ DESCRIBE_HOST: Final = _call(
     ResourceKind.PCHANNEL,
     "show the append host's position",
     request="pchannel",
-    answer="position last_entry last_tick term chain_version parked",
+    answer="position last_entry last_tick term chain_version parked open",
 )
 DEFINITIONS: Final = _call(
     "append/definitions",

@@ -56,6 +56,27 @@ class VChannelDefinition:
         )
 
 
+class OpenFigures(NamedTuple):
+    """How much of a PChannel is open: what views show of it."""
+
+    vchannels: int
+    transactions: int
+    growing_rows: int
+    growing_bytes: int
+
+    @classmethod
+    def of(cls, state: ChannelState) -> Self:
+        """Count. Reads the VChannels with growing segments alone."""
+        open_channels = state.channels_with(lambda work: work.growing > 0)
+        growing = [segment for channel in open_channels for segment in channel.growing.values()]
+        return cls(
+            len(state.vchannels),
+            state.open_work.open_txns,
+            sum(each.rows for each in growing),
+            sum(each.bytes for each in growing),
+        )
+
+
 class VChannelOutline(NamedTuple):
     """What tells that a VChannel's definition has changed: schema versions are only ever added."""
 

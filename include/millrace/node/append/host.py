@@ -50,7 +50,7 @@ from millrace.rpc.append_pipeline import Entries, as_values
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.tail import Evicted, Mvcc, TailBatch
 from millrace.rpc.wire import DEFAULT_DEADLINE
-from millrace.wal.definitions import PChannelDefinitions
+from millrace.wal.definitions import OpenFigures, PChannelDefinitions
 from millrace.wal.state import ChannelState
 
 _log: Final = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ class AppendHost(Closeable):
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Return the host's position: position, last_entry, last_tick, term, chain_version, parked (code and text, or
-        None).
+        None), and how much is open (OpenFigures).
         """
         follower = self._follower(pchannel)
         state, error = follower.state, follower.error
@@ -314,6 +314,7 @@ class AppendHost(Closeable):
             "chain_version": state.chain_version,
             "last_entry": None if state.last_entry is None else list(state.last_entry),
             "parked": None if error is None else f"{error.code}: {error}",
+            "open": list(OpenFigures.of(state)),
         }
 
     def definitions(
