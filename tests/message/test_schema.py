@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -241,3 +242,11 @@ def test_json_of_another_shape_is_a_typed_error(value: object) -> None:
     with pytest.raises((InvalidArgument, Malformed)) as caught:
         CollectionSchema.from_json(value)
     assert isinstance(caught.value, MillraceError)
+
+
+def test_equal_definitions_are_one_schema_in_memory() -> None:
+    said = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id").to_json()
+    first = CollectionSchema.from_json(said)
+    assert CollectionSchema.from_json(json.loads(json.dumps(said))) is first
+    assert CollectionSchema.from_json(said, declared=True) == first
+    assert CollectionSchema.from_json(said | {"event_time": None}) == first

@@ -15,10 +15,17 @@ from millrace.catalog.collection import CollectionQuery
 from millrace.catalog.sqlite_file import catalog_path, read_names, read_page
 from millrace.commands.status import worst_pchannels
 from millrace.coord.catalog_store import CatalogStore
+from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.observe import maintenance, table_cache
+from millrace.observe.channels import pchannel_views
+from millrace.observe.log_probe import ChannelLogView, LogView
 from millrace.observe.maintenance import TableSurvey
+from millrace.observe.models import JobView
 from millrace.observe.observer import Observer
+from millrace.tables.wal.table import WalTotals
+from millrace.wal.definitions import OpenFigures
+from millrace.wal.state import ChannelState
 from tests.coord.filled_catalog import fill_catalog
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
@@ -132,3 +139,19 @@ def test_status_shows_the_pchannels_that_need_attention() -> None:
     assert {"dml_200", "dml_7"} <= set(shown)
     assert len(shown) == 20
     assert worst_pchannels(rows[:20]) == rows[:20]
+
+
+def test_what_is_open_comes_from_the_append_host_and_no_state_is_decoded() -> None:
+    class Undecoded:
+        last_tick, totals, position = 5 << 18, WalTotals(7, 1), LogId(0, 9)
+
+        @property
+        def state(self) -> ChannelState:
+            raise AssertionError("the state of all VChannels is decoded")
+
+    hosted = ChannelLogView(None, 0.0, 3, None, OpenFigures(600, 1, 20, 400))
+    node = JobView(name="streaming-node", state="never started")
+    positions: Any = {"dml_0": Undecoded()}
+    (view,) = pchannel_views(positions, {}, LogView(True, {"dml_0": hosted}), {}, node, {})
+    assert (view.term, view.wal_position, view.messages) == (3, "0:9", 7)
+    assert (view.vchannels, view.open_transactions, view.growing_rows, view.growing_bytes) == (600, 1, 20, 400)

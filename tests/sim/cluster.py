@@ -75,7 +75,8 @@ class Cluster:
         self.store_process = Process("store", rate=1 + world.random.uniform(-DRIFT, DRIFT))
         self.memory = shape.store(Clock(world, self.store_process).monotonic)
         self.health = StoreHealth(self.memory)
-        self.log = Log(world, self.network, list(shape.pchannels))
+        self.pchannels = list(shape.pchannels)
+        self.log = Log(world, self.network, self.pchannels)
         self.catalog = Catalog(world)
         self.nodes = [Node(self, f"n{number}") for number in range(shape.nodes)]
         self.coordinators = [Coordinator(self, f"c{number}") for number in range(2)]
@@ -83,6 +84,12 @@ class Cluster:
         self.opened: dict[tuple[str, str, int], str] = {}
         self.acknowledged: list[tuple[str, Any]] = []
         self.requests: dict[str, Request] = {}
+
+    def add_pchannel(self) -> None:
+        """What `ensure_pchannels` leaves: another log, and another PChannel in the catalog."""
+        name = f"dml_{len(self.pchannels)}"
+        self.log.add(name)
+        self.pchannels.append(name)
 
     def process(self, name: str) -> Process:
         random = self.world.random
@@ -296,7 +303,7 @@ class Coordinator:
             self.clock,
             self,
             self.cluster.shape.policy,
-            pchannels=lambda: self.cluster.shape.pchannels,
+            pchannels=lambda: tuple(self.cluster.pchannels),
             run_all=together,
             stats=lambda: self.cluster.shape.stats,
             limits=self.cluster.shape.limits,
@@ -400,7 +407,7 @@ class Client:
             self.clock.sleep(random.uniform(0.1, 0.5))
             if not self.produces:
                 continue
-            pchannel = random.choice(self.cluster.shape.pchannels)
+            pchannel = random.choice(self.cluster.pchannels)
             self._rows += 1
             row = (ROW, self.name, self._rows)
             while True:
@@ -432,7 +439,7 @@ class Client:
             name = f"{self.name}-{self._requests}"
             collection = random.choice((1, 2))
             keys = collection_keys(collection) if random.random() < 0.8 else normalize_keys([ResourceKey(CLUSTER)])
-            targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(cluster.shape.pchannels, 2))
+            targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(cluster.pchannels, 2))
             refused_by = random.choice(targets) if random.random() < 0.1 else ""
             request = Request(collection, keys, targets, refused_by, patient=random.random() < 0.7)
             cluster.requests[name] = request

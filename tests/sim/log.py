@@ -35,10 +35,16 @@ class Log:
         self._world = world
         self._network = network
         self.wall_offset = 0.0
-        self.channels = {name: Channel() for name in pchannels}
-        self.committed: dict[str, int] = dict.fromkeys(pchannels, 0)
+        self.channels: dict[str, Channel] = {}
+        self.committed: dict[str, int] = {}
         """How far the `wal` table is: what ingest commits is fenced by it."""
-        self.table: dict[str, list[Any]] = {name: [] for name in pchannels}
+        self.table: dict[str, list[Any]] = {}
+        for name in pchannels:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Create the log of a PChannel."""
+        self.channels[name], self.committed[name], self.table[name] = Channel(), 0, []
 
     def append(self, process: Process, pchannel: str, kind: str, term: int, what: Any) -> int | None:
         """The tick of an accepted entry (a repeat's: the first one's), None where it was rejected."""

@@ -11,7 +11,7 @@ from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.session import ROLES
 from millrace.message.ids import pchannel_of
 from millrace.meta.store import Delete, Put
-from tests.sim.cluster import GUARDS, KEPT, PCHANNELS, Cluster, Request
+from tests.sim.cluster import GUARDS, KEPT, Cluster, Request
 from tests.sim.log import BROADCAST, ROW
 from tests.sim.world import Broken
 
@@ -46,8 +46,10 @@ KINDS = (
     "wall clock",
     "compaction",
     "drain",
+    "added PChannel",
 )
-"""Every kind of fault; clocks that drift are in every seed."""
+"""Every kind of fault and of change; clocks that drift are in every seed."""
+MAX_PCHANNELS = 6
 
 
 @dataclass
@@ -128,6 +130,10 @@ def inject(cluster: Cluster) -> None:
     elif kind == "compaction":
         world.faults[kind] += 1
         cluster.memory.compact(cluster.memory.revision)
+    elif kind == "added PChannel":
+        if len(cluster.pchannels) < MAX_PCHANNELS:
+            world.faults[kind] += 1
+            cluster.add_pchannel()
     else:
         world.faults[kind] += 1
         drain(cluster, random.choice(cluster.nodes).name, until)
@@ -186,7 +192,7 @@ def records(cluster: Cluster) -> list[ChannelRecord]:
 def unsettled(cluster: Cluster) -> str:
     """What is not yet as it must be, "" where all is."""
     there = records(cluster)
-    if len(there) != len(PCHANNELS) * len(ROLES):
+    if len(there) != len(cluster.pchannels) * len(ROLES):
         return f"{len(there)} records"
     for record in there:
         if record.state is not AssignmentState.ASSIGNED or record.owner is None or record.history:
@@ -205,7 +211,8 @@ def unsettled(cluster: Cluster) -> str:
                 return f"{client.name} has {known} of {record}"
     for role in ROLES:
         load = Counter(record.owner.address for record in there if record.role == role and record.owner)
-        if sorted(load.values()) != [1, 1, 1]:
+        shares = [load[node.name] for node in cluster.nodes]
+        if max(shares) - min(shares) > 1:
             return f"{role} is {load}"
     if open_requests := [name for name, each in cluster.requests.items() if each.patient and not each.outcome]:
         return f"requests {open_requests}"
