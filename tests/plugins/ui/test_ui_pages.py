@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
+from millrace.catalog.sqlite_file import catalog_path
+from millrace.coord.catalog_store import CatalogStore
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.store import MetaStore
 from millrace.operations.quality.results import docs_path
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RunFolder
+from tests.coord.filled_catalog import fill_catalog
 from tests.observe.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
 
@@ -317,3 +321,26 @@ def test_streams_are_a_graph_between_their_tables(site: Site, world: World) -> N
     assert page.count('class="table"') == 2
     assert 'href="/dags/stream_flights_hourly"' in page
     assert 'id="stream-flights_hourly"' in page
+
+
+def test_many_collections_have_pages_and_a_search(own_site: Site, tmp_path: Path) -> None:
+    file = catalog_path(tmp_path / "data")
+    with CatalogStore(file):
+        fill_catalog(file, 120, CollectionSchema((FieldSpec("id", "int64", False),), "id"), pchannels=2)
+    page = own_site.page("collections")
+    assert "50 of 120" in page
+    assert "filled_000050" in page
+    assert "filled_000051" not in page
+    assert 'href="?offset=50">Next →' in page
+    assert "120 of 120" in own_site.page("collections", offset=100)
+    found = own_site.page("collections", search="_00007")
+    assert "filled_000079" in found
+    assert "filled_000080" not in found
+    assert 'value="_00007"' in found
+    assert "No such collection" in own_site.page("collections", search=HOSTILE)
+    answer = own_site.get("api/v1/collections", limit=100)
+    assert [len(answer.json()), answer.headers["X-Total-Count"]] == [100, "120"]
+    link, _, rel = answer.headers["Link"].partition("; ")
+    assert (link.partition("?")[0], rel) == ("</millrace/api/v1/collections", 'rel="next"')
+    assert {"offset=100", "limit=100"} == set(link.strip("<>").partition("?")[2].split("&"))
+    assert "Link" not in own_site.get("api/v1/collections", limit=100, offset=100).headers
