@@ -140,7 +140,7 @@ class Settings:
         0.0, "Minimum time between micro-batches of the streaming node; 0: no delay.", low=0, high=86400
     )
     wal_linger: float = setting(
-        2.0,
+        3.0,
         "Longest time that few new rows wait for more before `wal` takes them; 0: not at all. A read, a stream or any"
         " message but rows ends the wait.",
         low=0,

@@ -31,6 +31,10 @@ from millrace.wal.digest import digest_rows
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
+SMALL_BYTES: Final = 1 << 20
+"""A range whose rows take less is compressed: with few rows, the columns cost more than the payloads."""
+
+_COMPRESSED: Final[dict[str, Any]] = {"compression": "zstd", "compression_level": 1}
 _DAY_MS: Final = 86_400_000
 _DICTIONARY: Final = [
     "type",
@@ -86,7 +90,7 @@ class WalRangeWriter:
                 count if kind == KIND_MESSAGE else 0, count if kind == KIND_REJECTION else 0, added
             )
             for day, part in rows_by_date(kind, rows):
-                self._file(kind, day).write(part)
+                self._file(kind, day, compress=rows.nbytes < SMALL_BYTES).write(part)
 
     @property
     def rows(self) -> int:
@@ -106,7 +110,9 @@ class WalRangeWriter:
         )
         row = _state_row(state, detail=detail, data=made.payload)
         self.replaced_states = made.replaced
-        self._file(KIND_STATE, _date(state.last_tick >> LOGICAL_BITS)).write(row)
+        self._file(KIND_STATE, _date(state.last_tick >> LOGICAL_BITS), compress=len(made.payload) < SMALL_BYTES).write(
+            row
+        )
         actions = [file.close() for file in self._open.values()]
         remember(made, state)
         return actions
@@ -117,23 +123,35 @@ class WalRangeWriter:
             file.discard()
         self._open.clear()
 
-    def _file(self, kind: str, day: str) -> WalFileWriter:
+    def _file(self, kind: str, day: str, *, compress: bool) -> WalFileWriter:
         file = self._open.get((kind, day))
         if file is None:
-            file = self._open[(kind, day)] = WalFileWriter(self._store, kind, self._pchannel, day, name=self._attempt)
+            file = WalFileWriter(self._store, kind, self._pchannel, day, name=self._attempt, compress=compress)
+            self._open[(kind, day)] = file
         return file
 
 
 class WalFileWriter:
     """Writes one file of the ``wal`` table: rows of one kind and day."""
 
-    def __init__(self, store: TableStore, kind: str, pchannel: str, day: str, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        store: TableStore,
+        kind: str,
+        pchannel: str,
+        day: str,
+        *,
+        name: str | None = None,
+        compress: bool = False,
+    ) -> None:
+        """`compress` pays for small rows, whose columns repeat; large payloads cost more time than they save."""
         self._partition = {"kind": kind, "pchannel": pchannel, "date": day}
         # The commits' digests cover messages and rejections. Page checksums for them would cost a third of the write
         # time.
         checksums = {"write_page_checksum": kind == KIND_STATE}
         path = f"{partition_path(kind, pchannel, day)}/{name or uuid.uuid4().hex}.parquet"
-        self._file = ParquetFileWriter(store, path, ROW_SCHEMA, options=_WRITE_OPTIONS | checksums)
+        options = _WRITE_OPTIONS | checksums | (_COMPRESSED if compress else {})
+        self._file = ParquetFileWriter(store, path, ROW_SCHEMA, options=options)
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Add rows as one row group."""

@@ -45,6 +45,9 @@ CALL_FILES: Final = 256
 ROW_GROUP_BYTES: Final = 16 << 20
 """Approximate size up to which small row groups are joined."""
 
+_LARGE_ROW: Final = 2 << 10
+"""Rows of this size are not compressed: their payloads cost more time than they save."""
+
 _ID: Final = ("ledger", "entry")
 
 _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
@@ -161,7 +164,8 @@ def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[
 def _merge(table: TableHandle, group: Sequence[LiveFile]) -> FileAction:
     partition = group[0].partition
     pchannel = partition["pchannel"]
-    file = WalFileWriter(table.store, partition["kind"], pchannel, partition["date"])
+    compress = _bytes(group) < _LARGE_ROW * sum(file.rows for file in group)
+    file = WalFileWriter(table.store, partition["kind"], pchannel, partition["date"], compress=compress)
     try:
         previous: tuple[int, int] | None = None
         rows = 0

@@ -48,6 +48,9 @@ _IDS: Final = ("ledger", "entry", "index", "ordinal")
 _STATISTICS: Final = ("min.time_tick", "max.time_tick", "max.ledger", "max.entry")
 
 
+ROW_BYTES: Final = 400
+"""Bytes that a row takes at least, most of them in columns that compress."""
+
 FOLLOWED_SECONDS: Final = 5.0
 """How long a reader counts as following the table after its last call of :func:`follow`."""
 
@@ -79,6 +82,7 @@ class WalFile:
 
     path: str
     size: int
+    """About the bytes of its rows in memory: a file of small rows is compressed."""
     rows: int
     first_tick: int
     last_tick: int
@@ -146,7 +150,9 @@ class WalSnapshot:
                 rows, statistics = self._without_statistics(path)
             if rows:
                 first, last, ledger, entry = statistics
-                files.setdefault(pchannel, []).append(WalFile(path, size, rows, first, last, (ledger, entry)))
+                files.setdefault(pchannel, []).append(
+                    WalFile(path, max(size, rows * ROW_BYTES), rows, first, last, (ledger, entry))
+                )
         for each in files.values():
             # The Delta log lists files in no order; `plan` then checks that they do not overlap.
             each.sort(key=lambda file: file.first_tick)
