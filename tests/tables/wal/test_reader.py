@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -64,8 +65,9 @@ def merged(settings: Settings, maker: WalMaker) -> WalSnapshot:
             for file in live_files(table.table)
             if (file.partition["kind"], file.partition["pchannel"]) == (KIND_MESSAGE, name)
         ]
-        made_of = compact_once(table.table, fan_in=len(parts))
-        assert made_of == len(parts)
+        with mock.patch("millrace.node.retention.wal_compaction.MOST_SMALL", 0):  # at any price
+            made_of = compact_once(table.table, fan_in=len(parts), only={name})
+        assert made_of[name] >= len(parts)
     for file in live_files(table.table):
         path = Path(table.uri) / file.path
         pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=2)
