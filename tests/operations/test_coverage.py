@@ -7,10 +7,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -29,10 +30,15 @@ from millrace.operations.compaction.need import need
 from millrace.operations.compaction.run import compact
 from millrace.operations.compaction.vacuum import reclaimable_bytes, vacuum
 from millrace.operations.coverage import FOLDER, Coverage
+from millrace.operations.quality import collection_frames, small_collections
 from millrace.operations.quality import run as quality
-from millrace.operations.quality.checks import TableCheckResult
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
+from millrace.operations.quality.collection_frames import StoredCollection
 from millrace.operations.quality.declaration import QualityParams
 from millrace.operations.quality.frames import ValidationInput
+from millrace.operations.quality.ranges import Ranges, TickRange
+from millrace.operations.quality.small_collections import batches, read_small
+from millrace.operations.quality.snapshot import take_snapshot
 from millrace.operations.recovery.diagnose import diagnose
 from millrace.operations.recovery.findings import RecoveryFinding
 from millrace.runtime.progress import Progress
@@ -313,15 +319,11 @@ def test_quality_opens_and_checks_what_changed(many: Many, opened: Opened, monke
         def write_docs(self) -> None:
             return None
 
-    class Session:
-        def createDataFrame(self, rows: pa.Table) -> pa.Table:
-            return rows
-
-    sessions: list[Session] = []
+    sessions: list[Frames] = []
 
     @contextmanager
     def session() -> Iterator[Any]:
-        sessions.append(Session())
+        sessions.append(Frames())
         yield sessions[-1]
 
     monkeypatch.setattr(quality, "Validator", Counting)
@@ -408,3 +410,78 @@ def test_a_backup_opens_what_changed_and_has_all_of_it(many: Many, opened: Opene
     assert verify_backup(Path(changed.folder)).problems == ()
     (Path(changed.folder) / "manifest.json").unlink()  # the previous backup is an older one now
     assert make().unchanged_tables == 0
+
+
+def test_a_batch_that_fails_is_checked_one_by_one_and_the_result_names_the_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = Many(tmp_path, 3)
+    checks: list[str] = []
+    wrong = Check("row", "expect_something", {}, "a row is right")
+
+    class Failing:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def check(self, frame: ValidationInput, *, run_id: str) -> TableCheckResult:
+            checks.append(frame.table)
+            good = frame.table in ("collections/1", "collections/3")
+            ranges = dict(frame.ranges)
+            return TableCheckResult(frame.table, ranges, (CheckResult(wrong, good),), frame.collection_id)
+
+        def write_docs(self) -> None:
+            return None
+
+    def rows_of(_: object, __: object, stored: StoredCollection, ranges: Ranges, *_checks: object) -> ValidationInput:
+        name = f"collections/{stored.collection_id}"
+        return ValidationInput(name, cast("Any", None), (), ranges, (), stored.collection_id)
+
+    class Session:
+        def createDataFrame(self, rows: pa.Table) -> pa.Table:
+            assert sorted(rows["_collection_id"].to_pylist()) == [1, 2, 3]
+            return rows
+
+    monkeypatch.setattr(quality, "Validator", Failing)
+    monkeypatch.setattr(collection_frames, "visible_rows", rows_of)
+    try:
+        params = QualityParams(tables=("collections",), data_docs=False)
+        session = partial(nullcontext, cast("Any", Session()))
+        report = quality.run(many.settings, params, Progress(), session_factory=session)
+        assert checks == ["collections/batch-0", "collections/1", "collections/2", "collections/3"]
+        assert [each.table for each in report.failed] == ["collections/2"]
+        checks.clear()
+        quality.run(many.settings, params, Progress(), session_factory=session)
+        assert checks == ["collections/2"], "what failed is looked at again, the others have passed"
+    finally:
+        many.maker.close()
+
+
+def test_collections_of_other_schemas_have_batches_of_their_own_and_large_ones_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = Many(tmp_path, 3)
+    try:
+        snapshot = take_snapshot(many.settings, Coverage.load(many.settings, "quality"))
+        assert snapshot is not None
+        ranges = {"p0": TickRange(0, snapshot.flushed_ticks["p0"])}
+        small = [read_small(many.settings, each, ranges) for each in snapshot.collections.values()]
+        found = [each for each in small if each is not None]
+        assert [each.rows.num_rows for each in found] == [1, 1, 1]
+        assert [len(each.members) for each in batches(found)] == [3]
+        other = replace(found[1], rows=found[1].rows.append_column("more", pa.array([1])))
+        assert sorted(len(each.members) for each in batches([found[0], other, found[2]])) == [1, 2]
+        monkeypatch.setattr(small_collections, "BATCH_COLLECTIONS", 2)
+        assert [len(each.members) for each in batches(found)] == [2, 1]
+        keys = [each for each in batches(found)[0].frame(cast("Any", Frames())).checks if each.name == "key-unique"]
+        assert keys[0].kwargs == {"column_list": ["_collection_id", "id"]}
+        monkeypatch.setattr(small_collections, "SMALL_ROWS", 0)
+        assert read_small(many.settings, snapshot.collections[1], ranges) is None
+    finally:
+        many.maker.close()
+
+
+class Frames:
+    """In place of a Spark session."""
+
+    def createDataFrame(self, rows: pa.Table) -> pa.Table:
+        return rows

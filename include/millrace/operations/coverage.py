@@ -8,8 +8,8 @@
     covered.save()
 
 A table is known by its mark (millrace.storage.table.change_mark), taken before the operation opens it. A commit
-meanwhile, also one of the operation itself, leaves another mark, so the next run looks again. A record may end earlier:
-where a decision also follows from time, the operation says until when it holds.
+meanwhile, also one of the operation itself, leaves another mark, so the next run looks again. A record ends after a day
+in any case, and earlier where a decision also follows from time: the operation says until when it holds.
 
 The records are hints in ``run/covered/<operation>.json``. Without the file, or if what the work depends on (settings,
 parameters, a format) has changed, everything is done again. No backup contains them, and no copy of a data folder
@@ -30,6 +30,8 @@ from millrace.base.settings import Settings
 from millrace.storage.table import ChangeMark, change_mark
 
 FOLDER: Final = "covered"
+MAX_SECONDS: Final = 86_400.0
+"""Time after which a record ends anyway: some mounts of object stores never move a folder's time."""
 ABSENT: Final = ChangeMark("absent", settled=True, at=0.0)
 """Mark of a table that does not exist: a collection without deletes has none."""
 
@@ -38,8 +40,8 @@ class Record(NamedTuple):
     """A table as an operation left it."""
 
     mark: str
-    until: float | None
-    """The record holds before this moment, in Unix seconds. None: until the table changes."""
+    until: float
+    """The record holds before this moment, in Unix seconds."""
     note: Any
     """What the operation wants to know about the table without opening it, as JSON."""
 
@@ -77,7 +79,7 @@ class Coverage:
         found = self._records.get(name)
         if self._ignore or found is None or found.mark != mark.text:
             return None
-        if found.until is not None and self._now >= found.until:
+        if self._now >= found.until:
             return None
         self.unchanged += 1
         return found
@@ -109,7 +111,8 @@ class Coverage:
         timestamp. Its note is kept.
         """
         mark = self._marks[name]
-        found = Record(mark.text if mark.settled else "", until, note)
+        ends = self._now + MAX_SECONDS
+        found = Record(mark.text if mark.settled else "", ends if until is None else min(until, ends), note)
         self._dirty = self._dirty or self._records.get(name) != found
         self._records[name] = found
 
@@ -131,6 +134,7 @@ def _digest(depends: Any) -> str:
 def _read(path: Path, depends: str) -> dict[str, Record]:
     try:
         value = json.loads(path.read_text())
-        return {name: Record(*each) for name, each in value["tables"].items()} if value["depends"] == depends else {}
+        records = {name: Record(mark, float(until), note) for name, (mark, until, note) in value["tables"].items()}
+        return records if value["depends"] == depends else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}

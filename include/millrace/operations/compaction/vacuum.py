@@ -89,7 +89,7 @@ def vacuum(
     """Vacuum the tables that have something to remove, or may have; `full`: all of them.
 
     A table that has not changed has nothing to remove until `hours` after its last commit, or at all if no file of it
-    was replaced. A crash may have left a file that no log names: each table is listed every `hours` anyway.
+    was replaced. A crash may have left a file that no log names: each table is listed once a day anyway.
 
     Raises QualityBlocked while a critical expectation has failed: the evidence may be in the files to remove.
     """
