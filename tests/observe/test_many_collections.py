@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.observe import maintenance, table_cache
 from millrace.observe.channels import pchannel_views
+from millrace.observe.collections import FlushProgress
 from millrace.observe.log_probe import ChannelLogView, LogView
 from millrace.observe.maintenance import TableSurvey
 from millrace.observe.models import JobView
@@ -155,3 +158,30 @@ def test_what_is_open_comes_from_the_append_host_and_no_state_is_decoded() -> No
     (view,) = pchannel_views(positions, {}, LogView(True, {"dml_0": hosted}), {}, node, {})
     assert (view.term, view.wal_position, view.messages) == (3, "0:9", 7)
     assert (view.vchannels, view.open_transactions, view.growing_rows, view.growing_bytes) == (600, 1, 20, 400)
+
+
+def test_the_flushers_progress_decodes_the_catalogs_that_moved() -> None:
+    decoded: list[str] = []
+
+    @dataclass(frozen=True)
+    class Counted:
+        pchannel: str
+        time_tick: int
+        rows: int
+
+        @property
+        def catalog(self) -> Any:
+            decoded.append(self.pchannel)
+            segment = SimpleNamespace(rows=self.rows, bytes=10 * self.rows)
+            return SimpleNamespace(
+                vchannels={f"{self.pchannel}_1v0": SimpleNamespace(collection_id=1, growing={5: segment})}
+            )
+
+    first: Any = {name: Counted(name, 1, 3) for name in ("dml_0", "dml_1")}
+    found = FlushProgress.of(first)
+    assert found.growing_rows == {1: 6}
+    moved: Any = first | {"dml_1": Counted("dml_1", 2, 4)}
+    after = FlushProgress.of(moved, known=found)
+    assert decoded == ["dml_0", "dml_1", "dml_1"]
+    assert (after.growing_rows, after.growing["dml_1_1v0", 5]) == ({1: 7}, (4, 40))
+    assert FlushProgress.of({"dml_0": moved["dml_0"]}, known=after).growing_rows == {1: 3}

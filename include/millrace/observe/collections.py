@@ -54,17 +54,32 @@ class FlushProgress(NamedTuple):
     growing_rows: Mapping[int, int]
     growing: Mapping[tuple[str, int], tuple[int, int]]
     """Rows and payload bytes so far, by VChannel and segment."""
+    parts: Mapping[str, tuple[tuple[int, int, int, int, str], ...]]
+    """By PChannel its growing segments: collection, segment, rows, bytes, VChannel."""
 
     @classmethod
-    def of(cls, checkpoints: Mapping[str, Checkpoint]) -> Self:
-        """Compute the progress from the checkpoints. Decodes each catalog once."""
+    def of(cls, checkpoints: Mapping[str, Checkpoint], *, known: Self | None = None) -> Self:
+        """Compute the progress from the checkpoints.
+
+        Decodes the catalogs of the PChannels that moved since `known`, an earlier answer.
+        """
+        parts: dict[str, tuple[tuple[int, int, int, int, str], ...]] = {}
+        for pchannel, checkpoint in checkpoints.items():
+            before = None if known is None else known.checkpoints.get(pchannel)
+            if known is not None and before is not None and before.time_tick == checkpoint.time_tick:
+                parts[pchannel] = known.parts[pchannel]
+                continue
+            parts[pchannel] = tuple(
+                (channel.collection_id, number, info.rows, info.bytes, name)
+                for name, channel in checkpoint.catalog.vchannels.items()
+                for number, info in channel.growing.items()
+            )
         rows: Counter[int] = Counter()
         growing: dict[tuple[str, int], tuple[int, int]] = {}
-        for checkpoint in checkpoints.values():
-            for name, channel in checkpoint.catalog.vchannels.items():
-                rows[channel.collection_id] += sum(info.rows for info in channel.growing.values())
-                growing |= {(name, number): (info.rows, info.bytes) for number, info in channel.growing.items()}
-        return cls(checkpoints, rows, growing)
+        for collection, number, count, size, name in (each for part in parts.values() for each in part):
+            rows[collection] += count
+            growing[name, number] = count, size
+        return cls(checkpoints, rows, growing, parts)
 
     def flushed_tick(self, vchannel: str) -> int:
         """Return the tick up to which the tables are complete for a VChannel."""

@@ -83,6 +83,7 @@ class Observer:
         self._cache = TtlCache()
         self._tables = TableCache(self._cache)
         self._survey = maintenance.TableSurvey(settings)
+        self._progress: FlushProgress | None = None
         self._samples = charts.SampleFiles(settings)
         self._log = LogProbe(settings)
         self._wal_lock = threading.Lock()
@@ -401,9 +402,14 @@ class Observer:
         return self._cache.get("checkpoint rows", FAST, ask)
 
     def _flushed(self) -> FlushProgress:
-        """Return the flusher's progress. Decodes the catalogs of all collections: not for the overview."""
-        known = self._checkpoints()
-        return self._cache.get("flushed", FAST, lambda: FlushProgress.of(known))
+        """Return the flusher's progress. Decodes catalogs of all collections: not for the overview."""
+        checkpoints = self._checkpoints()
+
+        def ask() -> FlushProgress:
+            self._progress = FlushProgress.of(checkpoints, known=self._progress)
+            return self._progress
+
+        return self._cache.get("flushed", FAST, ask)
 
     def _positions(self) -> dict[str, WalPosition]:
         return self._cache.get("positions", FAST, lambda: self._with_wal(_positions))

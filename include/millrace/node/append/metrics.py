@@ -18,9 +18,9 @@ from millrace.message.bodies import parse_body
 from millrace.message.ids import LogId, tick_physical_ms
 from millrace.message.types import MessageType
 from millrace.wal.chain import ChainOutcome
+from millrace.wal.definitions import OpenFigures
 from millrace.wal.interceptors.interceptor import Interceptor, Proceed
 from millrace.wal.message_run import DecidedBatch, DecidedMessage, MessageRun, payload_sizes
-from millrace.wal.segments import Segment
 from millrace.wal.state import ChannelState
 
 ACCEPTED = "accepted"
@@ -106,9 +106,6 @@ class HostMetrics:
         """Export what the newest state says, computed on each scrape."""
         metrics, pchannel = self._metrics, self._pchannel
 
-        def growing() -> list[Segment]:
-            return [segment for channel in state().vchannels.values() for segment in channel.growing.values()]
-
         def confirmed() -> int:
             found = state()
             return min((txn.begin_tick - 1 for _, txn in found.open_txns()), default=found.last_tick)
@@ -121,9 +118,9 @@ class HostMetrics:
         metrics.wal_last_confirmed_time_tick.labels(pchannel).set_function(confirmed)
         metrics.wal_inflight_txn.labels(pchannel).set_function(lambda: state().open_work.open_txns)
         metrics.wal_growing_segment_rows_total.labels(pchannel).set_function(
-            lambda: sum(each.rows for each in growing())
+            lambda: OpenFigures.of(state()).growing_rows
         )
-        metrics.wal_growing_segment_bytes.labels(pchannel).set_function(lambda: sum(each.bytes for each in growing()))
+        metrics.wal_growing_segment_bytes.labels(pchannel).set_function(lambda: OpenFigures.of(state()).growing_bytes)
 
     def wrap_interceptor(self, link: Interceptor) -> Interceptor:
         """Wrap an interceptor of this PChannel's chain to measure its time."""
