@@ -133,7 +133,8 @@ def deployed(
     folder: Path, *, broker: LocalServer | None = None, collections: Sequence[str] = ("kills",)
 ) -> Iterator[Deployment]:
     """A deployment on the embedded log, or on a broker that is started and stopped with it."""
-    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
+    # Many flushes, so that kills fall into them and into folds.
+    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir, flush_interval=1.0)
     with broker or nullcontext():
         wanted = settings if broker is None else replace(settings, log=broker.url)
         made = Deployment(wanted, broker, collections=collections)

@@ -6,7 +6,8 @@ them: a commit succeeds only from the app id's version that its work was planned
 deletes its files and plans again. The checkpoint is moved by the flusher that has everything before it in the tables.
 
 Collections are independent of each other until then, so several are committed at once. A collection's rows table is
-created with its first row, and its deletes table with its first delete.
+created with its first row, and its deletes table with its first delete. The small files that tasks wrote for one table,
+one for each PChannel, are joined before the commit, and then committed or fenced together.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import key_columns
 from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
 from millrace.node.range_loop.definition import CommitResult, OwnershipCheck, always_owned
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.store import store_at
-from millrace.storage.table import TableHandle, table_exists
+from millrace.storage.table import LiveFile, TableHandle, table_exists
 from millrace.tables.collections.data_tables import (
+    DATE,
     deletes_uri,
     ensure_deletes_table,
     ensure_rows_table,
@@ -44,6 +47,8 @@ from millrace.tables.collections.flush_tables import (
     replaced_checkpoint_files,
     required_checkpoint_files,
 )
+from millrace.tables.rewrite.files import FileGroup
+from millrace.tables.rewrite.rewrite import merge_job, rewrite_in_process
 from millrace.wal.visible.collection_rows import rows_table_schema
 
 COMMIT_THREADS: Final = 4
@@ -52,8 +57,13 @@ COMMIT_THREADS: Final = 4
 OPEN_TABLES: Final = 512
 """Tables of collections that stay open from one flush to the next: their memory must not grow with the collections."""
 
+JOIN_BYTES: Final = 256 << 10
+"""Files of one flush of a table are joined if they are smaller than this in sum."""
+
 _URIS: Final = {DELETES: deletes_uri, ROWS: rows_uri}
 _Item = TypeVar("_Item")
+_Parts = list[tuple[FlushReport, TablePart]]
+"""Reports with their files for one table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,60 +167,72 @@ class FlushCommitter:
         """Commit one collection's deletes, then its rows. Returns the PChannels that were fenced."""
         fenced: set[str] = set()
         for kind in (DELETES, ROWS):
-            parts = [
+            parts, lost = self._held(
                 (report, part)
                 for report in reports
                 if report.channel not in fenced and (part := report.collections.get(number, {}).get(kind)) is not None
-            ]
+            )
+            fenced |= lost
             if parts:
-                fenced |= self._commit(kind, self._open[_URIS[kind](self._settings, number)].handle, parts)
+                table = self._open[_URIS[kind](self._settings, number)].handle
+                together = _join(table, parts, key_columns(parts[0][0].schemas[number]))
+                fenced |= self._commit(kind, table, [parts] if together else [[each] for each in parts])
             hit(f"flush.{kind}")
         return fenced
 
     def _segments(self, reports: Sequence[FlushReport]) -> set[str]:
         uri = self._settings.segments_uri
-        parts = [(report, report.segments) for report in reports if report.segments.rows]
-        return self._commit("segments", self._table(uri, ensure_segments_table), parts)
+        parts, lost = self._held((report, report.segments) for report in reports if report.segments.rows)
+        return lost | self._commit("segments", self._table(uri, ensure_segments_table), [[each] for each in parts])
 
     def _checkpoints(self, reports: Sequence[FlushReport]) -> set[str]:
         uri = self._settings.checkpoints_uri
-        parts = []
+        found = []
         for report in reports:
             move = AppTransaction(report.checkpoint.base, report.new_checkpoint.time_tick)
-            parts.append((report, TablePart(report.checkpoint_actions, {report.channel: move})))
-        return self._commit("checkpoints", self._table(uri, ensure_checkpoints_table), parts)
+            found.append((report, TablePart(report.checkpoint_actions, {report.channel: move})))
+        parts, lost = self._held(found)
+        return lost | self._commit(
+            "checkpoints", self._table(uri, ensure_checkpoints_table), [[each] for each in parts]
+        )
 
     def _table(self, uri: str, ensure: Callable[[str], TableHandle]) -> TableHandle:
         if uri not in self._shared:
             self._shared[uri] = ensure(uri)
         return self._shared[uri]
 
-    def _commit(self, kind: str, table: TableHandle, parts: list[tuple[FlushReport, TablePart]]) -> set[str]:
-        """Commit the parts of one table together. Returns the PChannels that were fenced."""
-        lost = {report.channel for report, _ in parts if not self._holds(report.channel)}
-        parts = [(report, part) for report, part in parts if report.channel not in lost]
-        if not parts:
-            return lost
+    def _held(self, parts: Iterable[tuple[FlushReport, TablePart]]) -> tuple[_Parts, set[str]]:
+        """Return the parts of PChannels that may be committed now, and the other PChannels."""
+        found = list(parts)
+        lost = {report.channel for report, _ in found if not self._holds(report.channel)}
+        return [(report, part) for report, part in found if report.channel not in lost], lost
+
+    def _commit(self, kind: str, table: TableHandle, groups: Sequence[_Parts]) -> set[str]:
+        """Commit the parts of one table together, each group entirely or not at all.
+
+        Returns the PChannels that were fenced.
+        """
+        if not groups:
+            return set()
         started = time.perf_counter()
         outcome = commit_fenced(
             table,
             [
                 CommitPart(
-                    part.actions,
-                    replaced_checkpoint_files(report.checkpoint, report.new_checkpoint)
+                    [action for _, part in group for action in part.actions],
+                    replaced_checkpoint_files(group[0][0].checkpoint, group[0][0].new_checkpoint)
                     if kind == "checkpoints"
                     else (),
-                    part.moves,
-                    requires=required_checkpoint_files(report.new_checkpoint) if kind == "checkpoints" else (),
+                    {app: move for _, part in group for app, move in part.moves.items()},
+                    requires=required_checkpoint_files(group[0][0].new_checkpoint) if kind == "checkpoints" else (),
                 )
-                for report, part in parts
+                for group in groups
             ],
         )
-        self._settled.update((report.channel, table.uri) for report, _ in parts)
-        late = {parts[place][0].channel for place in outcome.fenced}
-        if len(late) < len(parts) and self._metrics is not None:
+        self._settled.update((report.channel, table.uri) for group in groups for report, _ in group)
+        if len(outcome.fenced) < len(groups) and self._metrics is not None:
             self._metrics.flusher_commit_duration_seconds.labels(kind).observe(time.perf_counter() - started)
-        return lost | late
+        return {report.channel for place in outcome.fenced for report, _ in groups[place]}
 
     def _drop(self, report: FlushReport) -> None:
         """Delete the files of an abandoned report in the tables whose commit it did not reach.
@@ -243,6 +265,31 @@ class FlushCommitter:
             metrics.flusher_time_tick.labels(report.channel).set(tick)
             metrics.flusher_lag_seconds.labels(report.channel).set(max(0.0, now_ms - tick_physical_ms(tick)) / 1000)
             metrics.flusher_rows_total.labels(report.channel).inc(report.rows)
+
+
+def _join(table: TableHandle, parts: _Parts, key: Sequence[str]) -> bool:
+    """Join the small files of several reports into one file per day, which becomes the first one's.
+
+    Returns whether they are joined, and so must be committed together.
+    """
+    actions = [action for _, part in parts for action in part.actions]
+    if len(parts) < 2 or sum(action.size for action in actions) >= JOIN_BYTES:
+        return False
+    days: dict[str, list[LiveFile]] = {}
+    for action in actions:
+        file = LiveFile(action.path, action.size, action.rows, action.partition)
+        days.setdefault(action.partition[DATE], []).append(file)
+    done = list(rewrite_in_process(merge_job(table, key), [FileGroup(tuple(files)) for files in days.values()]))
+    joined = [action for each in done for action in each.actions]
+    if any(each.error for each in done):
+        delete_uncommitted(table.store, joined)
+        return False
+    replaced = {path for each in done if not each.unchanged for path in each.group.paths}
+    for _, part in parts:
+        part.actions = []
+    parts[0][1].actions = [*(action for action in actions if action.path not in replaced), *joined]
+    delete_uncommitted(table.store, [action for action in actions if action.path in replaced])
+    return True
 
 
 def _without(reports: Sequence[FlushReport], fenced: Iterable[set[str]]) -> list[FlushReport]:

@@ -131,10 +131,16 @@ def _planned_anew(settings: Settings, look: Callable[[WalTable], list[RecoveryFi
 def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[RecoveryFinding]:
     """Yield jobs that ran once, are gone or make no progress, and have had work to do for `stale_after` seconds.
 
-    An idle job reports nothing for hours, so the waiting work must be old, not only the job's last report.
+    An idle job reports nothing for hours, so the waiting work must be old, not only the job's last report. Rows wait
+    for the flusher on purpose for ``flush_interval``.
     """
-    since = compose_tick(max(0, log_or_wall_time_ms(service) - int(stale_after * 1000)), 0)
-    behind = {"streaming-node": _node_behind(settings, service, since), "flusher": _flusher_behind(settings, since)}
+    now_ms = log_or_wall_time_ms(service)
+    limits = {"streaming-node": stale_after, "flusher": stale_after + settings.flush_interval}
+    ticks = {name: compose_tick(max(0, now_ms - int(limit * 1000)), 0) for name, limit in limits.items()}
+    behind = {
+        "streaming-node": _node_behind(settings, service, ticks["streaming-node"]),
+        "flusher": _flusher_behind(settings, ticks["flusher"]),
+    }
     for name in QUERIES:
         path = settings.progress_path(name)
         try:
@@ -142,7 +148,7 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
             age = time.time() - path.stat().st_mtime
         except (FileNotFoundError, json.JSONDecodeError):
             continue  # it never ran here, or its file is being replaced
-        if not behind[name] or age < stale_after:
+        if not behind[name] or age < limits[name]:
             continue
         pid = int(said.get("pid", 0))
         runs = is_report_live(settings.run_path, pid, float(said.get("at", 0.0)))

@@ -8,8 +8,9 @@ hold later ticks. The old files remain on disk until VACUUM.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from millrace.base.errors import BackupBusy, RepairImpossible
+from millrace.base.errors import BackupBusy, CommitFenced, RepairImpossible
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import FlushLoop
@@ -28,6 +29,8 @@ from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trimmed_totals
 
 _TRIES = 20
+_REBUILDS = 3
+"""Rebuilds of one collection, each of which the flusher may overtake by joining small files meanwhile."""
 
 
 def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
@@ -40,6 +43,9 @@ def rebuild_collection(settings: Settings, collection_id: int, *, progress: Prog
             raise BackupBusy(f"a backup is pinning the tables of collection {collection_id}: repair it in a minute")
         table = open_table(rows)
         rewrites = 0 if table is None else _unfold(table)
+        for _ in range(_REBUILDS - 1):
+            with suppress(CommitFenced):
+                return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
         return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
 
 
