@@ -18,8 +18,9 @@ from millrace.catalog.sqlite_file import catalog_path, read_names, read_page
 from millrace.commands.status import worst_pchannels
 from millrace.coord.catalog_store import CatalogStore
 from millrace.message.ids import LogId
+from millrace.message.log_entries import LogDescription
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.observe import maintenance, table_cache
+from millrace.observe import log_probe, maintenance, table_cache
 from millrace.observe.channels import pchannel_views
 from millrace.observe.collections import FlushProgress
 from millrace.observe.log_probe import ChannelLogView, LogView
@@ -185,3 +186,32 @@ def test_the_flushers_progress_decodes_the_catalogs_that_moved() -> None:
     assert decoded == ["dml_0", "dml_1", "dml_1"]
     assert (after.growing_rows, after.growing["dml_1_1v0", 5]) == ({1: 7}, (4, 40))
     assert FlushProgress.of({"dml_0": moved["dml_0"]}, known=after).growing_rows == {1: 3}
+
+
+def test_the_log_of_a_pchannel_at_rest_is_looked_into_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[LogId] = []
+    end, lag = LogId(0, 12), 0.0
+
+    def look(wal: object, log: Any, name: str) -> float:
+        looked.append(end)
+        return lag
+
+    monkeypatch.setattr(log_probe, "lag_seconds", look)
+    log = SimpleNamespace(describe=lambda: LogDescription(LogId(0, 0), end, 100), close=lambda: None)
+    service = SimpleNamespace(names=lambda: ["dml_0"], open=lambda name: log)
+    hosted = {"term": 1, "parked": None, "open": [600, 0, 0, 0]}
+    client: Any = SimpleNamespace(service=service, describe=lambda name: hosted)
+    position: Any = SimpleNamespace(position=LogId(0, 9), commits=4)
+    probe = log_probe.LogProbe(settings)
+
+    def lags() -> float | None:
+        return dict(probe._channels(client, None, {"dml_0": position}))["dml_0"].lag_seconds
+
+    assert [lags(), lags(), lags()] == [0.0] * 3
+    assert looked == [LogId(0, 12)], "only time ticks follow: the same end says the same"
+    end, lag = LogId(0, 13), 5.0
+    assert [lags(), lags()] == [5.0, 5.0]
+    assert looked[1:] == [LogId(0, 13)] * 2, "what lags is looked at each time"
+    position.position, position.commits = LogId(0, 13), 5
+    assert lags() == 0.0
+    assert len(looked) == 3

@@ -14,7 +14,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.message.ids import EARLIEST
+from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogDescription
 from millrace.rpc import calls
 from millrace.rpc.link import CONNECTION_FAILURES, Link, call_error
@@ -60,6 +60,8 @@ class LogProbe:
         self._settings = settings
         self._lock = threading.Lock()
         self._client: AppendClient | None = None
+        self._complete: dict[str, tuple[int, LogId]] = {}
+        """By PChannel the commit and the end of the log for which the WAL was found to lack nothing."""
 
     @contextmanager
     def client(self) -> Iterator[AppendClient]:
@@ -81,9 +83,35 @@ class LogProbe:
         try:
             with self.client() as client:
                 pid = int(client.service.ping()["pid"])
-                return LogView(True, dict(_channels(client, wal, positions)), _clock(client), pid)
+                return LogView(True, dict(self._channels(client, wal, positions)), _clock(client), pid)
         except LogUnavailable:
             return LogView(False)
+
+    def _channels(
+        self, client: AppendClient, wal: WalTable | None, positions: Mapping[str, WalPosition]
+    ) -> Iterator[tuple[str, ChannelLogView]]:
+        for name in client.service.names():
+            term, parked, figures = _hosted(client, name)
+            described: LogDescription | None = None
+            lag: float | None = None
+            try:
+                with closing(client.service.open(name)) as log:
+                    described = log.describe()
+                    position = positions.get(name)
+                    begin = (position.position if position is not None else None) or EARLIEST
+                    # To tell time ticks without news from others decodes the state of all VChannels: once for each end.
+                    seen = (0 if position is None else position.commits, described.end)
+                    if described.end <= begin or self._complete.get(name) == seen:
+                        lag = 0.0
+                    else:
+                        lag = lag_seconds(wal, log, name)
+                    if lag == 0.0:
+                        self._complete[name] = seen
+            except LogUnavailable:
+                raise
+            except MillraceError as error:
+                parked = parked or f"log: {error.code}: {error}"
+            yield name, ChannelLogView(described, lag, term, parked, figures)
 
     def metrics(self) -> str:
         """Return the append host's metrics in the Prometheus text format, or "" if no server runs."""
@@ -115,26 +143,6 @@ def host_metrics(client: AppendClient) -> str:
         return str(found.body.to_pybytes().decode())
 
     return client.service.call_with_retry(call, seconds=client.service.deadline)
-
-
-def _channels(
-    client: AppendClient, wal: WalTable | None, positions: Mapping[str, WalPosition]
-) -> Iterator[tuple[str, ChannelLogView]]:
-    for name in client.service.names():
-        term, parked, figures = _hosted(client, name)
-        described: LogDescription | None = None
-        lag: float | None = None
-        try:
-            with closing(client.service.open(name)) as log:
-                described = log.describe()
-                position = positions.get(name)
-                begin = (position.position if position is not None else None) or EARLIEST
-                lag = lag_seconds(wal, log, name) if described.end > begin else 0.0
-        except LogUnavailable:
-            raise
-        except MillraceError as error:
-            parked = parked or f"log: {error.code}: {error}"
-        yield name, ChannelLogView(described, lag, term, parked, figures)
 
 
 def _clock(client: AppendClient) -> ClockView | None:
