@@ -31,7 +31,6 @@ from millrace.node.range_loop.runner import run_loop
 from millrace.node.range_loop.schedule import START, RangeSchedule, StallBackoff
 from millrace.observe.observer import Observer
 from millrace.rpc.discovery import read_record
-from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.table import WalTable
 
 CALL_ROWS: Final = 10_000
@@ -244,8 +243,7 @@ def freshness(deployment: Grown, *, seconds: float) -> dict[str, Any]:
                 number += 1
                 begun = time.monotonic()
                 _, tick = deployment.append_row(number)
-                collection = deployment.narrow[number % len(deployment.narrow)]
-                read_arrow(settings, collection.id, at=tick, deadline=60.0)
+                db.collection(deployment.narrow[number % len(deployment.narrow)].name).read(at=tick)
                 waits.append(time.monotonic() - begun)
                 stop.wait(0.2)
         finally:
