@@ -22,6 +22,7 @@ from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
+from millrace.message.ids import MessageId
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append import flow_monitor
 from millrace.node.append.authorizer import AppendAuthorizer
@@ -43,8 +44,19 @@ from millrace.operations.quality.checks import Check, CheckResult, TableCheckRes
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
 from millrace.rpc import calls
+from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.tables.collections.flush_tables import (
+    Checkpoint,
+    ensure_checkpoints_table,
+    next_checkpoint,
+    read_checkpoints,
+    write_checkpoint,
+)
 from millrace.tables.read.arrow import read_arrow
+from millrace.wal.shared_map import SharedMap
+from millrace.wal.visible.catalog import WalCatalog
 from tests.node.append.samples import insert
+from tests.wal.busy_channel import BusyChannel
 
 P = "dml_0"
 
@@ -110,6 +122,35 @@ def test_flush_lag_is_how_long_the_oldest_unflushed_row_waits() -> None:
     assert seconds(5.0, 30, 20) == 1.0
     assert seconds(9.0, 30, 30) == 0.0
     assert [seconds(10.0 + each, 100 + each, 30) for each in range(2000)][-1] == 1999.0
+
+
+def test_a_look_at_the_lag_costs_what_changed_since_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(data_dir=tmp_path, cache_dir=tmp_path, flow_lag_slow=10.0, flow_lag_reject=20.0)
+    busy, other = BusyChannel(40), BusyChannel(3)
+    other.state.pchannel = "p1"
+    host = SimpleNamespace(states=lambda: {"p0": busy.state, "p1": other.state})
+    monitor = FlowMonitor(settings, host, SimpleNamespace())  # type: ignore[arg-type]
+    table = ensure_checkpoints_table(settings.checkpoints_uri)
+    read: list[int] = []
+    monkeypatch.setattr(
+        flow_monitor, "read_checkpoints", lambda found: (read.append(found.version), read_checkpoints(found))[1]
+    )
+    looked: list[list[str]] = []
+    changed = SharedMap.changed_keys
+    monkeypatch.setattr(SharedMap, "changed_keys", lambda *maps: (looked.append(changed(*maps)), looked[-1])[1])
+    newest = {name: max(each.mvcc for each in state.vchannels.values()) for name, state in host.states().items()}
+    assert monitor._visible() == newest
+    busy.append(busy.insert(7), busy.insert(9))
+    looked.clear()
+    assert monitor._visible() == newest | {"p0": busy.state.last_tick}
+    assert looked == [["p0_7v0", "p0_9v0"], []]
+    for _ in range(3):
+        assert monitor._checkpoints() == {}
+    assert read == [0]
+    made = next_checkpoint(Checkpoint("p0"), time_tick=9, confirmed=MessageId(0, 1, 0, 0), term=1, catalog=WalCatalog())
+    commit_fenced(table, [CommitPart(write_checkpoint(table.uri, made))]).raise_if_fenced()
+    assert monitor._checkpoints()["p0"].time_tick == 9
+    assert read == [0, 1]
 
 
 @pytest.mark.slow

@@ -35,10 +35,11 @@ from millrace.node.append.flow_control import FlowControl, FlowLimits, FlowWater
 from millrace.node.append.host import AppendHost
 from millrace.node.retention.truncation import truncate_log
 from millrace.runtime.periodic import MAINTENANCE_ERRORS, PeriodicTask
-from millrace.storage.table import open_table
+from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.quality_state import failed_critical_expectations
 from millrace.tables.wal.table import WalTable
+from millrace.wal.state import ChannelState
 
 MEMORY: Final = "memory used"
 DISK: Final = "free disk bytes"
@@ -92,6 +93,11 @@ class FlowMonitor(PeriodicTask):
         self._clock = clock
         self.control = FlowControl(limits_of(settings))
         self._lag = FlushLag()
+        self._newest: dict[str, tuple[ChannelState, int]] = {}
+        """By PChannel, the state of the last look and the newest visible tick up to it."""
+        self._table: TableHandle | None = None
+        self._read: tuple[int, Mapping[str, Checkpoint]] = (-1, {})
+        """The checkpoints of a version of their table."""
         self._relief: threading.Thread | None = None
         self._relieved = -relief_pause
 
@@ -149,16 +155,26 @@ class FlowMonitor(PeriodicTask):
         return float(shutil.disk_usage(self._settings.data_dir).free)
 
     def _visible(self) -> dict[str, int]:
-        """Return, by followed PChannel, the newest tick that a reader can see."""
-        states = self._host.states()
-        return {
-            name: max((channel.mvcc for channel in state.vchannels.values()), default=0)
-            for name, state in states.items()
-        }
+        """Return, by followed PChannel, the newest tick that a reader can see. Costs the VChannels that changed."""
+        found = {}
+        for name, state in self._host.states().items():
+            before, newest = self._newest.get(name, (ChannelState.new(name), 0))
+            changed = map(state.vchannels.get, state.vchannels.changed_keys(before.vchannels))
+            newest = max([newest, *(channel.mvcc for channel in changed if channel is not None)])
+            self._newest[name] = state, newest
+            found[name] = newest
+        return found
 
     def _checkpoints(self) -> Mapping[str, Checkpoint]:
-        path = self._settings.checkpoints_uri
-        return read_checkpoints(open_table(path))
+        """Return the flusher's checkpoints, reading them only if there are new ones."""
+        if self._table is None:
+            self._table = open_table(self._settings.checkpoints_uri)
+        else:
+            self._table.refresh()
+        version = -1 if self._table is None else self._table.version
+        if version != self._read[0]:
+            self._read = version, read_checkpoints(self._table)
+        return self._read[1]
 
     def _relieve(self) -> None:
         """FlushAll, checkpoint, truncate, as far as possible now."""

@@ -89,7 +89,6 @@ class RecoveryCheckpoint:
         """Return the checkpoint at a position of the WAL."""
         state = position.state
         assert state is not None
-        assert position.state_bytes is not None
         return cls(
             pchannel=position.pchannel,
             time_tick=position.last_tick,
@@ -99,7 +98,7 @@ class RecoveryCheckpoint:
             commits=position.commits,
             totals=position.totals,
             wal_version=position.version,
-            state_bytes=position.state_bytes,
+            state_bytes=state.to_bytes(),
             verified_by=verified_by,
             replayed_from=replayed_from,
             replayed_rows=replayed_rows,

@@ -370,7 +370,7 @@ class WalTable:
             found = None if pinned is None else WalTable(pinned).position(pchannel)
         except Exception:  # cleaned up or vacuumed: delta-rs has no single error type for it
             return None
-        return found if found is not None and found.state_bytes is not None else None
+        return found if found is not None and found.rows else None
 
 
 def _partition_value(path: str, column: str) -> str:
