@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 from bench.growth.measure import MEASURES
-from bench.growth.parts import SIZES, grow
+from bench.growth.parts import HISTORY, SIZES, grow, grow_old
 
 
 def main() -> None:
     """Run the chosen part and print its table; with --output, write the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
-    parser.add_argument("name", choices=SIZES)
+    parser.add_argument("name", choices=[*SIZES, "history"])
     parser.add_argument("--sizes", type=int, nargs="+", help="the first is the baseline (default: all sizes)")
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=[], help="groups of figures (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
@@ -24,7 +24,9 @@ def main() -> None:
     options = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="millrace-growth-", dir=options.folder))
     try:
-        found = grow(base, options.name, options.sizes or SIZES[options.name], options.quick, options.only)
+        measured = grow if options.name in SIZES else grow_old
+        sizes = options.sizes or SIZES.get(options.name, HISTORY)
+        found = measured(base, options.name, sizes, options.quick, options.only)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     if options.output is not None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.growth.deployment import Shape, grown
+from bench.growth.history import age, openings
 from bench.growth.measure import measure
+from bench.growth.trickle import trickle
 
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {
     "collections": (10, 1_000, 10_000),
@@ -18,14 +20,24 @@ SIZES: Final[Mapping[str, tuple[int, ...]]] = {
     "producers": (100, 10_000),
 }
 """What grows, and its sizes; the first is the baseline of the others."""
+HISTORY: Final = (1_000, 100_000)
+"""Commits in `wal`."""
+COMMITS_OF_A_DAY: Final = 123_000
+"""One every 0.7 s."""
+DAY: Final = 86_400.0
+OLD: Final = ("appends", "commits", "flushes", "freshness", "restart")
+"""The groups of figures that a history may change."""
 
 
 def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     """Return the parts by name."""
-    return {
+    found: dict[str, Callable[[], Any]] = {
         name: partial(grow, folder, name, sizes if not quick else (sizes[0], min(sizes[-1], 20 * sizes[0])), quick)
         for name, sizes in SIZES.items()
     }
+    found["history"] = partial(grow_old, folder, "history", HISTORY if not quick else (100, 10_000), quick)
+    found["trickle"] = lambda: trickle(folder / "trickle", hours=0.1 if quick else 2.0)
+    return found
 
 
 def grow(
@@ -43,6 +55,21 @@ def grow(
                 round((found[size]["server_mib"] - first["server_mib"]) * (1 << 20) / more) if more else None
             )
         print(table(name, found), flush=True)
+    return {"sizes": found, "slopes": slopes(found)}
+
+
+def grow_old(
+    folder: Path, name: str, sizes: Sequence[int], quick: bool = False, only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Measure one deployment after histories of each number of commits in `wal`, with half as many of its flusher."""
+    found: dict[int, dict[str, Any]] = {}
+    with grown(folder / name, Shape(pchannels=2)) as deployment:
+        made = 0
+        for size in sizes:
+            age(deployment, commits=size - made, seconds=DAY * (size - made) / COMMITS_OF_A_DAY)
+            made = size
+            found[size] = measure(deployment, quick=quick, only=only or OLD) | openings(deployment)
+            print(table(name, found), flush=True)
     return {"sizes": found, "slopes": slopes(found)}
 
 

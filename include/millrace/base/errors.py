@@ -356,6 +356,15 @@ class TableDamaged(MillraceError, OSError):
         self.missing = missing
 
 
+class FileReplaced(TableDamaged):
+    """A file that a read planned with was replaced by a later commit, and removed after ``file_retention``: read again.
+
+    The newest version of the table has the same rows in other files.
+    """
+
+    retriable = True
+
+
 class WalGap(MillraceError):
     """The sequence of previous ticks in the WAL is broken: rows of a range are missing."""
 

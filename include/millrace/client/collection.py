@@ -298,7 +298,7 @@ class Collection:
         """Return the rows as a pyarrow dataset, pinned to its tick.
 
         DuckDB and Polars ask it for the columns and rows of each query; repeated queries see the same rows. A query
-        raises TableDamaged if VACUUM has removed a file since.
+        raises FileReplaced if its files were replaced for longer than ``file_retention``.
         """
         tick, seconds, _ = self._asked(at=at, deadline=deadline)
         return self.database.tables.dataset(self._current(), at=tick, seconds=seconds)

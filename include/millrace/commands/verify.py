@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -39,19 +40,22 @@ def verify(context: JsonContext) -> None:
     Example: `millrace verify`
     """
     from millrace.commands.log import open_log_read_only
+    from millrace.storage.pins import TablePins
     from millrace.storage.table import open_table
 
     settings = context.settings
     channels: list[dict[str, Any]] = []
     parked = parked_channels(settings, None)
     catalog: list[dict[str, Any]] = []
-    if open_table(settings.wal_uri) is not None:  # else there is nothing to check
-        with open_log_read_only(settings) as (service, client):
+    with ExitStack() as stack:
+        if open_table(settings.wal_uri) is not None:  # else there is nothing to check
+            stack.enter_context(TablePins(settings.pins_uri).pinned())
+            service, client = stack.enter_context(open_log_read_only(settings))
             ask = _replayed_definitions(settings, service) if client is None else client.definitions
             channels = check_channels(settings, log=service)
             parked = parked_channels(settings, client) if client is not None else parked | stuck_channels(settings, ask)
             catalog = check_catalog(settings, service, ask)
-    collections = check_collections(settings) if all(each["holds"] for each in channels) else []
+        collections = check_collections(settings) if all(each["holds"] for each in channels) else []
     channels = add_parked(channels, parked)
     holds = all(each["holds"] for each in [*channels, *collections, *catalog])
     if context.as_json:

@@ -17,7 +17,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +31,7 @@ from millrace.operations.operation import Operation, OperationParams, OperationR
 from millrace.runtime.process_setup import lower_priority
 from millrace.runtime.progress import Progress
 from millrace.runtime.spark.slots import spark_slot
+from millrace.storage.pins import TablePins
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,15 +74,20 @@ def run_in_process(
 ) -> OperationReport:
     """Run `operation` in this process, with a Spark session if it needs one.
 
+    A pin keeps the files of the table versions that it uses (millrace.storage.pins).
+
     Raises InvalidSettings if a library that it requires is missing.
     """
     require_modules(*operation.requires)
     prepare_data_folder(settings.data_dir)
     if operation.low_priority:
         lower_priority()
-    if not operation.needs_spark:
-        return operation.load()(settings, params, progress)
-    with spark_session(operation.name, settings, progress) as spark:
+    with ExitStack() as stack:
+        if not operation.needs_spark:
+            stack.enter_context(TablePins(settings.pins_uri).pinned())
+            return operation.load()(settings, params, progress)
+        spark = stack.enter_context(spark_session(operation.name, settings, progress))
+        stack.enter_context(TablePins(settings.pins_uri).pinned())  # not while it waits for its turn
         return operation.load()(spark, settings, params, progress)
 
 

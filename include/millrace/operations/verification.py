@@ -27,6 +27,7 @@ from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import ColumnChains, foldable_chains, key_columns, sql_columns
 from millrace.storage.parquet_file import REPAIR_HINT, dataset, translate_read_errors
+from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import VerifiedBase, trimmed_bases
 from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri, stored_collection_ids
@@ -286,7 +287,8 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
             number = found.collection_id
             folded = (bases.get(number, 0), dropped.get(number, []))
             try:
-                with translate_read_errors(rows_uri(settings, number)):
+                rows, deletes = (store_at(uri(settings, number)) for uri in (rows_uri, deletes_uri))
+                with translate_read_errors(rows, others=[deletes]):
                     _count_table(
                         db,
                         tables.get(number, none),

@@ -108,6 +108,30 @@ def added_files(store: TableStore) -> dict[str, FileAction]:
     return found
 
 
+def replaced_files(store: TableStore, version: int) -> tuple[int, list[str]] | None:
+    """Return when a commit was made, in Unix milliseconds, and the table's own files that it removed.
+
+    None if the log does not have it. Files of another table, which a shallow clone names, are left out.
+    """
+    actions = read_actions(store, version)
+    if actions is None:
+        return None
+    removes = [action["remove"] for action in actions if "remove" in action]
+    times = [int(each.get("deletionTimestamp") or 0) for each in removes]
+    times += [int(action["commitInfo"].get("timestamp") or 0) for action in actions if "commitInfo" in action]
+    return max(times, default=0), [name for each in removes if _is_own(name := unquote(each["path"]))]
+
+
+def _is_own(name: str) -> bool:
+    """Return whether a path of the log lies in the table's folder, outside of its log."""
+    return "://" not in name and not name.startswith("/") and ".." not in name.split("/") and not is_log_file(name)
+
+
+def first_commit(store: TableStore) -> int:
+    """Return the oldest version whose commit the log still has; 0 if there is none."""
+    return next((version_of(name) for name in log_files(store) if name.endswith(".json")), 0)
+
+
 def referenced_files(name: str, file: IO[bytes]) -> Iterator[object]:
     """Yield the paths that a file of a log, a commit or a checkpoint, names.
 
@@ -138,20 +162,22 @@ def _named_by_checkpoint(file: IO[bytes]) -> Iterator[object]:
                     yield value if each == "path" else None
 
 
-def trim_log(store: TableStore, *, keep: int) -> int:
+def trim_log(store: TableStore, *, keep: int, keep_from: int | None = None) -> int:
     """Remove entries before the newest checkpoint that at least `keep` versions follow. Returns the number of removed
     entries.
 
-    Removes the oldest first, so that a kill leaves a log without gaps. Does nothing while another writer commits.
+    Entries from the version `keep_from` on stay. Removes the oldest first, so that a kill leaves a log without gaps.
+    Does nothing while another writer commits.
     """
     with store.alone() as free:
-        return _trim(store, keep) if free else 0
+        return _trim(store, keep, keep_from) if free else 0
 
 
-def _trim(store: TableStore, keep: int) -> int:
+def _trim(store: TableStore, keep: int, keep_from: int | None) -> int:
     names = log_files(store)
     newest = max((version_of(name) for name in names if name.endswith(".json")), default=0)
-    bases = [name for name in names if is_checkpoint(name) and version_of(name) <= newest - keep]
+    last = newest - keep if keep_from is None else min(newest - keep, keep_from)
+    bases = [name for name in names if is_checkpoint(name) and version_of(name) <= last]
     if not bases:
         return 0
     doomed = [name for name in names if version_of(name) < version_of(bases[-1])]

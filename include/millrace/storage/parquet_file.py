@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from millrace.base.errors import TableDamaged
+from millrace.base.errors import FileReplaced, TableDamaged
 from millrace.storage.store import TableStore
 
 MAX_STAT_CHARACTERS: Final = 64
@@ -41,13 +42,24 @@ _CHECKED: Final = ds.ParquetFileFormat(
 
 
 @contextmanager
-def translate_read_errors(what: object) -> Iterator[None]:
-    """Raise TableDamaged inside for files of `what` that are missing or unreadable."""
+def translate_read_errors(store: TableStore, name: str = "", *, others: Sequence[TableStore] = ()) -> Iterator[None]:
+    """Raise TableDamaged inside for files of a table (or its file `name`) that are missing or unreadable.
+
+    Raises FileReplaced if the newest versions of the table, and of the `others` that are read with it, have all their
+    files.
+    """
+    what = f"{store.uri}/{name}" if name else store.uri
     try:
         yield
     except TableDamaged:
         raise
     except FileNotFoundError as error:
+        if _is_whole(store) and all(_is_whole(each) for each in others if each.exists()):
+            raise FileReplaced(
+                f"a file of {what} is gone: a later commit replaced it, more than file_retention ago. Read again; raise"
+                " that setting for readers that take longer",
+                missing=True,
+            ) from error
         raise TableDamaged(
             f"a file of {what} is missing: {error.filename or error}: {REPAIR_HINT}", missing=True
         ) from error
@@ -58,13 +70,24 @@ def translate_read_errors(what: object) -> Iterator[None]:
         raise TableDamaged(f"cannot read {what} ({error}): {REPAIR_HINT}") from error
 
 
+def _is_whole(store: TableStore) -> bool:
+    """Return whether the table exists, and its newest version has all of its files."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        files = store.delta().get_add_actions()["path"].to_pylist()
+    except (DeltaError, OSError):
+        return False
+    return all(store.size(unquote(name)) is not None for name in files)
+
+
 @contextmanager
 def open_file(
     store: TableStore, name: str, *, read_dictionary: Sequence[str] | None = None
 ) -> Iterator[pq.ParquetFile]:
     """Open the file `name` of a table for reading. Verifies page checksums. Raises TableDamaged."""
     with (
-        translate_read_errors(f"{store.uri}/{name}"),
+        translate_read_errors(store, name),
         pq.ParquetFile(
             name, filesystem=store.filesystem, read_dictionary=read_dictionary, page_checksum_verification=True
         ) as file,
@@ -126,7 +149,7 @@ def read_rows(
     wanted = list(names)
     if not wanted:
         return schema.empty_table() if columns is None else schema.empty_table().select(list(columns))
-    with translate_read_errors(store.uri):
+    with translate_read_errors(store):
         return dataset(store, wanted, schema, groups=groups).to_table(columns=columns, filter=where)
 
 
@@ -144,7 +167,7 @@ def read_filtered(
     `kept` gets the columns `looked_at` alone and returns a mask of shape ``(rows,)``. The other columns of a row group
     are read only if a row of it is accepted. Raises TableDamaged.
     """
-    with translate_read_errors(store.uri):
+    with translate_read_errors(store):
         fragments = [_CHECKED.make_fragment(name, store.filesystem) for name in names]
         first = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem).to_table(
             columns=list(filter_columns)
@@ -188,7 +211,7 @@ def scan_rows(
 
     Memory: the row groups of two files, which our writers end at 64 MiB, and some batches. Raises TableDamaged.
     """
-    with translate_read_errors(store.uri):
+    with translate_read_errors(store):
         scanner = dataset(store, names, schema, groups=groups).scanner(
             columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
         )

@@ -57,6 +57,13 @@ NO_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, clean
 _APP_COMMITS: Final = 16
 """Commits from which a handle reads app versions one by one, before it asks delta-rs for each again."""
 
+TOMBSTONES: Final = "delta.deletedFileRetentionDuration"
+"""Table property: how long Delta checkpoints name a removed file. Each checkpoint, and so each opening, costs them all.
+
+They serve VACUUM alone, which spares a file that was removed just now.
+"""
+DEFAULT_TOMBSTONES: Final = "interval 1 hours"
+
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +91,10 @@ class TableHandle:
         self.delta = delta
         self._opened = self.version
         self._checkpointed: int | None = None
+        self.replaced_from: int | None = None
+        """First version whose replaced files may still be on disk, if that is known: the log keeps its entries from
+        there on.
+        """
         self._apps: tuple[int, dict[str, int]] = (-1, {})
         """A version of the table, and the app versions read at it so far."""
 
@@ -453,7 +464,7 @@ def create_table(
             schema=schema,
             mode="ignore",
             partition_by=list(partition_by),
-            configuration=dict(configuration or {}),
+            configuration={TOMBSTONES: DEFAULT_TOMBSTONES, **(configuration or {})},
             name=name,
             description=description,
             raise_if_key_not_exists=False,
@@ -475,8 +486,8 @@ class LogMaintenance:
 
     checkpoint_commits: int = 50
     """Commits between two Delta checkpoints: opening and refreshing cost as much as the commits since."""
-    keep_commits: int = 5000
-    """Versions to keep: more than an hour at one commit per second."""
+    keep_commits: int = 1000
+    """Versions to keep at least."""
 
 
 def maintain_log(table: TableHandle, maintenance: LogMaintenance) -> None:
@@ -490,7 +501,7 @@ def maintain_log(table: TableHandle, maintenance: LogMaintenance) -> None:
             table.store.sync([checkpoint_file(version), LAST_CHECKPOINT_FILE])
             table._checkpointed = version
             hit("checkpoint.written")
-            trim_log(table.store, keep=maintenance.keep_commits)
+            trim_log(table.store, keep=maintenance.keep_commits, keep_from=table.replaced_from)
             table.reopen()
         elif version - table._opened >= every:
             table.reopen()

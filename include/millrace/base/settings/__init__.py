@@ -258,6 +258,13 @@ class Settings:
     quality_retention_days: float = setting(
         30.0, "Days that results of quality checks and their pages are kept; 0: for ever.", low=0, high=36_500
     )
+    file_retention: float = setting(
+        600.0,
+        "Time to keep a table's file after a commit replaced it, for tasks and for readers without a pin (Spark and"
+        " other engines that read the tables themselves).",
+        low=60,
+        high=31_536_000,
+    )
     quality_dir: str = setting("", "Folder of your expectation suites; empty: quality in the data folder.")
 
     load_roots: str = setting(
@@ -361,6 +368,11 @@ class Settings:
     def with_data_dir(self, data_dir: Path) -> Self:
         """Return these settings with another data folder, which also holds the tables."""
         return dataclasses.replace(self, data_dir=data_dir, tables="")
+
+    @property
+    def pins_uri(self) -> str:
+        """The pins of readers and tasks that use old versions of the tables (millrace.storage.pins)."""
+        return self.table_uri("pins")
 
     @property
     def wal_uri(self) -> str:

@@ -60,7 +60,7 @@ DAMAGE_ERRORS: Final = (
     BackupDamaged,
     WalGap,
 )
-"""Errors about damaged stored data. Any command that meets one exits with 3."""
+"""Errors about damaged stored data. Any command that meets one that a retry does not cure exits with 3."""
 EXIT_INTERRUPTED: Final = 130
 
 MAX_NAMED: Final = 20
@@ -90,7 +90,8 @@ class ReportingGroup(TyperGroup):
             # An error after a signal is a consequence of the signal: the user knows.
             if not (isinstance(interrupts, InterruptHandler) and interrupts.signal is not None):
                 typer.echo(f"{error.code}: {error}", err=True)
-            raise typer.Exit(EXIT_VERIFICATION_FAILED if isinstance(error, DAMAGE_ERRORS) else EXIT_ERROR) from None
+            damaged = isinstance(error, DAMAGE_ERRORS) and not error.retriable
+            raise typer.Exit(EXIT_VERIFICATION_FAILED if damaged else EXIT_ERROR) from None
         except OSError as error:
             # No strerror: an error of a library. A broken pipe: the reader of the output has gone.
             if error.strerror is None or isinstance(error, ConnectionError):

@@ -30,10 +30,11 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
 from millrace.node.range_loop.definition import CommitResult, OwnershipCheck, always_owned
+from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.store import store_at
-from millrace.storage.table import LiveFile, TableHandle, table_exists
+from millrace.storage.table import LiveFile, LogMaintenance, TableHandle, table_exists
 from millrace.tables.collections.data_tables import (
     DATE,
     deletes_uri,
@@ -59,6 +60,9 @@ OPEN_TABLES: Final = 512
 
 JOIN_BYTES: Final = 256 << 10
 """Files of one flush of a table are joined if they are smaller than this in sum."""
+
+_UPKEEP: Final = LogMaintenance(keep_commits=64)
+"""Versions of a table to keep at least; all versions within ``file_retention`` stay."""
 
 _URIS: Final = {DELETES: deletes_uri, ROWS: rows_uri}
 _Item = TypeVar("_Item")
@@ -97,6 +101,7 @@ class FlushCommitter:
         self._settings = settings
         self._metrics = metrics
         self._holds = holds
+        self._remover = DeploymentFileRemover(settings)
         self._shared: dict[str, TableHandle] = {}
         self._open: OrderedDict[str, _CollectionTable] = OrderedDict()
         self._settled: set[tuple[str, str]] = set()
@@ -228,8 +233,10 @@ class FlushCommitter:
                 )
                 for group in groups
             ],
+            maintenance=_UPKEEP,
         )
         self._settled.update((report.channel, table.uri) for group in groups for report, _ in group)
+        self._remover.after_commit(table)
         if len(outcome.fenced) < len(groups) and self._metrics is not None:
             self._metrics.flusher_commit_duration_seconds.labels(kind).observe(time.perf_counter() - started)
         return {report.channel for place in outcome.fenced for report, _ in groups[place]}

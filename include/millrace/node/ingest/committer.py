@@ -22,6 +22,7 @@ from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.node.ingest.ingester import IngestReport
 from millrace.node.range_loop.definition import CommitResult
+from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.node.retention.wal_compaction import FAN_IN, compact_once
 from millrace.storage.commit import COMMIT_DEADLINE, AppTransaction, CommitPart, commit_fenced
 from millrace.storage.table import LogMaintenance
@@ -30,6 +31,11 @@ from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE
 
 WAL_COMMITS: Final = 1000
 """Versions of ``wal`` to keep: four minutes at a streaming node's highest commit rate."""
+
+KEPT_STATES: Final = 64
+"""Newest versions whose entries and replaced files stay whatever their age, where replaced files are removed: earlier
+states, to go on from if the newest is damaged (millrace.tables.wal.state_check).
+"""
 
 CHECKPOINT_COMMITS: Final = 50
 """Commits between two Delta checkpoints: refreshing a handle costs about 0.13 ms per commit since the last one."""
@@ -54,9 +60,11 @@ class WalCommitter:
         fan_in: int = FAN_IN,
         keep_commits: int = WAL_COMMITS,
         owned: Callable[[], AbstractSet[str] | None] = lambda: None,
+        remover: DeploymentFileRemover | None = None,
     ) -> None:
         """Commit to `table`.
 
+        `remover` removes replaced files beside the commits; None: they stay until VACUUM.
         `fan_in` neighbours are merged into one file; 0: none. `owned` returns the PChannels whose files this committer
         merges; None: all.
         """
@@ -66,6 +74,7 @@ class WalCommitter:
         self._upkeep = LogMaintenance(checkpoint_commits, keep_commits)
         self._fan_in = fan_in
         self._owned = owned
+        self._remover = remover
         self._added: Counter[str] = Counter()
         """Files by PChannel since it had nothing to merge."""
         self._until_look = 0
@@ -101,6 +110,8 @@ class WalCommitter:
         )
         self._report(result)
         self._compact(result.committed)
+        if self._remover is not None:
+            self._remover.after_commit(self._table.table)
         return result
 
     def _compact(self, committed: Sequence[IngestReport]) -> None:

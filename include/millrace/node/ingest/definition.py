@@ -13,7 +13,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
-from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.committer import KEPT_STATES, WalCommitter
 from millrace.node.ingest.ingester import IngestPlan, IngestReport, run_ingest
 from millrace.node.ingest.log_connection import LogConnection, worker_connection
 from millrace.node.ingest.planner import LogPlanner
@@ -21,6 +21,7 @@ from millrace.node.range_loop.definition import LoopDefinition, OwnershipCheck, 
 from millrace.node.range_loop.failure import RangeFailure
 from millrace.node.range_loop.in_process import run_to_end
 from millrace.node.range_loop.ownership import read_assigned
+from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.reader import is_followed
@@ -94,6 +95,8 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
             self.table or WalTable.create(self.settings.wal_uri),
             metrics=metrics,
             owned=lambda: None if assigned is None else read_assigned(assigned),
+            keep_commits=KEPT_STATES,
+            remover=DeploymentFileRemover(self.settings, keep=KEPT_STATES),
         )
 
 

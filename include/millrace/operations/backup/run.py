@@ -3,8 +3,8 @@
 Log and coordinator's file are of one moment. The manifest is written last.
 
 Nothing may be removed while the tables are pinned and the log's tail is copied, which takes seconds
-(millrace.node.retention.removal_lock). The tables' data files follow: they stay on disk for a day after they were
-replaced. If one is missing all the same, the backup starts again from newer versions.
+(millrace.node.retention.removal_lock). The tables' data files follow; a pin (millrace.storage.pins) keeps those that
+are replaced meanwhile. If one is missing all the same, the backup starts again from newer versions.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from millrace.operations.quality.results import docs_path, quality_path
 from millrace.operations.restore.records import restores_path
 from millrace.operations.roots import backup_roots, check_within, started_by_launcher
 from millrace.runtime.progress import Progress
+from millrace.storage.pins import TablePins
 from millrace.storage.store import TableStore, store_at
 from millrace.tables.quality_state import quality_results_uri
 
@@ -195,17 +196,18 @@ def _take(
     files = BackupFiles(folder, earlier, known)
     # The records say what the previous backup has: they are of no use beside another one.
     covered = Coverage.load(settings, "backup", depends=_depends(known), ignore=params.full or known is None)
-    with removals_blocked(settings, deadline=WAIT_SECONDS):
-        progress.update("pinning the tables")
-        pinned = pin_tables(settings, files, covered)
-        hit("backup.pinned")
-        # Before the log's end is read: the log then has everything that the records call sent.
-        _take_records(settings, files)
-        progress.update("copying the log")
-        log = copy_log(settings, service, pinned, files)
-        hit("backup.log")
-        _take_staged(settings, files)  # after the log: files that its messages name were staged before them
-    _take_tables(pinned, files, progress)
+    with TablePins(settings.pins_uri).pinned():
+        with removals_blocked(settings, deadline=WAIT_SECONDS):
+            progress.update("pinning the tables")
+            pinned = pin_tables(settings, files, covered)
+            hit("backup.pinned")
+            # Before the log's end is read: the log then has everything that the records call sent.
+            _take_records(settings, files)
+            progress.update("copying the log")
+            log = copy_log(settings, service, pinned, files)
+            hit("backup.log")
+            _take_staged(settings, files)  # after the log: files that its messages name were staged before them
+        _take_tables(pinned, files, progress)
     files.sync_folders()
     hit("backup.copied")
     manifest = _manifest(settings, folder.name, begun, pinned, log)

@@ -3,7 +3,7 @@
 The order is that of a clone (millrace.operations.recovery.clone), preceded by tables that describe others: verified
 states (``recovery_checkpoints``) and records of rebuilt slices must not be ahead of what they describe. Of a Delta log,
 the newest checkpoint up to the version and the commits after it are copied. They name the data files to take later.
-VACUUM keeps those for a day after they were replaced, so there is time to link them.
+The caller holds a pin (millrace.storage.pins), so that they stay until they are linked.
 """
 
 from __future__ import annotations

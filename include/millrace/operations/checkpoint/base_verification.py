@@ -216,7 +216,7 @@ def _stored(table: TableHandle | None, found: _Tables, after: int, up_to: int, d
     schema = deletes_file_schema(found.schema) if deletes else rows_table_schema(found.schema)
     tick, channel = pc.field("_time_tick"), pc.field("_vchannel")
     wanted = (tick > after) & (tick <= up_to) & channel.isin(found.vchannels)
-    with translate_read_errors(table.uri):
+    with translate_read_errors(table.store):
         for batch in dataset(table.store, files, schema).to_batches(filter=wanted):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch])

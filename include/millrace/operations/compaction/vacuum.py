@@ -19,6 +19,7 @@ from millrace.operations.quality.gate import require_unblocked
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.pipelines.worker.positions import pipeline_tables
 from millrace.runtime.progress import Progress
+from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import bases_uri
 from millrace.tables.collections.data_tables import stored_collection_ids
@@ -27,6 +28,10 @@ from millrace.tables.wal.trims import trims_uri
 
 MIN_HOURS: Final = 24
 
+_PIN_SECONDS: Final = 1800.0
+"""Age of a pin from which files that no log names are left alone: half of the time that a log names them at least
+(millrace.storage.table.DEFAULT_TOMBSTONES).
+"""
 _INTERVAL: Final = re.compile(r"(?:interval\s+)?(\d+)\s+(hour|day|week)s?", re.IGNORECASE)
 _HOURS: Final = {"hour": 1, "day": 24, "week": 168}
 
@@ -102,10 +107,13 @@ def vacuum(
     covered = Coverage.load(settings, "vacuum", depends={"format": 1, "hours": hours}, ignore=full)
     progress = progress or Progress()
     wanted = [(name, path) for name, path in places.items() if covered.look(name, path) is None]
+    # A version that is pinned for so long may name a file that was replaced, and that no log names any more.
+    pin = TablePins(settings.pins_uri).oldest()
+    listed = pin is None or time.time() - pin / 1000 < _PIN_SECONDS
     for number, (name, path) in enumerate(wanted):
         progress.step(f"VACUUM of {name}", number, len(wanted))
         table = open_table(path)
-        files, size = (0, 0) if table is None else _vacuum(table, hours=hours, dry_run=dry_run, full=True)
+        files, size = (0, 0) if table is None else _vacuum(table, hours=hours, dry_run=dry_run, full=listed)
         if files:
             found[name] = files
         elif not dry_run:

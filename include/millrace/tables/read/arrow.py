@@ -8,7 +8,9 @@ Inside a transaction, where visible ticks are equal, the order of writing decide
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +38,7 @@ from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed_columns, single_column, to_fields
 from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.parquet_file import RowGroupFilter
+from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, table_at
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
 from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter
@@ -43,6 +46,9 @@ from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema, d
 
 PIECE_BYTES: Final = 64 << 20
 """Approximate size of rows that a read in pieces holds at a time."""
+
+PIN_AFTER_SECONDS: Final = 30.0
+"""Time from which a read pins its versions: half of the least ``file_retention``, which shorter reads rely on."""
 
 BATCH_ROWS: Final = 65_536
 SORT_BYTES: Final = 1 << 30
@@ -124,6 +130,7 @@ def read_pieces(
     With `ticks` (after, up to), only rows that became visible in between.
     """
     names = selection.names(plan.schema.arrow())
+    began = time.time()
     if with_ticks:
         names = [*names, *ROW_COLUMNS.names]
     pieces = _Look(plan, selection, names, arrow_filter, ticks).rows(max_bytes)
@@ -131,8 +138,13 @@ def read_pieces(
         pieces = iter([_sorted(pieces, selection)])
     elif selection.limit is not None:
         pieces = _first(pieces, selection.limit)
-    for piece in pieces:
-        yield piece.select(names)
+    with ExitStack() as stack:
+        pinned = False
+        for piece in pieces:
+            if not pinned and time.time() - began > PIN_AFTER_SECONDS:
+                stack.enter_context(TablePins(plan.settings.pins_uri).pinned(int(began * 1000)))
+                pinned = True
+            yield piece.select(names)
 
 
 def stored_dataset(settings: Settings, name: str) -> ds.Dataset:

@@ -34,11 +34,7 @@ STATS_COLUMNS: Final = ("time_tick", "ledger", "entry")
 COMMIT_APP_SUFFIX: Final = "/commit"
 """``<pchannel>/commit``: the app id whose version counts the PChannel's commits (millrace.node.ingest.committer)."""
 
-_CONFIGURATION: Final = {
-    "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
-    # A tombstone outlives any reader and any task whose file is not committed yet. VACUUM never goes below it.
-    "delta.deletedFileRetentionDuration": "interval 2 days",
-}
+_CONFIGURATION: Final = {"delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS)}
 _CHECKSUM: Final = "crc32c"
 """Key in a state row's detail."""
 _BASE: Final = "base"
