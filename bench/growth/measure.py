@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -79,7 +80,7 @@ class InProcessNode:
     """The streaming node's loop in this process, micro-batch by micro-batch, with handles that stay open."""
 
     def __init__(self, deployment: Grown) -> None:
-        settings = deployment.settings
+        settings = replace(deployment.settings, wal_linger=0.0)  # a commit for each row is what is measured
         self._loop = IngestLoop(settings, deployment.db.log, WalTable.create(settings.wal_uri))
         self._schedule = RangeSchedule(
             self._loop.planner(), parked=self._loop.parked, stalls=StallBackoff(sleep=lambda seconds: None)

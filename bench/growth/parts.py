@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from bench.growth.deployment import Shape, grown
 from bench.growth.history import age, openings
-from bench.growth.measure import measure
+from bench.growth.measure import appends, measure
 from bench.growth.trickle import trickle
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {
     "collections": (10, 1_000, 10_000),
@@ -64,6 +66,9 @@ def grow_old(
     """Measure one deployment after histories of each number of commits in `wal`, with half as many of its flusher."""
     found: dict[int, dict[str, Any]] = {}
     with grown(folder / name, Shape(pchannels=2)) as deployment:
+        appends(deployment, times=1)  # a table of a collection is made with its first row
+        ingest_to_end(deployment.settings, deployment.db.log)
+        flush_to_end(deployment.settings)
         made = 0
         for size in sizes:
             age(deployment, commits=size - made, seconds=DAY * (size - made) / COMMITS_OF_A_DAY)

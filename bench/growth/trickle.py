@@ -47,7 +47,7 @@ def trickle(folder: Path, *, hours: float) -> dict[str, Any]:
     """Make `hours` of such a deployment. Return files and bytes on disk at a tenth of the time and at its end, the
     milliseconds of a commit and a read then, and the bytes written for each byte of the rows.
     """
-    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, log_file_bytes=16 << 20)
+    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, log_file_bytes=16 << 20, wal_linger=0.0)
     commits = int(hours * 3600 / COMMIT_SECONDS)
     found: dict[str, Any] = {"hours": hours, "commits": commits, "rows": commits * ROWS}
     with closing(RocksMQ(settings.log_path)) as service:
