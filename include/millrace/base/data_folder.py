@@ -27,6 +27,7 @@ KNOWN_ENTRIES: Final = frozenset(
         "inbox",
         "log",
         "parked",
+        "pins",
         "pipeline",
         "pipelines",
         "quality",

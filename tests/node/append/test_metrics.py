@@ -17,7 +17,7 @@ from millrace.message import builders
 from millrace.message.ids import LogId, tick_physical_ms
 from millrace.message.log_entries import LogEntries
 from millrace.message.wire.encode import encode_entry
-from millrace.node.append.host import AppendHost
+from millrace.node.append.host import AppendHost, HostSettings
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, insert, judged, keys_of, open_log, opening, transaction
 
@@ -152,7 +152,7 @@ def test_messages_that_are_not_judged_yet_are_counted(service: RocksMQ, monkeypa
     metrics, go, waits, opened = Metrics(), threading.Event(), threading.Event(), service.open
     go.set()
     monkeypatch.setattr(service, "open", lambda name: _Held(opened(name), go, waits))
-    with AppendHost(service, ChannelState.new, metrics=metrics) as host:
+    with AppendHost(service, ChannelState.new, settings=HostSettings(tick_interval=0.2), metrics=metrics) as host:
         host.append(PCHANNEL, opening()).results()
         assert told(metrics, "wal_unconfirmed_messages") == 0
         go.clear()
