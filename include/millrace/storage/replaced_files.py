@@ -20,7 +20,7 @@ from millrace.base.failpoint import hit
 from millrace.storage.delta_log import first_commit, replaced_files
 from millrace.storage.table import TableHandle
 
-MAX_VERSIONS: Final = 256
+CALL_LIMIT: Final = 256
 """Versions whose replaced files a call removes."""
 
 
@@ -47,7 +47,7 @@ class FileRemover:
         self._next: dict[str, int] = {}
         """By table the first version whose replaced files may still be there."""
 
-    def remove(self, table: TableHandle, *, max_versions: int = MAX_VERSIONS) -> int:
+    def remove(self, table: TableHandle, *, max_versions: int = CALL_LIMIT) -> int:
         """Remove what `table`, a handle at its newest version, no longer needs. Return the number of files.
 
         Tells the handle up to where the log may be trimmed.
