@@ -214,9 +214,10 @@ def _stored(table: TableHandle | None, found: _Tables, after: int, up_to: int, d
     if not files:
         return
     schema = deletes_file_schema(found.schema) if deletes else rows_table_schema(found.schema)
-    tick, channel = pc.field("_time_tick"), pc.field("_vchannel")
-    wanted = (tick > after) & (tick <= up_to) & channel.isin(found.vchannels)
+    tick = pc.field("_time_tick")
     with translate_read_errors(table.store):
-        for batch in dataset(table.store, files, schema).to_batches(filter=wanted):
-            if batch.num_rows:
-                yield pa.Table.from_batches([batch])
+        for batch in dataset(table.store, files, schema).to_batches(filter=(tick > after) & (tick <= up_to)):
+            # Not in the scan: Arrow cannot compare the bounds of a string column that delta-rs wrote as a view.
+            mine = batch.filter(pc.is_in(batch["_vchannel"], found.vchannels))
+            if mine.num_rows:
+                yield pa.Table.from_batches([mine])
