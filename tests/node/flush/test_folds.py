@@ -111,7 +111,7 @@ def test_rows_and_deletes_stay_what_they_are_at_every_tick(settings: Settings) -
     assert all(each.ok for each in verify_collections(settings).values())
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("place", "joining"),
     [("commit.checked", False), ("compact.written", False), ("compact.replaced", False), ("compact.written", True)],
