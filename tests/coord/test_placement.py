@@ -23,6 +23,7 @@ from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.placement import place_vchannels
 from millrace.message.ids import pchannel_of
+from millrace.wal.definitions import PChannelDefinitions
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
 
 COUNTS = st.dictionaries(st.integers(0, 40).map(lambda number: f"dml_{number}"), st.integers(0, 9), min_size=1)
@@ -106,12 +107,17 @@ def test_all_places_are_taken_before_the_limit_is_named_with_what_to_do(
 
 
 def test_one_pchannel_is_asked_for_each_new_vchannel_however_many_there_are(
-    coordinator: Coordinator, log: ChainLog
+    coordinator: Coordinator, log: ChainLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator.ensure_pchannels(16)
     asked: list[tuple[str, int | None]] = []
     ask = log.definitions
-    log.definitions = lambda pchannel, number: asked.append((pchannel, number)) or ask(pchannel, number)  # type: ignore
+
+    def counted(pchannel: str, number: int | None) -> PChannelDefinitions:
+        asked.append((pchannel, number))
+        return ask(pchannel, number)
+
+    monkeypatch.setattr(log, "definitions", counted)
     coordinator.create_collection("c", SCHEMA, vchannels=2)
     assert [name for name, _ in asked] == ["dml_0", "dml_1"]
     assert None not in [number for _, number in asked], "nobody lists the collections of a PChannel for that"

@@ -24,6 +24,16 @@ from millrace.wal.versions import CHAIN_VERSIONS
 
 STATE_VERSIONS: Final = CHAIN_VERSIONS
 """Versions of the serialised form: the chain version of the open term. From 2 on it is in the text too."""
+DECODE_ERRORS: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MillraceError,
+)
+"""What the decoding of bytes that are no state may raise."""
 ENDED_TXNS: Final = 64
 """Number of ended transactions that a VChannel remembers, to explain why a late message is rejected."""
 
@@ -329,15 +339,7 @@ class ChannelState:
             channels = [VChannelState.from_json(channel) for channel in item["vchannels"]]
             vchannels = SharedMap((channel.name, channel) for channel in channels)
             return cls.of_head(item, item.get("chain_version", 1), vchannels)
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-            MillraceError,
-        ) as error:
+        except DECODE_ERRORS as error:
             raise Malformed(f"cannot decode the channel state: {error}") from error
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from millrace.base.errors import Malformed, MillraceError, UnsupportedVersion
+from millrace.base.errors import Malformed, UnsupportedVersion
 from millrace.wal.shared_map import SharedMap
-from millrace.wal.state import FIELD_FORMS, MAP_FORMS, ChannelState, VChannelState, state_head
+from millrace.wal.state import DECODE_ERRORS, FIELD_FORMS, MAP_FORMS, ChannelState, VChannelState, state_head
 from millrace.wal.versions import CHAIN_VERSIONS
 
 INCREMENT_VERSIONS: Final = (1,)
@@ -80,15 +80,7 @@ def apply_increment(base: ChannelState, data: bytes) -> ChannelState:
                     channels.without(name) if changes is None else channels.set(name, _changed(base, name, changes))
                 )
             return ChannelState.of_head(item, version, channels, None if "config" in item else base.config)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        MillraceError,
-    ) as error:
+    except DECODE_ERRORS as error:
         raise Malformed(f"cannot apply an increment of the channel state: {error}") from error
     raise UnsupportedVersion(f"an increment of chain version {version}: this build reads versions {CHAIN_VERSIONS}")
 

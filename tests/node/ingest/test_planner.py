@@ -223,6 +223,14 @@ def test_a_follower_of_the_table_is_seen_for_a_while(tmp_path: Path) -> None:
     assert is_followed(settings)
 
 
+def test_a_reader_without_the_right_to_write_follows_in_silence(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    settings.data_dir.mkdir()
+    settings.run_path.write_text("no folder")
+    follow(settings)
+    assert not is_followed(settings)
+
+
 def test_where_the_logs_ended_is_kept_for_who_asks_after_it(node: Node) -> None:
     assert node.ends() == {}
     (first,) = node.append("p0", opening())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -60,19 +61,18 @@ _FOLLOW_SECONDS: Final = 1.0
 def follow(settings: Settings) -> None:
     """Say that a reader waits for the table's next rows, so that they do not wait for more (setting ``wal_linger``)."""
     path = settings.wal_readers_path
-    try:
-        if abs(time.time() - path.stat().st_mtime) < _FOLLOW_SECONDS:
+    with suppress(OSError):  # a hint: a reader may have no right to write here
+        if path.exists() and abs(time.time() - path.stat().st_mtime) < _FOLLOW_SECONDS:
             return
-    except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+        path.touch()
 
 
 def is_followed(settings: Settings) -> bool:
     """Return whether a reader has waited for the table's next rows in the last FOLLOWED_SECONDS."""
     try:
         return abs(time.time() - settings.wal_readers_path.stat().st_mtime) < FOLLOWED_SECONDS
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
