@@ -117,7 +117,7 @@ def commits(deployment: Grown, *, times: int) -> dict[str, Any]:
         for number in range(times):
             deployment.append_row(number)
             begun = time.perf_counter()
-            assert node.batch() == 1
+            assert node.batch() >= 1, "a tick of another PChannel may come with it"
             spent.append(time.perf_counter() - begun)
         files_after, size_after = usage(wal)
         _, state_size_after = usage(wal / "kind=state")
@@ -151,7 +151,7 @@ def flushes(deployment: Grown, *, times: int) -> dict[str, Any]:
         spent = []
         for number in range(times):
             deployment.append_row(number)
-            assert node.batch() == 1
+            assert node.batch() >= 1, "a tick of another PChannel may come with it"
             begun = time.perf_counter()
             assert flush_to_end(settings)
             spent.append(time.perf_counter() - begun)
