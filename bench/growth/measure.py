@@ -61,8 +61,11 @@ def p50(call: Callable[[int], object], times: int, *, warm_up: int = 1) -> float
 
 
 def appends(deployment: Grown, *, times: int) -> dict[str, Any]:
-    """Measure one append of one row through the server, to one collection after the other, and calls of many rows."""
-    entries = [deployment.row(number) for number in range(times + 10)]
+    """Measure one append of one row through the server, to ten collections in turn, and calls of many rows.
+
+    Ten whatever the size: the first append to a collection creates its segment.
+    """
+    entries = [deployment.row(number % 10) for number in range(times + 10)]
     connection, ids = deployment.db.connection, deployment.ids
 
     def one(number: int) -> None:
