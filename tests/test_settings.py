@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings, describe
+from millrace.tables.collections.data_tables import rows_uri
 
 HOME = {"HOME": "/somewhere"}
 
@@ -51,7 +52,7 @@ def test_every_place_lies_under_the_data_folder(tmp_path: Path) -> None:
         Path(settings.wal_uri),
         Path(settings.segments_uri),
         Path(settings.checkpoints_uri),
-        Path(settings.collections_uri(7)),
+        Path(rows_uri(settings, 7)),
         settings.spark_checkpoint_path("streaming-node"),
         settings.run_path,
     ]

@@ -24,6 +24,7 @@ from millrace.storage.commit import partition_values
 from millrace.storage.delta_log import commit_file, log_files
 from millrace.storage.local import local_path
 from millrace.storage.table import LogMaintenance, TableHandle, maintain_log, table_at
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -54,7 +55,7 @@ def age(deployment: Grown, *, commits: int, seconds: float) -> None:
     age_table(table_at(settings.wal_uri), node, commits=commits, seconds=seconds, on_disk=1_000)
     flusher = {
         settings.checkpoints_uri: ReplacedFile("pchannel=dml_0/", 7_000),
-        settings.collections_uri(deployment.wide.id): ReplacedFile(f"_date={day}/", 3_000),
+        rows_uri(settings, deployment.wide.id): ReplacedFile(f"_date={day}/", 3_000),
     }
     for uri, file in flusher.items():
         age_table(table_at(uri), [file], commits=commits // 2, seconds=seconds, on_disk=1_000)

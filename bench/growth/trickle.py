@@ -128,7 +128,7 @@ def _look(settings: Settings) -> dict[str, Any]:
     """Return what there is on disk, by table, and what a read costs."""
     by_table = Counter[str]()
     size = 0
-    for name in ("wal", "collections", "deletes", "checkpoints", "segments"):
+    for name in ("wal", "tables", "deletes", "checkpoints", "segments"):
         files, bytes_ = usage(Path(settings.table_uri(name)))
         by_table[name], size = files, size + bytes_
     return {

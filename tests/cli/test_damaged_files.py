@@ -71,7 +71,7 @@ def damaged(users: Deployment, *arguments: str) -> str:
     return str(said)
 
 
-@pytest.mark.parametrize("table", ["collections/1", "deletes/1"])
+@pytest.mark.parametrize("table", ["tables/1/_rows", "deletes/1"])
 def test_a_damaged_file_of_a_collection(users: Deployment, harm: Callable[[Path], None], table: str) -> None:
     harm(a_file(users.settings.data_dir / table))
     damaged(users, "verify")
@@ -114,7 +114,7 @@ def test_a_damaged_file_of_what_the_flusher_keeps(
 
 
 def test_a_garbled_delta_log(users: Deployment) -> None:
-    entry = users.settings.data_dir / "collections" / "1" / "_delta_log" / f"{0:020d}.json"
+    entry = users.settings.data_dir / "tables" / "1" / "_rows" / "_delta_log" / f"{0:020d}.json"
     data = entry.read_bytes()
     entry.write_bytes(data.replace(b'"metaData"', b'"metaBata"', 1)[:-30])
     try:

@@ -11,6 +11,7 @@ from millrace.client.collection import Collection
 from millrace.client.nested_changes import resolve_paths
 from millrace.client.schemas import alter_changes, schema
 from millrace.message.schema_changes import DropNestedField, RenameNestedField, SchemaChange, WidenField, apply_changes
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.testing import deployment
 
 HERE = schema(
@@ -129,9 +130,9 @@ def test_parts_are_renamed_and_dropped_for_every_reader_and_an_older_producer_go
             assert made.read(where="place.near > 3", columns="id").to_pylist() == [{"id": 4}]
         rows = [row for change in made.scan(until=first, schema="current") for row in change.rows.to_pylist()]
         assert rows == wanted[:2]
-        plain = pa.table(
-            DeltaTable(db.settings.collections_uri(made.id)).to_pyarrow_table(columns=["id", "at"])
-        ).sort_by("id")
+        plain = pa.table(DeltaTable(rows_uri(db.settings, made.id)).to_pyarrow_table(columns=["id", "at"])).sort_by(
+            "id"
+        )
         assert plain["at"].to_pylist() == [first_at, None, None, {**first_at, "x": 4}], (
             "as any reader of Delta has them"
         )

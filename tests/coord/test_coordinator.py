@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -61,6 +63,29 @@ def test_a_collection_is_on_all_its_vchannels_when_it_is_usable(coordinator: Coo
     assert held == set(made.vchannels)
     with pytest.raises(CollectionExists):
         coordinator.create_collection("users", SCHEMA)
+
+
+def test_a_link_leads_from_each_collections_name_to_its_tables(
+    coordinator: Coordinator, settings: Settings, log: ChainLog
+) -> None:
+    coordinator.ensure_pchannels(2)
+    folder = settings.data_dir / "tables/by-name"
+
+    def links() -> dict[str, str]:
+        return {each.name: os.readlink(each) for each in folder.iterdir()}
+
+    first = coordinator.create_collection("users", SCHEMA)
+    coordinator.create_collection("orders", SCHEMA)
+    assert links() == {"users": f"../{first.id}", "orders": f"../{first.id + 1}"}
+    coordinator.drop_collection("users")
+    assert links() == {"orders": f"../{first.id + 1}"}
+    again = coordinator.create_collection("users", SCHEMA)
+    assert links()["users"] == f"../{again.id}" != f"../{first.id}"
+    made = links()
+    shutil.rmtree(folder)  # as an earlier build left it
+    with reopened(settings, log) as later:
+        later.ensure_pchannels(2)
+    assert links() == made
 
 
 def test_ddl_changes_the_catalog_and_every_channel_alike(coordinator: Coordinator, log: ChainLog) -> None:

@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.client.database import Database
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.dags.conftest import RunDag
 
@@ -22,7 +23,7 @@ def test_a_sound_system_is_looked_at_and_left_alone(run_dag: RunDag, client: Dat
 @pytest.mark.slow
 def test_a_lost_file_is_rehearsed_repaired_and_proved_without_anybody(run_dag: RunDag, client: Database) -> None:
     settings = client.settings
-    next(Path(settings.collections_uri(1)).rglob("part-*.parquet")).unlink()
+    next(Path(rows_uri(settings, 1)).rglob("part-*.parquet")).unlink()
     looked = run_dag("recovery", {"mode": "diagnose"})
     assert [each["kind"] for each in looked.results["diagnose"]["findings"]] == ["table_file_damaged"]
     assert looked.tasks["repair"] == "skipped"
@@ -35,7 +36,7 @@ def test_a_lost_file_is_rehearsed_repaired_and_proved_without_anybody(run_dag: R
 @pytest.mark.slow
 def test_only_a_person_lets_rows_go(run_dag: RunDag, client: Database) -> None:
     settings = client.settings
-    DeltaTable(str(Path(settings.collections_uri(1)))).update(updates={"id": "id + 100"}, predicate="id = 3")
+    DeltaTable(str(Path(rows_uri(settings, 1)))).update(updates={"id": "id + 100"}, predicate="id = 3")
     ran = run_dag("recovery", {"allow_destructive": True})
     assert (ran.state, ran.results["repair"]["healthy"]) == ("success", True)
     assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == list(range(9))

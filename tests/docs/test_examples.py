@@ -147,7 +147,7 @@ def test_the_spark_query_of_the_tables_page_gives_the_visible_rows(
     assert names["stored"].count() == 2 * 4  # of two runs, the first of which was replaced: files keep what deletes hit
 
 
-@pytest.mark.parametrize("lost", [["collections", "deletes", "segments", "checkpoints"], ["wal"]])
+@pytest.mark.parametrize("lost", [["tables", "deletes", "segments", "checkpoints"], ["wal"]])
 def test_tables_that_the_operating_page_calls_computable_come_back_the_same(
     readme: dict[str, Any], settings: Settings, lost: list[str]
 ) -> None:

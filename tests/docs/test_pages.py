@@ -87,7 +87,7 @@ PCHANNEL = pa.field("pchannel", pa.utf8())
     ("heading", "schema"),
     [
         ("wal", TABLE_SCHEMA),
-        (r"collections/\<id\>", pa.schema([*ROW_COLUMNS, DATE])),
+        (r"tables/\<id\>/_rows", pa.schema([*ROW_COLUMNS, DATE])),
         (r"deletes/\<id\>", pa.schema([*DELETE_COLUMNS, DATE])),
         ("segments", pa.schema([*SEGMENT_COLUMNS, PCHANNEL])),
         ("checkpoints", pa.schema([*CHECKPOINT_COLUMNS, PCHANNEL])),

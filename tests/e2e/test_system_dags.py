@@ -45,10 +45,11 @@ def every_row_once(system: System, flown: pa.Table) -> Iterator[None]:
     assert same_rows(read(system.settings), flown)
 
 
-def collection_of(system: System, *, kind: str = "collections") -> Path:
+def collection_of(system: System, *, kind: str = "rows") -> Path:
     """The table of the flights' rows, or of their deletes."""
     found = {each["name"]: each["id"] for each in json.loads(system.millrace("collections", "list", "--json"))}
-    return system.settings.data_dir / kind / str(found["flights"])
+    number = found["flights"]
+    return system.settings.data_dir / (f"tables/{number}/_rows" if kind == "rows" else f"deletes/{number}")
 
 
 def test_the_streaming_dag_runs_and_all_others_are_known(system: System, airflow: Airflow) -> None:

@@ -6,6 +6,7 @@ No format changes under its users.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -141,6 +142,30 @@ def test_a_read_at_each_tick_finds_what_it_found(untouched: Path, read: dict[str
             rows(settings, read["collection"], at=read["at"])
     else:
         assert rows(settings, read["collection"], at=read["at"]) == read["rows"]
+
+
+MOVE = """
+import sys
+from pathlib import Path
+from millrace.base.settings import Settings
+from millrace.tables.collections.data_tables import rows_uri
+rows_uri(Settings(data_dir=Path(sys.argv[1])), 1)
+"""
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("point", ["layout.moved", "layout.renamed", "layout.recorded", "layout.emptied"])
+def test_its_rows_tables_are_moved_wherever_the_move_is_killed(root: Path, point: str) -> None:
+    settings = settings_of(root)
+    files = {path.stat().st_ino for path in (settings.data_dir / "collections").rglob("*.parquet")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "include"), "MILLRACE_TEST_FAILPOINTS": point}
+    moving = subprocess.run([sys.executable, "-c", MOVE, str(settings.data_dir)], env=environment, timeout=60)
+    assert moving.returncode == -signal.SIGKILL
+    for read in READS:
+        if read["rows"] is not None:
+            assert rows(settings, read["collection"], at=read["at"]) == read["rows"]
+    assert (settings.data_dir / "collections").is_file()
+    assert files == {path.stat().st_ino for path in (settings.data_dir / "tables").rglob("*.parquet")}
 
 
 def test_the_log_run_through_the_chain_again_gives_every_row_and_state(within: Path) -> None:

@@ -272,7 +272,7 @@ def test_operations_are_told_from_their_history(world: World, observer: Observer
     found = observer.maintenance()
     assert [each.run_id for each in found.operations] == ["", "run-4", "run-3", "run-2", "run-1", "run-0"]
     assert [each.run_id for each in observer.operations(job="compaction")] == ["run-3", "run-1"]
-    assert {each.name for each in found.tables} >= {"wal", "segments", "checkpoints", "collections/1", "deletes/1"}
+    assert {each.name for each in found.tables} >= {"wal", "segments", "checkpoints", "tables/1/_rows", "deletes/1"}
     assert found.running == []
 
 

@@ -6,6 +6,7 @@ What was acknowledged before it began is there once, and goes on.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ from millrace.operations.backup.verify import verify_backup
 from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.collections.data_tables import rows_uri
+from millrace.tables.collections.layout import earlier_name
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest_rows
@@ -329,16 +331,45 @@ def restore_and_open(source: World, target: Path, root: Path) -> World:
 def test_a_manifest_says_what_the_backup_holds(world: World, tmp_path: Path) -> None:
     take(world, tmp_path / "backups")
     (folder, manifest), *_ = list_backups(tmp_path / "backups")
-    assert {"wal", "checkpoints", "segments", "collections/1"} <= set(manifest.tables)
+    assert {"wal", "checkpoints", "segments", "tables/1/_rows"} <= set(manifest.tables)
     for part in manifest.channels.values():
         assert part.tick >= part.flushed_tick > 0
         assert part.begin <= part.position <= part.end
     document = json.loads((folder / "manifest.json").read_text())
-    assert document["version"] == 1
+    assert document["version"] == 2
     on_disk = {
         str(path.relative_to(folder / DATA_FOLDER)) for path in (folder / DATA_FOLDER).rglob("*") if path.is_file()
     }
     assert on_disk == set(manifest.files)
+
+
+def test_the_first_backup_after_the_move_of_an_earlier_layout_links_the_rows(world: World, tmp_path: Path) -> None:
+    world.step("insert", 1)
+    world.settle()
+    root, data = tmp_path / "backups", world.settings.data_dir
+    take(world, root)
+    (old, manifest), *_ = list_backups(root)
+    for moved in (old / DATA_FOLDER, data):  # as an earlier build left both
+        (moved / "collections").unlink(missing_ok=True)
+        for number in [each.name for each in (moved / "tables").iterdir() if each.name.isdecimal()]:
+            (moved / "collections").mkdir(exist_ok=True)
+            (moved / "tables" / number / "_rows").rename(moved / "collections" / number)
+        shutil.rmtree(moved / "tables")
+    files = {earlier_name(name): each for name, each in manifest.files.items()}
+    tables = {earlier_name(name): version for name, version in manifest.tables.items()}
+    replace(manifest, files=files, tables=tables).write(old)
+    assert json.loads((old / "manifest.json").read_text())["version"] == 1
+    take(world, root)
+    (new, again), *_ = list_backups(root)
+    rows = [name for name in again.files if "/_rows/_date=" in name]
+    assert rows
+    for name in rows:
+        there = (old / DATA_FOLDER / earlier_name(name)).stat()
+        assert (new / DATA_FOLDER / name).stat().st_ino == there.st_ino, name
+    restored = restore_and_open(world, tmp_path / "restored", old)
+    restored.settle()
+    assert restored.content() == restored.model.rows
+    restored.close()
 
 
 def test_coordinator_and_log_are_of_one_moment(world: World, tmp_path: Path) -> None:

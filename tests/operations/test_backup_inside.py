@@ -171,7 +171,7 @@ ADD = {"partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": Tr
 def test_a_delta_log_that_names_a_file_elsewhere_is_refused(
     action: dict[str, Any], changed: Path, tmp_path: Path
 ) -> None:
-    entries = [name for name in BackupManifest.read(changed).files if "collections/1/_delta_log/" in name]
+    entries = [name for name in BackupManifest.read(changed).files if "tables/1/_rows/_delta_log/" in name]
     name = max(each for each in entries if each.endswith(".json"))
     whole = (changed / DATA_FOLDER / name).read_bytes()
     write_again(changed, name, whole.rstrip() + b"\n" + json.dumps(action).encode())

@@ -24,6 +24,7 @@ from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.run import restore
 from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
 from tests.tables.test_schema_evolution import FIRST, by_id, older, row
@@ -53,7 +54,7 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
 
     def nulls(*names: str) -> int:
         """Of columns of the living rows, all of which a writer of the first schema wrote."""
-        found = pa.table(DeltaTable(here.collections_uri(made.id)).to_pyarrow_table())
+        found = pa.table(DeltaTable(rows_uri(here, made.id)).to_pyarrow_table())
         living = found.filter(pc.is_in(found["id"], pa.array([each["key"] for each in wanted])))
         return sum(int(living[name].null_count) for name in names)
 

@@ -104,13 +104,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     opens = tables._delta
 
     def counting(store: object, version: int | None) -> object:
-        found.append("/".join(store.uri.split("/")[-2:]))  # type: ignore[attr-defined]
+        parts = store.uri.split("/")  # type: ignore[attr-defined]
+        found.append("/".join(parts[-3:] if parts[-1] == "_rows" else parts[-2:]))
         return opens(store, version)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tables, "_delta", counting)
 
     def since() -> list[str]:
-        names = [name for name in found if name.startswith(("collections/", "deletes/"))]
+        names = [name for name in found if name.startswith(("tables/", "deletes/"))]
         found.clear()
         return names
 
@@ -128,7 +129,7 @@ def test_a_checkpoint_opens_the_tables_that_changed(many: Many, opened: Opened) 
     many.insert(many.collections[6])
     opened()
     many.checkpoint()
-    assert set(opened()) == {"collections/7"}
+    assert set(opened()) == {"tables/7/_rows"}
     many.checkpoint(full=True)
     assert len(set(opened())) >= len(many.collections)
 
@@ -148,7 +149,7 @@ def test_compaction_and_its_need_open_the_tables_that_changed(many: Many, opened
     many.insert(many.collections[2])
     opened()
     changed = need(many.settings, params)
-    assert set(opened()) == {"collections/3", "deletes/3"}
+    assert set(opened()) == {"tables/3/_rows", "deletes/3"}
     assert [each.collection_id for each in changed.collections] == [3]
     need(many.settings, CompactionParams(full=True))
     assert len(set(opened())) >= len(many.collections)
@@ -276,7 +277,7 @@ def test_a_table_that_is_gone_leaves_no_record(things: Things) -> None:
     things.fill()
     settle(things.settings)
     sync_tables(things.settings)
-    shutil.rmtree(things.settings.data_dir / "collections" / "1")
+    shutil.rmtree(things.settings.data_dir / "tables" / "1")
     sync_tables(things.settings)
     records = json.loads((things.settings.run_path / FOLDER / "checkpoint.json").read_text())["tables"]
     assert sorted(records) == ["checkpoints", "deletes/1", "segments", "wal"]
@@ -346,7 +347,7 @@ def test_quality_opens_and_checks_what_changed(many: Many, opened: Opened, monke
     many.insert(many.collections[4])
     opened()
     changed = run()
-    assert set(opened()) == {"collections/5", "deletes/5"}
+    assert set(opened()) == {"tables/5/_rows", "deletes/5"}
     assert list(changed.tables) == ["collections/5"]
     assert changed.tables["collections/5"]["rows"] == 1
     run(full=True)
@@ -367,7 +368,7 @@ def test_recovery_opens_what_changed_and_everything_once_a_day(
     opened()
     assert look("changed") == []
     assert opened() == []
-    victim = next((many.settings.data_dir / "collections" / "2").rglob("*.parquet"))
+    victim = next((many.settings.data_dir / "tables" / "2" / "_rows").rglob("*.parquet"))
     whole = victim.read_bytes()
     victim.unlink()
     try:
@@ -405,7 +406,7 @@ def test_a_backup_opens_what_changed_and_has_all_of_it(many: Many, opened: Opene
     many.insert(many.collections[3])
     opened()
     changed = make()
-    assert set(opened()) == {"collections/4"}
+    assert set(opened()) == {"tables/4/_rows"}
     assert changed.files > again.files
     assert verify_backup(Path(changed.folder)).problems == ()
     (Path(changed.folder) / "manifest.json").unlink()  # the previous backup is an older one now

@@ -28,6 +28,7 @@ from millrace.operations.quality.quarantine import quarantined, release_blocks
 from millrace.operations.quality.results import read_results
 from millrace.operations.quality.run import QualityReport, run
 from millrace.runtime.progress import Progress
+from millrace.tables.collections.data_tables import rows_uri
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def test_rows_that_a_segment_counted_and_its_collection_lacks_are_found(
     copy: Settings, check: Callable[..., QualityReport]
 ) -> None:
     assert check(copy, tables=["segments"]).passed
-    DeltaTable(str(Path(copy.collections_uri(1)))).delete("_vchannel = 'p0_1v0' and body = 'again'")
+    DeltaTable(str(Path(rows_uri(copy, 1)))).delete("_vchannel = 'p0_1v0' and body = 'again'")
     report = check(copy, tables=["segments"], start="0")
     assert [(each.expectation, each.unexpected) for each in report.failed] == [("rows-as-stored", 1)]
 
@@ -200,7 +201,7 @@ def test_a_row_that_is_gone_from_a_data_file_fails_rows_as_stored(
     copy: Settings, check: Callable[..., QualityReport]
 ) -> None:
     """No commit tells of it, and the file is as long as its commit says: only its rows can."""
-    table = DeltaTable(str(Path(copy.collections_uri(1))))
+    table = DeltaTable(str(Path(rows_uri(copy, 1))))
     file = max((Path(uri.removeprefix("file://")) for uri in table.file_uris()), key=lambda each: each.stat().st_size)
     _lose_a_row(file)
     report = check(copy, tables=["segments"], start="0")

@@ -48,6 +48,7 @@ from millrace.operations.recovery.declaration import RecoveryParams
 from millrace.operations.recovery.findings import RecoveryReport
 from millrace.operations.recovery.run import run
 from millrace.runtime.progress import Progress
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.table import WalTable
 from tests.cli.deployment import Deployment
@@ -169,8 +170,8 @@ FAULTS: dict[str, tuple[Harm, str]] = {
     "a WAL file holds other rows": (harm_wal("kind=message", alter), "wal_file_damaged"),
     "the state row is gone": (harm_wal("kind=state", remove), "wal_state_damaged"),
     "the state row is garbled": (harm_wal("kind=state", garble), "wal_state_damaged"),
-    "a row file is gone": (harm_table(lambda s: Path(s.collections_uri(1)), remove), "table_file_damaged"),
-    "a row file is cut": (harm_table(lambda s: Path(s.collections_uri(1)), cut), "table_file_damaged"),
+    "a row file is gone": (harm_table(lambda s: Path(rows_uri(s, 1)), remove), "table_file_damaged"),
+    "a row file is cut": (harm_table(lambda s: Path(rows_uri(s, 1)), cut), "table_file_damaged"),
     "a delete file is gone": (harm_table(lambda s: Path(s.deletes_uri(1)), remove), "table_file_damaged"),
     "a file of segments is gone": (harm_table(lambda s: Path(s.segments_uri), remove), "table_file_damaged"),
     "the checkpoint is gone": (harm_table(lambda s: Path(s.checkpoints_uri), remove), "table_file_damaged"),
@@ -208,7 +209,7 @@ def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client:
 
 @pytest.mark.slow
 def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: Database) -> None:
-    path = Path(client.settings.collections_uri(1))
+    path = Path(rows_uri(client.settings, 1))
     DeltaTable(str(path)).delete("id = 33")
     assert found(recover(client, "diagnose")) == ["collection_differs"]
     assert recover(client, "diagnose", depth="quick").healthy, "contents are not looked at"
@@ -218,7 +219,7 @@ def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: 
 
 @pytest.mark.slow
 def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Database) -> None:
-    path = Path(client.settings.collections_uri(1))
+    path = Path(rows_uri(client.settings, 1))
     table = DeltaTable(str(path))
     [first, *_] = table.to_pyarrow_table().slice(0, 1).to_pylist()
     row = pa.Table.from_pylist([{**first, "id": 777}], schema=table.to_pyarrow_table().schema)
@@ -233,7 +234,7 @@ def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Database) -
 
 @pytest.mark.slow
 def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client: Database) -> None:
-    DeltaTable(str(Path(client.settings.collections_uri(1)))).update(updates={"name": "'other'"}, predicate="id = 33")
+    DeltaTable(str(Path(rows_uri(client.settings, 1)))).update(updates={"name": "'other'"}, predicate="id = 33")
     refused = recover(client, "repair")
     assert (found(refused), refused.needs_approval) == (["collection_differs"], True)
     assert "their contents differ" in refused.findings[0].words
@@ -516,7 +517,7 @@ def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again
     flush_to_end(client.settings)
     compact(client.settings, params)
     expected = keys(client)
-    live(Path(client.settings.collections_uri(1)))[0].unlink()
+    live(Path(rows_uri(client.settings, 1)))[0].unlink()
     assert recover(client, "repair").healthy
     assert keys(client) == expected
     for _ in range(2):

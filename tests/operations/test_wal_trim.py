@@ -29,6 +29,7 @@ from millrace.rpc.tail import Evicted
 from millrace.runtime.progress import Progress
 from millrace.tables.collections.bases import read_bases
 from millrace.tables.collections.changes import table_changes
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import FIRST_ID, WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -208,7 +209,7 @@ def test_a_base_spans_a_schema_change(things: Things, short: Settings) -> None:
 def test_a_collection_that_lacks_a_row_gets_no_base_and_the_wal_stays(things: Things, short: Settings) -> None:
     things.fill(3)
     rows = WalTable.open(Path(short.wal_uri)).table.delta.count()
-    stored = DeltaTable(str(Path(short.collections_uri(1))))
+    stored = DeltaTable(str(Path(rows_uri(short, 1))))
     stored.delete(f"id = {contents(short)[0]['id']}")
     report = take(things, short)
     assert not report.ok

@@ -80,6 +80,8 @@ class ShelfStore:
         return sorted(path.name for path in place.iterdir() if path.is_file()) if place.is_dir() else []
 
     def folders(self) -> Sequence[str]:
+        if "/" not in self.uri.removeprefix(f"{SCHEME}://box/"):
+            self._calls["folders of the root"] += 1
         return sorted(path.name for path in self._folder.iterdir() if path.is_dir()) if self._folder.is_dir() else []
 
     def take(self, other: TableStore, name: str, how: Literal["copy", "link", "move"]) -> bool:

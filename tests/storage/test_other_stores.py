@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings, StoreCannotPublish
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import flush_to_end
 from millrace.operations.backup.declaration import BackupParams
@@ -24,6 +25,8 @@ from millrace.operations.recovery.table_repair import rebuild_collection
 from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
 from millrace.storage.store import ENTRY_POINT_GROUP, _kind, store_at
+from millrace.tables.collections.data_tables import published_uri, rows_uri
+from millrace.tables.collections.layout import _is_earlier_store
 from millrace.tables.read.arrow import read_arrow
 from tests.operations.log_maker import Things
 from tests.storage.shelf import SCHEME, Shelf
@@ -31,6 +34,7 @@ from tests.storage.shelf import SCHEME, Shelf
 TABLES = {
     "wal",
     "collections",
+    "tables",
     "deletes",
     "segments",
     "checkpoints",
@@ -117,6 +121,37 @@ def test_a_backup_of_tables_elsewhere_is_restored_into_a_folder(things: Things, 
     restore_backup(target, tmp_path / "backups")
     assert rows(target) == before
     assert (tmp_path / "restored" / "wal").is_dir()
+
+
+def test_tables_of_an_earlier_layout_stay_in_a_store_that_cannot_rename(
+    things: Things, shelf: Shelf, tmp_path: Path
+) -> None:
+    things.fill(2)
+    before, root = rows(things.settings), shelf.hidden / "box/of"
+    (root / "collections").mkdir()
+    (root / "tables/1/_rows").rename(root / "collections/1")
+    shutil.rmtree(root / "tables")
+    _is_earlier_store.cache_clear()
+    try:
+        assert rows(things.settings) == before
+        shelf.calls.clear()
+        things.fill(2)
+        assert len(rows(things.settings)) > len(before)
+        assert rows_uri(things.settings, 1) == f"{SCHEME}://box/of/collections/1"
+        assert shelf.calls["folders of the root"] == 0, "the layout is looked for once"
+        assert sorted(each.name for each in (root / "collections").iterdir()) == ["1"]
+        with pytest.raises(StoreCannotPublish, match="restore a backup"):
+            published_uri(things.settings, 1)
+        backup(things.settings, things.log, BackupParams.parse({"to": str(tmp_path / "backups")}), Progress())
+        assert rebuild_collection(things.settings, 1, progress=Progress()) > 0
+        now = rows(things.settings)
+    finally:
+        _is_earlier_store.cache_clear()
+    things.log.close()
+    target = Settings(data_dir=tmp_path / "restored")
+    restore_backup(target, tmp_path / "backups")
+    assert rows(target) == now
+    assert published_uri(target, 1) == f"{tmp_path}/restored/tables/1"
 
 
 def test_an_address_of_a_store_that_nobody_knows_is_refused(shelf: Shelf) -> None:

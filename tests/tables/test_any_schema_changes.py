@@ -20,7 +20,7 @@ from millrace.client.collection import Collection
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.storage.table import open_table
-from millrace.tables.collections.data_tables import earliest_readable_tick
+from millrace.tables.collections.data_tables import earliest_readable_tick, rows_uri
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
 from tests.laws.profile import examples
@@ -219,7 +219,7 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
             known.append(older(made))
     if data.draw(st.booleans()):
         db.settle()
-    base = earliest_readable_tick(open_table(db.settings.collections_uri(made.id)))
+    base = earliest_readable_tick(open_table(rows_uri(db.settings, made.id)))
     model.expected = [each for each in model.expected if each[0] >= base]
     for tick, rows in model.expected:
         found = by_id(made.read(at=tick))

@@ -19,6 +19,7 @@ from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.discovery import read_record
 from millrace.storage import parquet_file
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.testing import Deployment, deployment
 
 
@@ -187,7 +188,7 @@ def test_any_reader_of_delta_reads_the_files_as_they_are(db: Deployment) -> None
     made.alter(rename={"id": "key", "price": "cents"}, widen={"cents": "int64"}, drop="note", add={"note": "int64?"})
     made.insert([{"key": 2, "cents": 5, "note": 7}])
     db.settle()
-    table = DeltaTable(db.settings.collections_uri(made.id))
+    table = DeltaTable(rows_uri(db.settings, made.id))
     assert table.protocol().min_reader_version == 1
     nullable = {each.name: each.nullable for each in table.schema().fields}
     assert nullable["id"] is False

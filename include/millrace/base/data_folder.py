@@ -38,6 +38,7 @@ KNOWN_ENTRIES: Final = frozenset(
         "spark",
         "staged",
         "streams",
+        "tables",
         "wal",
         "wal_trims",
     }

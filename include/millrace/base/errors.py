@@ -340,6 +340,10 @@ class TableUnavailable(MillraceError):
     retriable = True
 
 
+class StoreCannotPublish(MillraceError):
+    """The store of the tables cannot create a file only if its name is free, which publishing a collection needs."""
+
+
 class TableNotFound(MillraceError):
     """The table does not exist (yet): the streaming node creates ``wal``, the flusher the others."""
 

@@ -14,6 +14,8 @@ Names, and the state at each:
 - ``checkpoint.written``: a Delta checkpoint exists; older log entries are not cleaned up.
 - ``trim.removed``: one more entry of the Delta log is removed.
 - ``recovery.written``: the replacements of damaged files are on disk; nothing is committed.
+- ``layout.*`` (millrace.tables.collections.layout): after the steps ``renamed``, ``recorded``, ``moved`` (once a rows
+  table), ``emptied`` of the move from an earlier layout.
 - ``restore.recorded``, ``restore.inserted``: a restore has begun; one more part of it is in.
 - ``backup.*`` (millrace.operations.backup): after the steps ``pinned``, ``log``, ``copied``, ``written``; ``dropped``:
   an old backup is removed.

@@ -395,7 +395,7 @@ class Database(Closeable):
     def table(self, name: str) -> ds.Dataset:
         """Return one of the deployment's own Delta tables as a pyarrow dataset at its current version.
 
-        Names are ``wal``, ``segments``, ``collections/3`` and so on (docs/tables.md). DuckDB, Polars and pandas read
+        Names are ``wal``, ``segments``, ``tables/3/_rows`` and so on (docs/tables.md). DuckDB, Polars and pandas read
         the dataset. A collection's table holds the rows that the flusher has written, including deleted ones;
         :meth:`attach` and :meth:`Collection.read` apply the deletes.
 

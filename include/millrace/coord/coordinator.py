@@ -56,6 +56,7 @@ from millrace.message.ids import collection_id_of
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import SchemaChange, apply_changes, change_to_json
 from millrace.message.wire.encode import encode_entry
+from millrace.tables.collections.layout import link_name, link_names, unlink_name
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
 
@@ -97,7 +98,7 @@ class Coordinator(Closeable):
                 raise
         self._log = log
         self._append = append
-        effects = DdlCallbacks(self._store, max_entry_bytes=settings.max_entry_bytes)
+        effects = DdlCallbacks(self._store, max_entry_bytes=settings.max_entry_bytes, on_named=self._link_by_name)
         sending = DdlDispatcher(self._store, append)
         self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.registry(), run_all=run_all)
 
@@ -116,6 +117,7 @@ class Coordinator(Closeable):
             self.ensure_pchannel(name)
         self.resume()
         self.sync_catalog()
+        self._link_all_names()
         return self._store.pchannels()
 
     def ensure_pchannel(self, name: str) -> PChannel:
@@ -333,6 +335,7 @@ class Coordinator(Closeable):
             try:
                 there = reconcile(collection, chain_definitions(collection, self._append.definitions))
                 if there != collection and self._store.update_if_settled(collection, there):
+                    self._link_by_name(there)
                     _log.warning("updated the catalog's entry of %r from the chain: %s", collection.name, there)
             except MillraceError as error:
                 _log.warning("cannot compare %r with the chain: %s: %s", collection.name, error.code, error)
@@ -340,6 +343,23 @@ class Coordinator(Closeable):
     def differences(self) -> list[Difference]:
         """Return the current differences between catalog and chain (millrace.coord.catalog_sync)."""
         return differences(self._store, [each.name for each in self._store.pchannels()], self._append.definitions)
+
+    def _link_by_name(self, collection: CollectionInfo) -> None:
+        """Keep the link to a collection's tables by its name. Nothing but people relies on it."""
+        try:
+            link = unlink_name if collection.state == "dropped" else link_name
+            link(self._settings, collection.name, collection.id)
+        except (OSError, MillraceError) as error:
+            _log.warning("cannot keep the link to the tables of %r: %s", collection.name, error)
+
+    def _link_all_names(self) -> None:
+        def named() -> list[tuple[str, int]]:
+            return [(each.name, each.id) for each in self._store.collections() if each.state == "active"]
+
+        try:
+            link_names(self._settings, named)
+        except (OSError, MillraceError) as error:
+            _log.warning("cannot make the links to the tables of collections: %s", error)
 
     def _settled(self, name: str) -> CollectionInfo:
         """Return the collection after its earlier broadcasts are closed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -27,9 +28,15 @@ def ddl_draft(
 class DdlCallbacks:
     """Broadcast callbacks of all DDL kinds, on the catalog in `store`."""
 
-    def __init__(self, store: CatalogStore, *, max_entry_bytes: int) -> None:
+    def __init__(
+        self, store: CatalogStore, *, max_entry_bytes: int, on_named: Callable[[CollectionInfo], None] | None = None
+    ) -> None:
+        """`on_named` gets each collection that became active or dropped, just before the catalog says so. It may be
+        called again.
+        """
         self._store = store
         self._max_entry_bytes = max_entry_bytes
+        self._on_named = on_named
 
     def registry(self) -> CallbackRegistry:
         return CallbackRegistry(
@@ -74,6 +81,8 @@ class DdlCallbacks:
                 there = replace(there, schemas=(*there.schemas, schema))
             case _:
                 return
+        if self._on_named is not None and task.kind in ("create_collection", DROP):
+            self._on_named(there)
         self._store.update_collection(there)
 
     def on_abandoned(self, task: BroadcastTask) -> BroadcastDraft | None:

@@ -156,8 +156,10 @@ def collection_view(
     deletes: TableSnapshot | None,
     segments: pa.Table,
     flushed: FlushProgress,
+    *,
+    table_path: str,
 ) -> CollectionView:
-    """Return a collection in full."""
+    """Return a collection in full. `table_path`: its rows table, relative to the root of the tables."""
     schema = collection.schema
     first = {field.name: len(collection.schemas) for field in schema.fields}
     for version in range(len(collection.schemas), 0, -1):
@@ -190,7 +192,7 @@ def collection_view(
             )
             for each in collection.vchannels
         ],
-        table_path=f"collections/{collection.id}",
+        table_path=table_path,
         table_version=rows.version if rows is not None else None,
         base_tick=str(earliest_readable_tick(rows.table if rows is not None else None)),
     )

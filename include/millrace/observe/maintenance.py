@@ -22,6 +22,7 @@ from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
 from millrace.runtime.launch.launcher import log_tail
 from millrace.runtime.spark.slots import EXPECTED_START, JOBS_AHEAD
+from millrace.storage.store import table_name
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 
@@ -35,7 +36,7 @@ MAX_TEXT_CHARACTERS: Final = 2000
 LOG_LINES: Final = 200
 """Lines of a run's log that its page shows."""
 
-_KINDS: Final = {"collections": rows_uri, "deletes": deletes_uri}
+_KINDS: Final = {"rows": rows_uri, "deletes": deletes_uri}
 _QUALITY_TEXTS: Final = ("run_id", "table", "expectation", "column", "source", "severity", "observed", "words", "error")
 _QUALITY: Final = ["at", *_QUALITY_TEXTS, "critical", "success", "elements", "unexpected"]
 
@@ -89,12 +90,14 @@ class TableSurvey:
             return worst, len(self._known)
 
     def _look(self, number: int, kind: str, name: str) -> None:
-        table = open_table(_KINDS[kind](self._settings, number))
+        uri = _KINDS[kind](self._settings, number)
+        table = open_table(uri)
         if table is None:
             self._known.pop((number, kind), None)
             return
-        title = name if kind == "collections" else f"{name}, deletes"
-        self._known[number, kind] = table_view(f"{kind}/{number}", title, TableSnapshot(table))
+        title = name if kind == "rows" else f"{name}, deletes"
+        shown = table_name(self._settings.tables_uri, uri)
+        self._known[number, kind] = table_view(shown, title, TableSnapshot(table))
 
 
 def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -> list[OperationRow]:

@@ -51,6 +51,7 @@ from millrace.operations.quality.results import docs_path
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.layout import rows_name
 from millrace.tables.quality_state import quality_results_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalPosition, WalTable
@@ -210,7 +211,11 @@ class Observer:
         """Return a collection by name or id. Raises CollectionNotFound."""
         found = self._find(name)
         view = collections.collection_view(
-            found, *self._of_collection(found), self._segments().of_collection(found.id), self._flushed()
+            found,
+            *self._of_collection(found),
+            self._segments().of_collection(found.id),
+            self._flushed(),
+            table_path=rows_name(self._settings, found.id),
         )
         counted = self._with_visible(view)
         return view.model_copy(update={"visible": counted.visible})

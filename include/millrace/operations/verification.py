@@ -30,8 +30,9 @@ from millrace.storage.parquet_file import REPAIR_HINT, dataset, translate_read_e
 from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import VerifiedBase, trimmed_bases
-from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri, stored_collection_ids
+from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.dead_rows import HiddenRanges, dead_mask, hidden_ranges_at
+from millrace.tables.collections.layout import stored_collection_ids
 from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.log_replay import replay_totals
 from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
@@ -226,7 +227,7 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
     checkpoints = open_table(settings.checkpoints_uri)
     tables = {
         number: _Tables.pin(settings, number)
-        for number in {*stored_collection_ids(settings, "collections"), *stored_collection_ids(settings, "deletes")}
+        for number in {*stored_collection_ids(settings, "rows"), *stored_collection_ids(settings, "deletes")}
     }
     if not WalTable.exists(settings.wal_uri):
         return {}

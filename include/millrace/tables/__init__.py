@@ -1,3 +1,3 @@
-"""The Delta tables: `wal/` (messages, rejections, states), `collections/` (rows, deletes, segments, checkpoints),
-`read/`.
+"""The Delta tables: `wal/` (messages, rejections, states), `collections/` (their places, rows, deletes, segments,
+checkpoints), `read/`.
 """

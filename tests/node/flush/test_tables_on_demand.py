@@ -13,7 +13,8 @@ from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.verification import verify_collections
 from millrace.storage.table import table_at, table_exists
-from millrace.tables.collections.data_tables import deletes_uri, rows_uri, stored_collection_ids
+from millrace.tables.collections.data_tables import deletes_uri, rows_uri
+from millrace.tables.collections.layout import stored_collection_ids
 from millrace.tables.read.arrow import count_rows, read_arrow
 from millrace.tables.read.plan import plan_read
 from tests.tables.wal_maker import Collection, WalMaker
@@ -45,10 +46,10 @@ def delete(collection: Collection) -> None:
 def test_a_flush_touches_only_the_tables_that_get_rows(settings: Settings) -> None:
     first, *_ = created(settings, 30)
     flush_to_end(settings)
-    assert stored_collection_ids(settings, "collections") == stored_collection_ids(settings, "deletes") == []
+    assert stored_collection_ids(settings, "rows") == stored_collection_ids(settings, "deletes") == []
     insert(first)
     flush_to_end(settings)
-    assert stored_collection_ids(settings, "collections") == [first.id]
+    assert stored_collection_ids(settings, "rows") == [first.id]
     assert stored_collection_ids(settings, "deletes") == []
     delete(first)
     flush_to_end(settings)

@@ -20,6 +20,7 @@ from millrace.node.flush.definition import flush_to_end
 from millrace.operations.verification import verify_collections
 from millrace.storage.table import open_table
 from millrace.tables.collections import staged_files
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
 from millrace.tables.read.arrow import read_arrow
 from millrace.wal.visible.catalog import WalCatalog
@@ -231,7 +232,7 @@ def test_a_file_that_does_not_fit_its_message_gives_no_row(
         read_arrow(settings, 1)
     with pytest.raises(StagedFileDamaged, match=words):
         flush_to_end(settings)
-    assert open_table(Path(settings.collections_uri(1))) is None, "there is no row yet"
+    assert open_table(Path(rows_uri(settings, 1))) is None, "there is no row yet"
 
 
 def test_a_file_is_read_in_bounded_pieces(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

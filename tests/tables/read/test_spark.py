@@ -24,6 +24,7 @@ from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.spark_predicate import spark_predicate
 from millrace.testing import Deployment, deployment
@@ -216,7 +217,7 @@ def test_spark_leaves_files_out_by_a_key_that_is_a_moment_and_no_row_with_them(
                 sorted(row["n"] for row in face.read(spark, "moments", where=where, settings=db.settings).collect())
                 == wanted
             )
-            stored = spark.read.format("delta").load(db.settings.collections_uri(made.id)).where(where)
+            stored = spark.read.format("delta").load(rows_uri(db.settings, made.id)).where(where)
             assert sorted(row["n"] for row in stored.collect()) == wanted
 
 

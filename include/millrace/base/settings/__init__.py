@@ -389,10 +389,6 @@ class Settings:
         """The ``checkpoints`` Delta table."""
         return self.table_uri("checkpoints")
 
-    def collections_uri(self, collection_id: int) -> str:
-        """Return the Delta table with the rows of one collection."""
-        return self.table_uri(f"collections/{collection_id}")
-
     def deletes_uri(self, collection_id: int) -> str:
         """Return the Delta table with the deletes of one collection."""
         return self.table_uri(f"deletes/{collection_id}")

@@ -48,6 +48,7 @@ from millrace.tables.collections.flush_tables import (
     replaced_checkpoint_files,
     required_checkpoint_files,
 )
+from millrace.tables.collections.layout import record_layout
 from millrace.tables.rewrite.files import FileGroup
 from millrace.tables.rewrite.rewrite import merge_job, rewrite_in_process
 from millrace.wal.visible.collection_rows import rows_table_schema
@@ -98,6 +99,7 @@ class FlushCommitter:
         threads. A PChannel that may no longer be committed counts as fenced, and its next owner continues after what
         the tables hold.
         """
+        record_layout(settings)
         self._settings = settings
         self._metrics = metrics
         self._holds = holds

@@ -26,6 +26,7 @@ from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, Sto
 from millrace.storage.delta_log import is_log_file
 from millrace.storage.local import LocalStore
 from millrace.storage.store import TableStore
+from millrace.tables.collections.layout import earlier_name
 
 CHUNK: Final = 1 << 20
 
@@ -103,13 +104,15 @@ class BackupFiles:
 
     def reuse(self, name: str, size: int) -> bool:
         """Link `name` from the previous backup. Return False if that has no such file of this size."""
-        known = None if self.earlier_manifest is None else self.earlier_manifest.files.get(name)
+        files = {} if self.earlier_manifest is None else self.earlier_manifest.files
+        there = name if name in files else earlier_name(name)
+        known = files.get(there)
         if self.earlier_folder is None or known is None or known.size != size:
             return False
         try:
-            if (self.earlier_folder / DATA_FOLDER / name).stat().st_size != size:
+            if (self.earlier_folder / DATA_FOLDER / there).stat().st_size != size:
                 return False
-            link_file(self.earlier_folder / DATA_FOLDER / name, self.prepare_path(name))
+            link_file(self.earlier_folder / DATA_FOLDER / there, self.prepare_path(name))
         except OSError:  # removed, or the file system's limit of links is reached
             return False
         with self._lock:
@@ -139,9 +142,8 @@ class BackupFiles:
         known = self.earlier_manifest
         for each in known.files if known is not None else ():
             parts = each.split("/")
-            name = next(
-                (one for one in (parts[0], "/".join(parts[:2])) if known is not None and one in known.tables), ""
-            )
+            names = ("/".join(parts[:count]) for count in (1, 2, 3))
+            name = next((one for one in names if known is not None and one in known.tables), "")
             found.setdefault(name, []).append(each)
         return found
 

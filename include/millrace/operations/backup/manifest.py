@@ -35,7 +35,8 @@ MANIFEST_FILE: Final = "manifest.json"
 MARKER_FILE: Final = "backup.json"
 DATA_FOLDER: Final = "data"
 _ID: Final = re.compile(r"backup-\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
+"""Version 2 has rows tables in ``tables/<id>/_rows``, version 1 in ``collections/<id>``."""
 
 
 class StoredFile(NamedTuple):
@@ -94,7 +95,8 @@ class BackupManifest:
     def write(self, folder: Path) -> None:
         """Write the manifest into the backup's folder, durably. This completes the backup."""
         body = asdict(self)
-        replace_json(folder / MANIFEST_FILE, {"version": VERSION, "sha256": _digest(body), "body": body}, synced=True)
+        version = VERSIONS[any(name.startswith("tables/") for name in self.tables)]
+        replace_json(folder / MANIFEST_FILE, {"version": version, "sha256": _digest(body), "body": body}, synced=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -106,9 +108,9 @@ class BackupManifest:
             with open_beneath(folder, MANIFEST_FILE) as file:
                 document = json.loads(file.read())
             version, body = document["version"], document["body"]
-            if version != VERSION:
+            if version not in VERSIONS:
                 raise UnsupportedVersion(
-                    f"{folder / MANIFEST_FILE} has version {version}, but this build knows {VERSION}"
+                    f"{folder / MANIFEST_FILE} has version {version}, but this build knows {VERSIONS}"
                 )
             if _digest(body) != document["sha256"]:
                 raise BackupDamaged(

@@ -36,6 +36,7 @@ BACKED_UP_FOLDERS: Final = frozenset(
         "restores",
         "segments",
         "staged",
+        "tables",
         "wal",
         "wal_trims",
     }

@@ -14,7 +14,7 @@ from millrace.base.settings import Settings
 from millrace.operations.coverage import Coverage
 from millrace.runtime.progress import Progress
 from millrace.storage.table import open_table, sync_table
-from millrace.tables.collections.data_tables import stored_collection_ids
+from millrace.tables.collections.layout import rows_name, stored_collection_ids
 
 
 class SyncedTables(NamedTuple):
@@ -30,7 +30,7 @@ class SyncedTables(NamedTuple):
 def tables_to_sync(settings: Settings) -> dict[str, str]:
     """Return the tables that truncation of the log depends on, by name with their URIs."""
     names = ["wal", "segments", "checkpoints"]
-    names += [f"collections/{number}" for number in stored_collection_ids(settings, "collections")]
+    names += [rows_name(settings, number) for number in stored_collection_ids(settings, "rows")]
     names += [f"deletes/{number}" for number in stored_collection_ids(settings, "deletes")]
     return {name: settings.table_uri(name) for name in names}
 

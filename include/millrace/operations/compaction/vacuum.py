@@ -22,7 +22,7 @@ from millrace.runtime.progress import Progress
 from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import bases_uri
-from millrace.tables.collections.data_tables import stored_collection_ids
+from millrace.tables.collections.layout import rows_name, stored_collection_ids
 from millrace.tables.quality_state import quality_results_uri
 from millrace.tables.wal.trims import trims_uri
 
@@ -39,10 +39,11 @@ _HOURS: Final = {"hour": 1, "day": 24, "week": 168}
 def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> dict[str, str]:
     """Return the tables to vacuum by name: those of the given collections, or all of them and the shared tables."""
     places: dict[str, str] = {}
-    for kind in ("collections", "deletes"):
+    for kind in ("rows", "deletes"):
         for number in stored_collection_ids(settings, kind):
             if collection_ids in (None, []) or number in (collection_ids or []):
-                places[f"{kind}/{number}"] = settings.table_uri(f"{kind}/{number}")
+                name = rows_name(settings, number) if kind == "rows" else f"deletes/{number}"
+                places[name] = settings.table_uri(name)
     if not collection_ids:
         places |= {
             "segments": settings.segments_uri,

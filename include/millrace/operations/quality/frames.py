@@ -24,6 +24,7 @@ from millrace.operations.quality.checks import Check
 from millrace.operations.quality.ranges import Ranges, TickRange
 from millrace.storage.spark import spark_frame
 from millrace.storage.store import store_at
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE
@@ -191,7 +192,7 @@ def segments(
     for found in flushed_collections:
         if found["collection_id"] in stored:
             of_rows, rewritten = stored[found["collection_id"]]
-            part = spark_frame(spark, store_at(settings.collections_uri(found["collection_id"])), of_rows)
+            part = spark_frame(spark, store_at(rows_uri(settings, found["collection_id"])), of_rows)
             part = part.where((F.col("_time_tick") >= found["low"]) & (F.col("_time_tick") <= found["high"]))
             part = part.groupBy(F.col("_vchannel").alias("vchannel"), F.col("_segment_id").alias("segment_id")).agg(
                 F.count("*").alias("stored_rows")

@@ -26,7 +26,7 @@ from millrace.catalog.sqlite_file import catalog_path, open_read_only
 from millrace.storage.delta_log import LOG_FOLDER
 from millrace.storage.store import store_at
 from millrace.storage.table import table_at, table_exists
-from millrace.tables.collections.data_tables import stored_collection_ids
+from millrace.tables.collections.layout import rows_name, stored_collection_ids
 
 
 def tables_to_clone(settings: Settings) -> Iterator[str]:
@@ -42,9 +42,10 @@ def tables_to_clone(settings: Settings) -> Iterator[str]:
 def _known_tables(settings: Settings) -> Iterator[str]:
     yield "checkpoints"
     yield "segments"
-    for kind in ("deletes", "collections"):
-        for number in stored_collection_ids(settings, kind):
-            yield f"{kind}/{number}"
+    for number in stored_collection_ids(settings, "deletes"):
+        yield f"deletes/{number}"
+    for number in stored_collection_ids(settings, "rows"):
+        yield rows_name(settings, number)
     yield "wal"
     yield "bases"
     yield "wal_trims"

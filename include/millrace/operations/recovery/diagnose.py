@@ -41,6 +41,7 @@ from millrace.operations.recovery.replay import replay_starts
 from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.storage.table import TableHandle, open_table, table_exists
+from millrace.tables.collections.layout import rows_name
 from millrace.tables.read.freshness import lacks_rows
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -335,7 +336,7 @@ def _collections(settings: Settings) -> list[RecoveryFinding]:
         except StagedFileDamaged as error:  # the WAL cannot be compared without these rows
             words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
             return [RecoveryFinding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
-        names = {number: f"collections/{number}" for number in reports}
+        names = {number: rows_name(settings, number) for number in reports}
     return [
         RecoveryFinding(
             kind="collection_differs",

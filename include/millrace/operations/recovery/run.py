@@ -180,7 +180,7 @@ class _Run:
         elif folder == "checkpoints":
             files = table_repair.rebuild_checkpoints(settings, progress=progress)
         else:
-            files = table_repair.rebuild_collection(settings, int(name), progress=progress)
+            files = table_repair.rebuild_collection(settings, int(name.partition("/")[0]), progress=progress)
         return f"rebuilt from the WAL, {files} files"
 
     def _unpark(self, finding: RecoveryFinding) -> str:

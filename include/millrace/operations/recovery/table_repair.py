@@ -7,8 +7,10 @@ hold later ticks. The old files remain on disk until VACUUM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import attrgetter
 
 from millrace.base.errors import BackupBusy, CommitFenced, RepairImpossible
 from millrace.base.failpoint import hit
@@ -21,9 +23,8 @@ from millrace.operations.recovery.clone import clone_folder, clone_staged, clone
 from millrace.runtime.progress import Progress
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.delta_log import added_files
-from millrace.storage.store import table_name
 from millrace.storage.table import TableHandle, open_table
-from millrace.tables.collections.data_tables import FOLDED_APP, REWRITES_APP
+from millrace.tables.collections.data_tables import FOLDED_APP, REWRITES_APP, deletes_uri, rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trimmed_totals
@@ -35,18 +36,18 @@ _REBUILDS = 3
 
 def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
     """Rebuild rows and deletes of a collection and return the number of new files."""
-    deletes, rows = settings.deletes_uri(collection_id), settings.collections_uri(collection_id)
+    deletes, rows = (partial(uri, collection_id=collection_id) for uri in (deletes_uri, rows_uri))
     with removal_permit(settings) as free:
         # A backup pins the deletes before the rows. It must not see rebuilt deletes without the fold, and rows that
         # still have it.
         if not free:
             raise BackupBusy(f"a backup is pinning the tables of collection {collection_id}: repair it in a minute")
-        table = open_table(rows)
-        rewrites = 0 if table is None else _unfold(table)
+        table = open_table(rows(settings))
+        rewrites = {rows(settings): 0 if table is None else _unfold(table)}
         for _ in range(_REBUILDS - 1):
             with suppress(CommitFenced):
-                return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
-        return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
+                return _rebuild(settings, [deletes, rows], rewrites=rewrites, progress=progress)
+        return _rebuild(settings, [deletes, rows], rewrites=rewrites, progress=progress)
 
 
 def _unfold(table: TableHandle) -> int:
@@ -68,16 +69,20 @@ def _unfold(table: TableHandle) -> int:
 
 def rebuild_segments(settings: Settings, *, progress: Progress) -> int:
     """Rebuild ``segments``."""
-    return _rebuild(settings, [settings.segments_uri], progress=progress)
+    return _rebuild(settings, [attrgetter("segments_uri")], progress=progress)
 
 
 def rebuild_checkpoints(settings: Settings, *, progress: Progress) -> int:
     """Rebuild ``checkpoints``, each PChannel's as of its tick."""
-    return _rebuild(settings, [settings.checkpoints_uri], progress=progress)
+    return _rebuild(settings, [attrgetter("checkpoints_uri")], progress=progress)
 
 
 def _rebuild(
-    settings: Settings, paths: Sequence[str], *, rewrites: Mapping[str, int] | None = None, progress: Progress
+    settings: Settings,
+    uris: Sequence[Callable[[Settings], str]],
+    *,
+    rewrites: Mapping[str, int] | None = None,
+    progress: Progress,
 ) -> int:
     # Read the checkpoints before the tables. A table may be ahead of its checkpoint, and then says so. In the other
     # order, rows flushed in between would be rebuilt here and also be in the table already.
@@ -91,9 +96,9 @@ def _rebuild(
             "alone. Restore the table from a backup"
         )
     reached = _checkpoint_ticks(settings, wal)
-    tables = {path: table for path in paths if (table := open_table(path)) is not None}
+    tables = [(uri, table) for uri in uris if (table := open_table(uri(settings))) is not None]
     files = 0
-    for path, table in tables.items():
+    for uri, table in tables:
         # Use each table's own ticks: a flusher that died between two commits left one table ahead of the other.
         ticks = {name: _own_tick(wal, table, name, tick) for name, tick in reached.items()}
         with clone_folder(settings) as home:
@@ -104,9 +109,10 @@ def _rebuild(
             clone_staged(settings, home)
             _flush_up_to(scratch, ticks, progress)
             moves = {}
-            if rewrites is not None and path in rewrites:
-                moves[REWRITES_APP] = AppTransaction(rewrites[path], rewrites[path] + 1)
-            files += _put_in_place(table, scratch.table_uri(table_name(settings.tables_uri, path)), moves)
+            count = (rewrites or {}).get(uri(settings))
+            if count is not None:
+                moves[REWRITES_APP] = AppTransaction(count, count + 1)
+            files += _put_in_place(table, uri(scratch), moves)
     return files
 
 

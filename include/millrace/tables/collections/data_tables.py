@@ -1,9 +1,9 @@
 """The two Delta tables of a collection: its rows and its deletes. The flusher appends to them, and joins small files.
 
-``collections/<id>``: the fields of the collection's schema, then the columns that locate a row. ``deletes/<id>``: the
+``tables/<id>/_rows``: the fields of the collection's schema, then the columns that locate a row. ``deletes/<id>``: the
 key and the columns that locate the delete. Both are partitioned by ``_date`` (of the visible tick). They are limited to
 what delta-rs and delta-spark both read and append to: reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 and
-that one feature. Creation and alteration are idempotent.
+that one feature. Creation and alteration are idempotent. Where the tables lie: millrace.tables.collections.layout.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.storage.commit import add_columns, has_timestamp_ntz
-from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, create_table
+from millrace.tables.collections.layout import published_name, rows_name
 from millrace.wal.visible.collection_rows import deletes_file_schema, rows_table_schema
 
 DATE: Final = "_date"
@@ -50,8 +50,8 @@ def earliest_readable_tick(rows: TableHandle | None) -> int:
 
 
 def rows_uri(settings: Settings, collection_id: int) -> str:
-    """Return the URI of the table with a collection's rows."""
-    return settings.collections_uri(collection_id)
+    """Return the URI of the table with a collection's rows. Moves the tables of an earlier layout first."""
+    return settings.table_uri(rows_name(settings, collection_id))
 
 
 def deletes_uri(settings: Settings, collection_id: int) -> str:
@@ -64,9 +64,12 @@ def stats_columns(schema: CollectionSchema) -> tuple[str, ...]:
     return (*key_columns(schema), *STATS_COLUMNS)
 
 
-def stored_collection_ids(settings: Settings, kind: str) -> list[int]:
-    """Return the ids of collections with a rows table (`kind`: ``collections``) or a deletes table (``deletes``)."""
-    return sorted(int(name) for name in store_at(settings.table_uri(kind)).folders() if name.isdecimal())
+def published_uri(settings: Settings, collection_id: int) -> str:
+    """Return the URI of the published table of a collection.
+
+    Raises StoreCannotPublish if the rows tables of an earlier layout could not be moved.
+    """
+    return settings.table_uri(published_name(settings, collection_id))
 
 
 def ensure_rows_table(uri: object, schema: CollectionSchema) -> TableHandle:

@@ -8,6 +8,7 @@ Inside a transaction, where visible ticks are equal, the order of writing decide
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.parquet_file import RowGroupFilter
 from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, table_at
+from millrace.tables.collections.layout import TABLES, earlier_name, has_earlier_layout
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
 from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter
 from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema, deletes_file_schema, rows_read_schema
@@ -148,7 +150,17 @@ def read_pieces(
 
 
 def stored_dataset(settings: Settings, name: str) -> ds.Dataset:
-    """Return the Delta table `name` (``wal``, ``collections/3``) as it is stored now. Raises TableNotFound."""
+    """Return the Delta table `name` (``wal``, ``tables/3/_rows``) as it is stored now.
+
+    Raises TableNotFound, and InvalidArgument for a published table: a dataset would not hide its deleted rows.
+    """
+    if re.fullmatch(rf"{TABLES}/[^/]+", name):
+        raise InvalidArgument(
+            f"{name} is a published table, whose deletion vectors a dataset does not apply: use the collection's"
+            " read(), or give its folder to an engine that reads Delta"
+        )
+    if has_earlier_layout(settings):
+        name = earlier_name(name)
     return table_at(settings.table_uri(name)).dataset()
 
 
