@@ -13,6 +13,8 @@ Names, and the state at each:
 - ``commit.done``: the Delta commit exists; Spark's commit log does not have it yet.
 - ``checkpoint.written``: a Delta checkpoint exists; older log entries are not cleaned up.
 - ``trim.removed``: one more entry of the Delta log is removed.
+- ``publish.vectors``, ``publish.checked``, ``publish.committed``, ``publish.expired`` (millrace.storage.published): the
+  vector file is on disk; before and after the commit's file; the vector files that one more version released are gone.
 - ``recovery.written``: the replacements of damaged files are on disk; nothing is committed.
 - ``layout.*`` (millrace.tables.collections.layout): after the steps ``renamed``, ``recorded``, ``moved`` (once a rows
   table), ``emptied`` of the move from an earlier layout.

@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 import stat
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -37,6 +38,8 @@ PLAIN_BYTES: Final = 1 << 20
 For a small file, a buffer's pages and a second wait for the disk would cost more than the cache's pages.
 """
 
+DRAFT: Final = ".draft-"
+"""Beginning of the name of a file that :meth:`LocalStore.put_if_absent` has not named yet."""
 _LOCK: Final = "_commits.lock"
 
 
@@ -89,6 +92,27 @@ class LocalStore:
         path = self.folder / name
         make_folder(path.parent)
         return _LocalSink(path)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        path = self.folder / name
+        make_folder(path.parent)
+        # The bytes are durable before they get the name, so a torn file never has it. A kill may leave the draft.
+        draft = path.with_name(f"{DRAFT}{uuid.uuid4().hex}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                _write_all(descriptor, memoryview(data))
+                sync(descriptor)
+            finally:
+                os.close(descriptor)
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                return False
+            sync(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
 
     def read(self, name: str) -> bytes | None:
         try:

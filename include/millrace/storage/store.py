@@ -5,6 +5,7 @@ Names are relative to the table, with ``/`` between folders. Promises:
 - A file is complete or absent, and durable once its :class:`OutputFile` is synced.
 - A name is never written twice: two attempts never share one.
 - :meth:`TableStore.delta` commits a version once, whoever tries.
+- A name of :meth:`ConditionalStore.put_if_absent` is written once, whoever tries. Only publishing needs that call.
 - Every call ends: a remote store has its own time limit, after which it raises OSError.
 
 A failure does not mean that nothing happened.
@@ -16,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from millrace.base.entry_points import load_entry_points
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings, StoreCannotPublish
 
 if TYPE_CHECKING:
     import pyarrow.fs as fs
@@ -128,6 +129,28 @@ class TableStore(Protocol):
     def alone(self) -> AbstractContextManager[bool]:
         """Yield whether the lease is held exclusively inside, which the removal of log entries requires."""
         ...
+
+
+class ConditionalStore(TableStore, Protocol):
+    """A store of tables that Millrace publishes (:mod:`millrace.storage.published`)."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create the small file `name` with `data`. Returns False, and changes nothing, if the name is taken.
+
+        The file is durable, and complete for whoever sees its name. Of several callers one gets True. After an OSError
+        the file may be there.
+        """
+        ...
+
+
+def conditional(store: TableStore) -> ConditionalStore:
+    """Return `store` if it has ``put_if_absent``. Raises StoreCannotPublish."""
+    if not callable(getattr(store, "put_if_absent", None)):
+        raise StoreCannotPublish(
+            f"the store of {store.uri} has no put_if_absent, so no table can be published there: use a newer version of"
+            " the package that registers it, or set publish to off"
+        )
+    return cast(ConditionalStore, store)
 
 
 ENTRY_POINT_GROUP: Final = "millrace.table_stores"

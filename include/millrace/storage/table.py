@@ -117,7 +117,7 @@ class TableHandle:
     @property
     def schema(self) -> pa.Schema:
         """The columns, including partition columns, with the types of our files (delta-rs returns view types)."""
-        return pa.schema([_plain(each) for each in pa.schema(self.delta.schema().to_arrow())])
+        return pa.schema([plain_field(each) for each in pa.schema(self.delta.schema().to_arrow())])
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def _answering(uri: str) -> Iterator[None]:
         raise TableUnavailable(f"cannot reach the table {uri} ({error}): retry") from error
 
 
-def _plain(item: pa.Field) -> pa.Field:
+def plain_field(item: pa.Field) -> pa.Field:
     return pa.field(item.name, _plain_type(item.type), nullable=item.nullable)
 
 
@@ -365,11 +365,11 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
     if pa.types.is_struct(kind):
-        return pa.struct([_plain(kind.field(place)) for place in range(kind.num_fields)])
+        return pa.struct([plain_field(kind.field(place)) for place in range(kind.num_fields)])
     if pa.types.is_map(kind):
         return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_field))
+        return pa.list_(plain_field(kind.value_field))
     return kind
 
 
