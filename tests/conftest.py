@@ -57,6 +57,7 @@ TOGETHER = {
         "pipelines/test_on_spark.py",
         "pipelines/test_spark_kills.py",
         "runtime/test_launch_on_a_cluster.py",
+        "storage/test_published_spark.py",
         "streams/keyed/test_frames.py",
         "streams/operators/test_on_spark.py",
         "streams/running/test_operated.py",
