@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 )
 """The user's columns."""
 _INTERNAL = pa.schema([("_time_tick", pa.int64()), ("_partition", pa.string())])
-_NO_CHECKPOINTS = LogMaintenance(checkpoint_commits=10**6)
+_NO_CHECKPOINTS = LogMaintenance(checkpoint_commits=10**6, keep_commits=10**6)
 FIRST_MS = 1_790_000_000_000
 
 Row = tuple[Any, ...]
@@ -56,6 +56,8 @@ class World:
         """By version and file, the masked positions."""
         self._next = 0
         self.maintenance = _NO_CHECKPOINTS
+        self.expires = True
+        """Whether versions before the last that `maintenance` keeps are expired with each commit."""
 
     def write(self, rows: Sequence[Row], *, masked: Iterable[int] = (), day: date = date(2026, 11, 26)) -> AddedFile:
         """Write a data file as the rows table has them: with columns that are not the user's."""
@@ -84,6 +86,8 @@ class World:
         """Commit a change, and note what the version shows. `ms` is the time of its tick."""
         at = self.table.version + 1 if ms is None else ms
         found = PublishedChange(tick=tick_at(at), schema_version=1, **change)
+        if self.expires:
+            self.table.expire(before_ms=2**60, keep=self.maintenance.keep_commits)
         version = self.table.commit(found, maintenance=self.maintenance)
         shown = dict(self.versions[-1])
         for path in found.remove:

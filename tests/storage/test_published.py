@@ -311,6 +311,7 @@ def test_expired_versions_release_their_vectors_and_files_and_the_log_goes_after
     clock = [1000]
     monkeypatch.setattr("millrace.storage.published._now_ms", lambda: clock[0])
     world.maintenance = LogMaintenance(checkpoint_commits=2, keep_commits=1)
+    world.expires = False
     first, second = world.write(world.make_rows(4), masked=[0]), world.write(world.make_rows(4), masked=[0])
     assert world.table.expire(before_ms=0) == []
     for change in (

@@ -32,7 +32,7 @@ Positions = npt.NDArray[np.int64]
 
 NO_POSITIONS: Final[Positions] = np.zeros(0, dtype=np.int64)
 
-_FILE_VERSION: Final = b"\x01"
+_FILE_VERSION: Final = 1
 _MAGIC: Final = 1681511377
 _HEADER: Final = struct.Struct("<iqi")
 """Magic number, number of 32-bit bitmaps, key of the only one."""
@@ -143,8 +143,8 @@ def write_vectors(store: TableStore, folder: str, masks: Mapping[str, Positions]
     vectors: dict[str, Vector] = {}
     sink = store.put(name)
     try:
-        sink.write(_FILE_VERSION)
-        offset = len(_FILE_VERSION)
+        sink.write(bytes([_FILE_VERSION]))
+        offset = 1
         for each, positions in masks.items():
             data = encode_vector(positions)
             sink.write(_FRAME.pack(len(data)) + data + _SUM.pack(zlib.crc32(data)))

@@ -414,7 +414,7 @@ class PublishedTable:
             self.store.sync([checkpoint_file(version), LAST_CHECKPOINT_FILE])
             self._checkpointed = version
             hit("checkpoint.written")
-            trim_log(self.store, keep=maintenance.keep_commits, keep_from=self._unexpired)
+            trim_log(self.store, keep=maintenance.keep_commits, keep_from=self._unexpired or 0)
             with self.store.alone() as free:
                 drafts = [f"{LOG_FOLDER}/{name}" for name in self.store.list(LOG_FOLDER) if name.startswith(DRAFT)]
                 self.store.delete(drafts if free else [])
@@ -425,8 +425,8 @@ class PublishedTable:
         """Delete vector files that only versions older than Unix time `before_ms` need. Returns such data files.
 
         A version is older if the next one was committed before. The last `keep` versions stay. The data files belong to
-        the rows table, which may still need them. The log keeps its entries until this was called for them. Costs what
-        the expired versions removed, of at most `limit` versions.
+        the rows table, which may still need them. Commits trim the log only up to where this handle has expired it.
+        Costs what the expired versions removed, of at most `limit` versions.
         """
         version = first_commit(self.store) if self._unexpired is None else self._unexpired
         last = min(self.version - keep, version + limit - 1)

@@ -1,0 +1,70 @@
+"""A publisher that dies at each step of a commit, and the one that comes after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import millrace
+from millrace.base.failpoint import VARIABLE
+from millrace.storage.local import LocalStore
+from millrace.storage.published import VECTOR_FOLDER, PublishedTable
+from tests.crash.publish_process import publish
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def die_at(place: str, folder: Path, until: int) -> None:
+    paths = [str(Path(millrace.__file__).parent.parent), str(ROOT)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.crash.publish_process", str(folder), str(until)],
+        env={**os.environ, VARIABLE: place, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=ROOT,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def content(table: PublishedTable) -> dict[str, list[int]]:
+    return {path: table.masked(path).tolist() for path in table.files}
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "publish.vectors",
+        "publish.checked",
+        "publish.committed",
+        "publish.vectors@3",
+        "checkpoint.written",
+        "trim.removed",
+        "trim.removed@2",
+        "publish.expired",
+        "publish.expired@2",
+    ],
+)
+def test_each_tick_is_published_once_wherever_the_publisher_died(tmp_path: Path, place: str) -> None:
+    died, lived = tmp_path / "died", tmp_path / "lived"
+    publish(died, 2)
+    die_at(place, died, 7)
+    standing = PublishedTable.open(LocalStore(died))
+    assert standing is not None
+    assert content(standing) == content(publish(lived, standing.version)), "a whole version, that of its tick"
+    table = publish(died, 9)
+    assert content(table) == content(publish(lived, 9))
+    assert table.version == 9, "no tick was published twice"
+    table.sweep_vectors()
+    named = {each.vector.file for each in table.files.values() if each.vector is not None}
+    left = {f"{VECTOR_FOLDER}/{name}" for name in table.store.list(VECTOR_FOLDER)}
+    assert named <= left
+    assert len(left) <= len(named) + 1, "what the killed publisher left is gone; the version before the newest stays"
+    assert not [name for name in table.store.list("_delta_log") if name.startswith(".")]
