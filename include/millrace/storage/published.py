@@ -1,8 +1,9 @@
 """A published table: a plain Delta table that any engine reads, whose rows lie in files of another table below it.
 
 The table's log names data files below ROWS_FOLDER, which the collection's rows table owns, and masks rows of them by
-deletion vectors. Each version has the tick that its rows are of. Data files are never written here, and never removed:
-:meth:`PublishedTable.expire` says which ones no version needs any more.
+deletion vectors. Each version has the tick that its rows are of. Data files are never written here. Files elsewhere in
+the folder are the published table's own. :meth:`PublishedTable.expire` deletes those, and says which files of the rows
+table no version needs any more.
 
 A commit writes at most one vector file and then the version's JSON file, by put-if-absent:
 
@@ -422,27 +423,31 @@ class PublishedTable:
             _log.exception("maintenance of the log of %s failed; the next commit retries it", self.uri)
 
     def expire(self, *, before_ms: int, keep: int = 0, limit: int = EXPIRE_LIMIT) -> list[str]:
-        """Delete vector files that only versions older than Unix time `before_ms` need. Returns such data files.
+        """Delete vector files, and data files of the table's own, that only versions older than `before_ms` need.
 
-        A version is older if the next one was committed before. The last `keep` versions stay. The data files belong to
-        the rows table, which may still need them. Commits trim the log only up to where this handle has expired it.
-        Costs what the expired versions removed, of at most `limit` versions.
+        Returns data files below ROWS_FOLDER that only such versions need: they belong to the rows table, which may
+        need them too. A version is older if the next one was committed before that Unix time. The last `keep` versions
+        stay. Commits trim the log only up to where this handle has expired it. Costs what the expired versions
+        removed, of at most `limit` versions.
         """
         version = first_commit(self.store) if self._unexpired is None else self._unexpired
         last = min(self.version - keep, version + limit - 1)
-        gone: list[str] = []
+        released: list[str] = []
         while version <= last:
             actions = parse_commit(self.store, version)
             if actions is not None:  # else another process has expired it, and trimmed the log
                 info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
                 if int(info["timestamp"]) > before_ms:
                     break
-                self.store.delete(info.get(_UNNAMED, ()))
+                removed = {action["remove"]["path"] for action in actions if "remove" in action}
+                gone = sorted(removed - self._state.files.keys())
+                own = [path for path in gone if not path.startswith(f"{ROWS_FOLDER}/")]
+                self.store.delete([*info.get(_UNNAMED, ()), *own])
                 hit("publish.expired")
-                gone += [action["remove"]["path"] for action in actions if "remove" in action]
+                released += [path for path in gone if path.startswith(f"{ROWS_FOLDER}/")]
             version += 1
         self._unexpired = version
-        return [path for path in dict.fromkeys(gone) if path not in self._state.files]
+        return list(dict.fromkeys(released))
 
     def needed_files(self, *, since_ms: int) -> set[str]:
         """Return the data files of every version that was the newest at Unix time `since_ms` or later."""
