@@ -312,7 +312,8 @@ class PublishedTable:
         for path in (*removed, *change.mask):
             if path not in live:
                 raise InvalidArgument(f"{path} is no live file of {self.uri} at version {self.version}")
-        if len(added) < len(change.add) or added & live.keys() or removed & change.mask.keys():
+        doubled = len(added) < len(change.add) or any(path in live for path in added)
+        if doubled or not removed.isdisjoint(change.mask):
             raise InvalidArgument(f"a change of {self.uri} has a file twice, or adds a live file")
         for each in change.add:
             if unquote(each.path) != each.path:
@@ -440,7 +441,7 @@ class PublishedTable:
                 if int(info["timestamp"]) > before_ms:
                     break
                 removed = {action["remove"]["path"] for action in actions if "remove" in action}
-                gone = sorted(removed - self._state.files.keys())
+                gone = sorted(path for path in removed if path not in self._state.files)
                 own = [path for path in gone if not path.startswith(f"{ROWS_FOLDER}/")]
                 self.store.delete([*info.get(_UNNAMED, ()), *own])
                 hit("publish.expired")

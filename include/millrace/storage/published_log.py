@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -91,8 +91,11 @@ class LogState:
     vectors: Counter[str] = field(default_factory=Counter)
     """By vector file, the number of live files with a vector in it."""
 
-    def apply(self, version: int, actions: Iterable[Mapping[str, Any]]) -> None:
-        """Go to the next `version` by the actions of its commit. Raises UnsupportedVersion."""
+    def apply(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+        """Go to the next `version` by the actions of its commit. Raises UnsupportedVersion, and then stays as it is."""
+        for action in actions:
+            if "protocol" in action:
+                _check_features(action["protocol"])
         self.version, self.commit_info = version, {}
         adds = []
         for action in actions:
@@ -140,7 +143,6 @@ class LogState:
             self.metadata["configuration"] = dict(self.metadata.get("configuration") or {})
         elif action.get("protocol") is not None:
             self.protocol = dict(action["protocol"])
-            _check_features(self.protocol)
 
 
 def _check_features(protocol: Mapping[str, Any]) -> None:
@@ -226,7 +228,7 @@ def _read_checkpoint(store: TableStore, version: int) -> LogState | None:
             for kind in ("protocol", "metaData", "txn"):
                 column = checkpoint.read(columns=[kind])[kind] if kind in names else pa.chunked_array([], pa.null())
                 for value in column.drop_null().to_pylist():
-                    state._apply_other({kind: _plain_maps(value)})
+                    state.apply(version, [{kind: _plain_maps(value)}])
             adds = checkpoint.read(columns=list(_ADD_COLUMNS))["add"].drop_null() if "add" in names else None
     except FileNotFoundError:
         return None
