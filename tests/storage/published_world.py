@@ -159,18 +159,17 @@ def by_polars(folder: Path, *, version: int | None = None, sql: str = "SELECT * 
 @cache
 def _duckdb() -> Any:
     import duckdb
+    import duckdb_extension_delta
 
     connection = duckdb.connect()
     connection.execute("SET timezone = 'UTC'")
-    connection.execute("LOAD delta")
+    (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
+    connection.load_extension(str(extension))
     return connection
 
 
-def by_duckdb(
-    folder: Path, *, version: int | None = None, at: datetime | None = None, sql: str = "SELECT * FROM t"
-) -> pa.Table:
+def by_duckdb(folder: Path, *, version: int | None = None, sql: str = "SELECT * FROM t") -> pa.Table:
     options = "" if version is None else f", version => {version}"
-    options += "" if at is None else f", timestamp => TIMESTAMPTZ '{at.isoformat()}'"
     query = f"WITH t AS (FROM delta_scan('{folder}'{options})) {sql}"
     return _duckdb().cursor().execute(query).to_arrow_table()
 

@@ -339,11 +339,13 @@ class PublishedTable:
         schema = self.schema if change.schema is None else change.schema
         columns = frozenset(physical_names(schema).values())
         files = [_added(each, columns, vectors.get(each.path), now) for each in change.add]
+        dropped = [self._state.files[path] for path in change.remove]
         for path in change.mask:
-            old = self._state.files[path]
-            vector = vectors.get(path)
+            old, vector = self._state.files[path], vectors.get(path)
+            if old.vector is None and vector is None:
+                continue  # a remove and an add of the very same file would be a remove to some readers
+            dropped.append(old)
             files.append(replace(old, stats=_statistics(old.stats, old.rows, columns, vector), vector=vector))
-        dropped = [self._state.files[path] for path in (*change.remove, *change.mask)]
         rows = self.row_count + sum(each.live_rows for each in files) - sum(each.live_rows for each in dropped)
         said = {
             **change.info,
@@ -440,8 +442,9 @@ class PublishedTable:
                 info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
                 if int(info["timestamp"]) > before_ms:
                     break
-                removed = {action["remove"]["path"] for action in actions if "remove" in action}
-                gone = sorted(path for path in removed if path not in self._state.files)
+                left = {action["add"]["path"] for action in actions if "add" in action}
+                removed = (action["remove"]["path"] for action in actions if "remove" in action)
+                gone = [path for path in removed if path not in left and path not in self._state.files]
                 own = [path for path in gone if not path.startswith(f"{ROWS_FOLDER}/")]
                 self.store.delete([*info.get(_UNNAMED, ()), *own])
                 hit("publish.expired")
@@ -576,7 +579,8 @@ def _remove_action(file: PublishedFile, now: int, data_change: bool) -> dict[str
 
 
 def _encode(actions: Iterable[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in actions).encode()
+    # No newline at the end, as delta-rs has it: one would look like the beginning of a torn action.
+    return "\n".join(json.dumps(each, ensure_ascii=False) for each in actions).encode()
 
 
 def _now_ms() -> int:

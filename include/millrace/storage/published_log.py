@@ -139,10 +139,12 @@ class LogState:
         elif action.get("txn") is not None:
             self.apps[action["txn"]["appId"]] = int(action["txn"]["version"])
         elif action.get("metaData") is not None:
-            self.metadata = dict(action["metaData"])
-            self.metadata["configuration"] = dict(self.metadata.get("configuration") or {})
+            # A checkpoint has every field and Arrow's maps, which are lists of pairs. A commit has neither.
+            found = {name: value for name, value in action["metaData"].items() if value is not None}
+            found["configuration"] = dict(found.get("configuration") or {})
+            self.metadata = {**found, "format": {"provider": "parquet", "options": {}}}
         elif action.get("protocol") is not None:
-            self.protocol = dict(action["protocol"])
+            self.protocol = {name: value for name, value in action["protocol"].items() if value is not None}
 
 
 def _check_features(protocol: Mapping[str, Any]) -> None:
@@ -228,7 +230,7 @@ def _read_checkpoint(store: TableStore, version: int) -> LogState | None:
             for kind in ("protocol", "metaData", "txn"):
                 column = checkpoint.read(columns=[kind])[kind] if kind in names else pa.chunked_array([], pa.null())
                 for value in column.drop_null().to_pylist():
-                    state.apply(version, [{kind: _plain_maps(value)}])
+                    state.apply(version, [{kind: value}])
             adds = checkpoint.read(columns=list(_ADD_COLUMNS))["add"].drop_null() if "add" in names else None
     except FileNotFoundError:
         return None
@@ -245,14 +247,6 @@ def _read_checkpoint(store: TableStore, version: int) -> LogState | None:
         if "commitInfo" in action:
             state.commit_info = action["commitInfo"]
     return state
-
-
-def _plain_maps(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an action of a checkpoint as a commit has it: Arrow's maps are lists of pairs."""
-    return {
-        name: dict(each) if isinstance(each, list) and each and isinstance(each[0], tuple) else each
-        for name, each in value.items()
-    }
 
 
 def encode_schema(schema: pa.Schema, known: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
