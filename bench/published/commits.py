@@ -95,7 +95,7 @@ def _action(number: int) -> AddAction:
 
 def _written(table: PublishedTable) -> list[str]:
     """The files that the newest commit wrote."""
-    newest = next(each.vector.file for each in reversed(table.files.values()) if each.vector is not None)
+    newest = next(each.vector.file for each in reversed(list(table.files.values())) if each.vector is not None)
     return [newest, f"_delta_log/{table.version:020d}.json"]
 
 
