@@ -203,7 +203,7 @@ class RowsPlanner:
     def __init__(self, rows: RowsOf) -> None:
         self._rows = rows
         self._wal: WalSnapshot | None = None
-        self._catalogs: dict[str, tuple[int, dict[str, VChannelInfo]]] = {}
+        self._catalogs: dict[str, tuple[int, Mapping[str, VChannelInfo]]] = {}
         """By PChannel, what DDL up to a tick has made of the collection there."""
 
     def ends(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from millrace.base.errors import TableDamaged, UnsupportedVersion
 from millrace.message.ids import MessageId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.table import TableHandle
 from millrace.tables.collections.flush_tables import (
     SMALL_CATALOG,
     SNAPSHOT_FACTOR,
@@ -72,6 +73,28 @@ def test_a_snapshot_and_the_changes_since_give_the_catalog(dice: random.Random, 
         assert changes.apply(whole) == now
 
 
+def test_a_catalog_decodes_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = WalCatalog({f"p0_{number}v0": new_info(number) for number in range(1, 401)})
+    data = catalog.to_bytes()
+    decoded: list[int] = []
+    from_json = VChannelInfo.from_json
+    monkeypatch.setattr(
+        VChannelInfo, "from_json", lambda value: (decoded.append(value["collection_id"]), from_json(value))[1]
+    )
+    read = WalCatalog.from_bytes(data)
+    read.collection_vchannels(7)["p0_7v0"].growing[9] = GrowingSegment(1, 9)
+    read.vchannels["p0_500v0"] = new_info(500)
+    read.vchannels["p0_8v0"] = new_info(501)
+    assert [info.collection_id for info in read.vchannels.with_new_schemas()] == [500]
+    assert (list(read.collection_vchannels(8)), list(read.collection_vchannels(501))) == ([], ["p0_8v0"])
+    assert (len(read.vchannels), len(list(read.vchannels))) == (401, 401)
+    changed = read.to_bytes()
+    assert decoded == [7]
+    again = WalCatalog.from_bytes(changed)
+    assert dict(again.vchannels) == dict(read.vchannels)
+    assert dict(WalCatalog.from_bytes(data).vchannels) == dict(catalog.vchannels), "copies share nothing that changes"
+
+
 class Flushed:
     """A ``checkpoints`` table to which a PChannel with many collections is committed."""
 
@@ -104,6 +127,20 @@ class Flushed:
 
     def stored(self) -> Checkpoint:
         return read_checkpoints(self.table)["p0"]
+
+
+def test_a_checkpoint_without_news_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = Flushed(tmp_path, 400)
+    read: list[str] = []
+    plain = TableHandle.read
+    monkeypatch.setattr(TableHandle, "read", lambda self, name: (read.append(name), plain(self, name))[1])
+    first = flushed.stored()
+    for _ in range(3):
+        assert flushed.stored() == first
+    assert len(read) <= 1
+    flushed.commit(3)
+    assert flushed.stored().time_tick > first.time_tick
+    assert flushed.stored().catalog.vchannels["p0_3v0"].growing
 
 
 def test_a_flush_of_one_collection_writes_its_own_changes(tmp_path: Path) -> None:

@@ -153,8 +153,6 @@ class _Writer:
     def run(self) -> FlushReport:
         plan, settings = self._plan, self._settings
         pchannel = plan.checkpoint.pchannel
-        # A schema that only gained columns has no rows yet, but its table must get them with this commit.
-        before = {name: len(info.schemas) for name, info in self._catalog.vchannels.items()}
         for visible in self._visible():
             drops = visible.filter(pc.is_in(visible["type"].cast(pa.utf8()), _DROPS))
             self._drops.extend(each for row in drops.to_pylist() if (each := _drop(row)).before)
@@ -177,12 +175,11 @@ class _Writer:
             term=self._term,
             catalog=self._catalog,
         )
-        changed: dict[int, CollectionSchema] = {}
-        for name, info in self._catalog.vchannels.items():
-            if info.collection_id in collections or len(info.schemas) != before.get(name):
-                changed[info.collection_id] = newest_schema(
-                    self._catalog.collection_vchannels(info.collection_id).values()
-                )
+        # A schema that only gained columns has no rows yet, but its table must get them with this commit.
+        numbers = {info.collection_id for info in self._catalog.vchannels.with_new_schemas()} | collections.keys()
+        changed = {
+            number: newest_schema(self._catalog.collection_vchannels(number).values()) for number in sorted(numbers)
+        }
         return FlushReport(
             checkpoint=plan.checkpoint,
             new_checkpoint=new_checkpoint,

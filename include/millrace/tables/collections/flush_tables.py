@@ -11,7 +11,6 @@ the newest row and is named by tick and digest (millrace.wal.visible.catalog_cha
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import TableDamaged
+from millrace.base.lru_cache import LruCache
 from millrace.message.ids import MessageId
 from millrace.storage.file_sink import FileSink
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import TableHandle, create_table
 from millrace.tables.collections.data_tables import ensure_columns
 from millrace.tables.wal.reader import FIRST_ID
-from millrace.wal.visible.catalog import SegmentEvent, WalCatalog
+from millrace.wal.visible.catalog import CACHED_BYTES, SegmentEvent, WalCatalog, stored_form
 from millrace.wal.visible.catalog_changes import CatalogChanges, CatalogSnapshot, catalog_digest, is_changes
 from millrace.wal.visible.collection_rows import align_to_schema
 
@@ -101,7 +101,7 @@ class Checkpoint:
     @property
     def flush_ticks(self) -> dict[str, int]:
         """The tick up to which the tables of each VChannel's collection are whole."""
-        return dict.fromkeys(sorted(json.loads(self.catalog_bytes)["vchannels"]), self.time_tick)
+        return dict.fromkeys(sorted(stored_form(self.catalog_bytes)["vchannels"]), self.time_tick)
 
     def to_json(self) -> dict[str, Any]:
         """Return what readers need; a flusher does not plan with the result."""
@@ -144,12 +144,28 @@ def read_checkpoints(table: TableHandle | None) -> dict[str, Checkpoint]:
     """Return the checkpoint of each PChannel at the version of `table`."""
     if table is None:
         return {}
-    rows: dict[str, list[_Row]] = {}
-    for action in table.actions().to_pylist():
-        (row,) = table.read(action["path"]).to_pylist()
-        rows.setdefault(action[f"partition.{PCHANNEL}"], []).append(_Row(action["path"], row))
+    live: dict[str, list[str]] = {}
+    actions = table.actions()
+    for path, pchannel in zip(actions["path"].to_pylist(), actions[f"partition.{PCHANNEL}"].to_pylist(), strict=True):
+        live.setdefault(pchannel, []).append(path)
     # More than one row of a PChannel may be live: the newest counts, and perhaps its snapshot.
-    return {name: _checkpoint(name, live) for name, live in rows.items()}
+    return {name: _read_checkpoint(table, name, sorted(paths)) for name, paths in live.items()}
+
+
+_read: Final[LruCache[tuple[str, ...], Checkpoint]] = LruCache(
+    CACHED_BYTES, cost=lambda key, checkpoint: len(checkpoint.catalog_bytes)
+)
+"""Checkpoints by table and live files: files never change, and a PChannel without news keeps its checkpoint."""
+
+
+def _read_checkpoint(table: TableHandle, pchannel: str, paths: Sequence[str]) -> Checkpoint:
+    key = (table.uri, *paths)
+    found = _read.get(key)
+    if found is None:
+        rows = [_Row(path, table.read(path).to_pylist()[0]) for path in paths]
+        found = _checkpoint(pchannel, rows)
+        _read.put(key, found)
+    return found
 
 
 class _Row(NamedTuple):

@@ -11,8 +11,6 @@ Decoded states are cached by this digest, in this process; without the cache the
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +18,7 @@ from typing import Any, Final
 import xxhash
 
 from millrace.base.errors import Malformed
+from millrace.base.lru_cache import LruCache
 from millrace.wal.state import ChannelState
 from millrace.wal.state_increments import apply_increment, is_increment, make_increment
 
@@ -144,30 +143,4 @@ def remember(row: NextRow, state: ChannelState) -> None:
     _decoded.put(row.digest, state.copy())
 
 
-class _Decoded:
-    """States by the digest of their last row. Thread-safe; the least recently used ones are dropped."""
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[str, ChannelState] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, digest: str) -> ChannelState | None:
-        with self._lock:
-            state = self._states.get(digest)
-            if state is not None:
-                self._states.move_to_end(digest)
-            return state
-
-    def put(self, digest: str, state: ChannelState) -> None:
-        with self._lock:
-            self._states[digest] = state
-            self._states.move_to_end(digest)
-            while len(self._states) > _CACHED:
-                self._states.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._states.clear()
-
-
-_decoded: Final = _Decoded()
+_decoded: Final[LruCache[str, ChannelState]] = LruCache(_CACHED)

@@ -8,8 +8,9 @@ long as a read at an earlier tick may need it: drop ticks of partitions and coll
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import UnsupportedVersion
+from millrace.base.lru_cache import LruCache
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import apply_changes
@@ -25,6 +27,9 @@ from millrace.wal.txn_buffer import VISIBLE_TICK
 
 VERSIONS: Final = (1, 2)
 """Versions of the stored form. Version 2 has the ticks of replacing imports, and is written only if there are any."""
+
+CACHED_BYTES: Final = 8 << 20
+"""Bytes of catalogs whose parsed form a process keeps: about those of 20,000 VChannels."""
 
 CATALOG_TYPES: Final = tuple(
     member.name
@@ -128,7 +133,7 @@ class VChannelInfo:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
         return cls(
             collection_id=value["collection_id"],
             name=value["name"],
@@ -154,32 +159,95 @@ def newest_schema(infos: Iterable[VChannelInfo], tick: int | None = None) -> Col
     return max(infos, key=lambda info: info.version_at(tick)).schema_at(tick)
 
 
-@dataclass(slots=True)
+_NOTHING: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+
+class VChannelInfos(MutableMapping[str, VChannelInfo]):
+    """VChannels by name, each decoded from its stored form when it is first asked for.
+
+    The stored form is shared and never changed, so a copy costs what is asked of it. Iteration is in stored order, then
+    in the order in which VChannels were added.
+    """
+
+    __slots__ = ("_decoded", "_stored")
+
+    def __init__(
+        self, infos: Mapping[str, VChannelInfo], stored: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self._decoded = dict(infos)
+        self._stored = {} if stored is None else stored
+
+    def __getitem__(self, name: str) -> VChannelInfo:
+        info = self._decoded.get(name)
+        if info is None:
+            info = self._decoded[name] = VChannelInfo.from_json(self._stored[name])
+        return info
+
+    def __setitem__(self, name: str, info: VChannelInfo) -> None:
+        self._decoded[name] = info
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("a VChannel is never removed from a catalog: reads at earlier ticks may need it")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._decoded or name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._stored
+        yield from (name for name in self._decoded if name not in self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored) + sum(name not in self._stored for name in self._decoded)
+
+    def names_of(self, collection_id: int) -> list[str]:
+        """Return the VChannels of a collection, without decoding any."""
+        stored, decoded = self._stored, self._decoded
+        found = [name for name, value in stored.items() if value["collection_id"] == collection_id]
+        return [name for name in found if name not in decoded] + [
+            name for name, info in decoded.items() if info.collection_id == collection_id
+        ]
+
+    def with_new_schemas(self) -> Iterator[VChannelInfo]:
+        """Yield those that are new or have another number of schemas than in the stored form."""
+        for name, info in self._decoded.items():
+            if len(info.schemas) != len(self._stored.get(name, {}).get("schemas", ())):
+                yield info
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form of all."""
+        return {**self._stored, **{name: info.to_json() for name, info in self._decoded.items()}}
+
+
 class WalCatalog:
     """The VChannels of one PChannel, including dropped ones."""
 
-    vchannels: dict[str, VChannelInfo] = field(default_factory=dict)
+    __slots__ = ("vchannels",)
+
+    def __init__(self, vchannels: Mapping[str, VChannelInfo] | None = None) -> None:
+        """Make a catalog of these VChannels, which are not copied."""
+        self.vchannels = vchannels if isinstance(vchannels, VChannelInfos) else VChannelInfos(vchannels or {})
 
     def to_bytes(self) -> bytes:
         """Return canonical bytes: equal catalogs have equal bytes."""
+        vchannels = self.vchannels.to_json()
         # A build without replacing imports must not continue a catalog that hides rows by one.
-        version = VERSIONS[any(info.replace_ticks for info in self.vchannels.values())]
-        body = {"version": version, "vchannels": {name: info.to_json() for name, info in self.vchannels.items()}}
+        version = VERSIONS[any("replace_ticks" in value for value in vchannels.values())]
+        body = {"version": version, "vchannels": vchannels}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse the result of :meth:`to_bytes`. Raises UnsupportedVersion."""
-        body = json.loads(data)
+        body = stored_form(data)
         if body["version"] not in VERSIONS:
             raise UnsupportedVersion(
                 f"a checkpoint's catalog of version {body['version']}: run the build that wrote it"
             )
-        return cls({name: VChannelInfo.from_json(value) for name, value in body["vchannels"].items()})
+        return cls(VChannelInfos({}, body["vchannels"]))
 
     def collection_vchannels(self, collection_id: int) -> dict[str, VChannelInfo]:
         """Return this PChannel's VChannels of one collection."""
-        return {name: info for name, info in self.vchannels.items() if info.collection_id == collection_id}
+        return {name: self.vchannels[name] for name in self.vchannels.names_of(collection_id)}
 
     def apply(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Evolve by visible rows. Yields them in slices, each once the DDL before it is applied.
@@ -271,6 +339,18 @@ class WalCatalog:
                 info = self.vchannels[row["vchannel"]].growing[segments[file["partition_id"]]]
                 info.rows += file["rows"]
                 info.bytes += file["bytes"]
+
+
+def stored_form(data: bytes) -> Mapping[str, Any]:
+    """Return the JSON of a catalog's bytes. It is cached and shared: never change it."""
+    form = _parsed.get(data)
+    if form is None:
+        form = json.loads(data)
+        _parsed.put(data, form)
+    return form
+
+
+_parsed: Final[LruCache[bytes, Mapping[str, Any]]] = LruCache(CACHED_BYTES, cost=lambda data, form: len(data))
 
 
 def import_segments(first: int, body: ImportBody) -> dict[int, int]:

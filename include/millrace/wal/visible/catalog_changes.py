@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import xxhash
 
 from millrace.base.errors import UnsupportedVersion
+from millrace.wal.visible.catalog import stored_form
 
 CHANGES_VERSIONS: Final = (3,)
 """Versions of the stored form. They follow those of a catalog, so that a build from before refuses a row of changes."""
@@ -44,7 +45,7 @@ class CatalogChanges:
 
     def extended(self, before: bytes, after: bytes, snapshot: CatalogSnapshot) -> Self | None:
         """Return these changes with those between two catalogs; None if they cannot be described as changes."""
-        old, new = json.loads(before), json.loads(after)
+        old, new = stored_form(before), stored_form(after)
         if not old["vchannels"].keys() <= new["vchannels"].keys():
             return None
         changed = dict(self.vchannels)
@@ -60,11 +61,10 @@ class CatalogChanges:
 
     def apply(self, snapshot: bytes) -> bytes:
         """Return the catalog that the changes make of the snapshot's bytes."""
-        catalog = json.loads(snapshot)
-        catalog["version"] = self.version
+        vchannels = dict(stored_form(snapshot)["vchannels"])
         for name, changed in self.vchannels.items():
-            catalog["vchannels"][name] = catalog["vchannels"].get(name, {}) | changed
-        return _json(catalog)
+            vchannels[name] = vchannels.get(name, {}) | changed
+        return _json({"version": self.version, "vchannels": vchannels})
 
     def to_bytes(self) -> bytes:
         """Return canonical bytes."""
