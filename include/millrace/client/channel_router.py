@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable, MillraceError
+from millrace.client.append_bundles import BundledAppends
 from millrace.rpc import calls
 from millrace.rpc.append_pipeline import AppendPipeline
 from millrace.rpc.assignments import Assignment, AssignmentCache, AssignmentUpdate
@@ -79,6 +81,7 @@ class ChannelRouter:
         """PChannels whose owner must be looked up before the next append."""
         self._idle: dict[tuple[int, str], list[HostStream]] = {}
         """Open streams that no append uses, by connection and PChannel."""
+        self._bundles: WeakKeyDictionary[Link, BundledAppends] = WeakKeyDictionary()
         self._watchdog = Watchdog()
         self._links: dict[str, Link] = {}
         self._guard = threading.Lock()
@@ -202,6 +205,9 @@ class ChannelRouter:
         with self._guard:
             links, self._links = list(self._links.values()), {}
             idle, self._idle = self._idle, {}
+            bundles = list(self._bundles.values())
+        for each in bundles:
+            each.close()
         for stream in (each for streams in idle.values() for each in streams):
             stream.close()
         for link in links:
@@ -234,6 +240,14 @@ class ChannelRouter:
                     self._idle.setdefault(key, []).append(stream)
             else:
                 stream.close()
+
+    def bundles(self, link: Link) -> BundledAppends:
+        """Return the bundles of a connection."""
+        with self._guard:
+            found = self._bundles.get(link)
+            if found is None:
+                found = self._bundles[link] = BundledAppends(link, margin=MARGIN)
+            return found
 
     def _forget_closed(self) -> None:
         """Close the idle streams of dropped connections."""
@@ -272,9 +286,12 @@ class ChannelRoute:
         """
 
         def send(link: Link, deadline: Deadline) -> AppendOutcome:
-            with self._router.stream(link, self.pchannel) as stream:
-                stream.send(values, deadline=deadline)
-                return stream.receive(deadline=deadline.extended(MARGIN))
+            def alone() -> AppendOutcome:
+                with self._router.stream(link, self.pchannel) as stream:
+                    stream.send(values, deadline=deadline)
+                    return stream.receive(deadline=deadline.extended(MARGIN))
+
+            return self._router.bundles(link).append(self.pchannel, values, deadline, alone)
 
         return self._once(send, deadline, f"whether this append to {self.pchannel} is in the log is unknown")
 

@@ -217,7 +217,7 @@ APPEND: Final = _call(
     Role.PRODUCE,
     Scope.ANYTHING,
     "append messages; each needs a role of its own, see below",
-    request="pchannel pipelined?",
+    request="pchannel? pipelined? bundles?",
     repeat=Repeat.NEVER,
 )
 TAIL: Final = _call(

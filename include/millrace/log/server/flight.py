@@ -149,6 +149,10 @@ class TrackedStream:
         self._writer.write_metadata(metadata)
         self._note(-1)
 
+    def write_with_metadata(self, batch: pa.RecordBatch, metadata: pa.Buffer) -> None:
+        self._writer.write_with_metadata(batch, metadata)
+        self._note(-1)
+
     def finish(self) -> None:
         """End the stream: unanswered requests no longer count as work."""
         self._note(-self._open)

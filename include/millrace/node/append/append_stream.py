@@ -17,6 +17,7 @@ from pyarrow import flight
 
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.node.append.pending import PendingOutcome
+from millrace.rpc.bundles import BundledAppend, decode_bundle
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.wire import DEFAULT_DEADLINE, TIMEOUT, failure_to_bytes, is_valid_batch
 
@@ -138,16 +139,34 @@ class PipelinedStream:
 
 def next_append(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
     """Return the next append of a stream and its timeout in seconds; None at the end. Raises InvalidArgument."""
+    chunk = _next_chunk(reader)
+    if chunk is None:
+        return None
+    timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
+    return _values(chunk), timeout
+
+
+def next_bundle(reader: flight.MetadataRecordBatchReader) -> list[BundledAppend] | None:
+    """Return the appends of the next bundle of a stream; None at the end. Raises InvalidArgument."""
+    chunk = _next_chunk(reader)
+    if chunk is None:
+        return None
+    metadata = b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+    return decode_bundle(_values(chunk), metadata)
+
+
+def _next_chunk(reader: flight.MetadataRecordBatchReader) -> flight.FlightStreamChunk | None:
     try:
-        chunk = reader.read_chunk()
+        return reader.read_chunk()
     except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
         return None  # the stream ended, or the client disconnected
-    timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
+
+
+def _values(chunk: flight.FlightStreamChunk) -> pa.LargeBinaryArray:
+    """Return the entries of a message; none if it has another form, to be refused as an append without entries."""
     batch = chunk.data
     values = batch.column(0) if batch is not None and is_valid_batch(batch) and batch.num_columns else None
-    if not isinstance(values, pa.LargeBinaryArray):
-        values = pa.array([], pa.large_binary())  # refused as an append without entries
-    return values, timeout
+    return values if isinstance(values, pa.LargeBinaryArray) else pa.array([], pa.large_binary())
 
 
 def _timeout(metadata: bytes) -> float:

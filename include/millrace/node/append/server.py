@@ -51,6 +51,7 @@ from millrace.node.append.append_stream import (
     PipelinedStream,
     answer,
     next_append,
+    next_bundle,
     write_answer,
 )
 from millrace.node.append.authorizer import AppendAuthorizer, readable_rows, vchannel_resources
@@ -63,6 +64,7 @@ from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.tombstones import TombstonePlacer
 from millrace.node.retention.log_retention import LogRetention, retention_configured
 from millrace.rpc import calls
+from millrace.rpc.bundles import BundledAppend, encode_answers
 from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, server_calls
 from millrace.rpc.outcome import OUTCOME_SCHEMA, AppendOutcome
 from millrace.rpc.tail import TAIL_SCHEMA, Evicted, to_wire_rows
@@ -164,8 +166,14 @@ class AppendExtension:
         caller: Caller,
     ) -> None:
         command = from_json(descriptor.command or b"")
-        pchannel = _pchannel(command)
         door = AppendAuthorizer(caller, self._collection_of)
+        if command.get("bundles"):
+            writer.begin(OUTCOME_SCHEMA)
+            while (bundle := next_bundle(reader)) is not None:
+                rows, told = encode_answers([self._bundled(each, door) for each in bundle])
+                writer.write_with_metadata(rows, pa.py_buffer(told))
+            return
+        pchannel = _pchannel(command)
         writer.begin(OUTCOME_SCHEMA)
         if command.get("pipelined"):
             PipelinedStream(partial(self.submit, pchannel, door=door), reader, writer).serve()
@@ -173,6 +181,10 @@ class AppendExtension:
         while (request := next_append(reader)) is not None:
             values, timeout = request
             write_answer(writer, answer(partial(self.decide, pchannel, values, door, timeout=timeout)))
+
+    def _bundled(self, append: BundledAppend, door: AppendAuthorizer) -> AppendOutcome | bytes:
+        seconds = append.deadline.remaining()
+        return answer(partial(self.decide, append.pchannel, append.values, door, timeout=seconds))
 
     def decide(
         self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer, *, timeout: float
