@@ -29,7 +29,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -39,12 +39,14 @@ from typing import Any
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, InvalidArgument, MillraceError
 from millrace.catalog.collection import CollectionInfo
+from millrace.client.append_bundles import BundledAppends
 from millrace.client.channel_router import HostStream
 from millrace.client.database import Database, connect
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.written import Written
 from millrace.message.keys import vchannel_index
+from millrace.rpc.bundles import Answer, BundledAppend
 from millrace.rpc.link import ConnectionLost
 from millrace.rpc.outcome import AppendOutcome
 
@@ -76,9 +78,19 @@ class Journal:
         os.write(self._fd, f"{line}\n".encode())
 
 
-def lose_answers(chance: random.Random) -> None:
-    """Have this process lose answers that have arrived, with their connections."""
-    real = HostStream.receive
+def lose_answers(chance: random.Random, journal: Journal) -> None:
+    """Have this process lose answers that have arrived, with their connections. Notes the first bundle."""
+    real, real_answers = HostStream.receive, BundledAppends._answers
+    seen: list[int] = []
+
+    def answers(self: BundledAppends, appends: Sequence[BundledAppend]) -> list[Answer]:
+        found = real_answers(self, appends)
+        if len(appends) > 1 and not seen:
+            seen.append(len(appends))
+            journal.note("bundled", 0, 0)
+        if chance.random() < LOST_ANSWERS:
+            raise ConnectionLost("the answers are lost on purpose")
+        return found
 
     def receive(self: HostStream, **options: Any) -> AppendOutcome:
         outcome = real(self, **options)
@@ -87,6 +99,7 @@ def lose_answers(chance: random.Random) -> None:
         return outcome
 
     HostStream.receive = receive  # type: ignore[method-assign]
+    BundledAppends._answers = answers  # type: ignore[method-assign]
 
 
 @dataclass
@@ -295,7 +308,7 @@ def main() -> None:
     """Call until SIGTERM or death."""
     journal, first, seed = Journal(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    lose_answers(random.Random(f"{seed} {first} answers"))
+    lose_answers(random.Random(f"{seed} {first} answers"), journal)
     with connect() as db:
         newest = db.definition(COLLECTION)
         definition = replace(newest, schemas=newest.schemas[:1])  # from before the check: the chain judges by it
