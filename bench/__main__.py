@@ -50,6 +50,7 @@ from bench import (
     sink_bench,
 )
 from bench.growth import parts as growth
+from bench.published import key_index
 from bench.tables import reads, writes
 from millrace.brokers.registry import META_STORES
 from millrace.rpc.discovery import read_record
@@ -314,6 +315,13 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     return parts
 
 
+def _published(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
+    return {
+        f"key index, {rows:,} rows": partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
+        for rows in ((50_000, 200_000) if quick else (1_000_000, 10_000_000))
+    }
+
+
 def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     from bench.streams import (  # Bytewax is not there for each Python
         frame_sinks,
@@ -436,6 +444,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
     "callers": _callers,
     "growth": growth.parts,
+    "published": _published,
     "tables": _tables,
     "streams": _streams,
 }

@@ -54,6 +54,20 @@ def test_rows_come_out_as_of_any_moment_with_deletes_applied(users: Deployment) 
     users.fails("INVALID_ARGUMENT", "read", "users", "--columns", "id,age")
 
 
+def test_rows_of_keys_are_printed_as_a_read_prints_them(users: Deployment) -> None:
+    first = _put(users, ADA, BOB)
+    users.catch_up()
+    _put(users, {"id": 2, "name": "Bo"}, partition="us")
+    users.catch_up(flush=False)
+    assert users.lines("get", "users", "1", "7", "--json") == [ADA]
+    found = users.lines("get", "users", "2", "--columns", "name", "--json")
+    assert sorted(each["name"] for each in found) == ["Bo", "Bob"], "a key may have several rows"
+    assert users.lines("get", "users", "2", "--at", str(first["last_tick"]), "--json") == [BOB]
+    assert "Ada" in users.ok("get", "users", "1")
+    assert "id int64" in users.fails("INVALID_ARGUMENT", "get", "users", "x")
+    users.fails("COLLECTION_NOT_FOUND", "get", "nobody", "1")
+
+
 def test_a_collection_that_the_wal_does_not_have_yet_says_what_to_do(users: Deployment) -> None:
     with streaming_node(users.settings):
         words = users.fails("COLLECTION_NOT_FOUND", "read", "users", "--wait", "0.1")

@@ -212,7 +212,7 @@ def test_a_fold_between_any_two_tables_that_a_read_opens_changes_nothing(
             return open_table(path)
 
         with monkeypatch.context() as patch:
-            patch.setattr("millrace.tables.read.plan.open_table", open_late)
+            patch.setattr("millrace.tables.read.open_tables.open_table", open_late)
             assert rows(settings) == before, f"folded before the read opened {opened[number]}"
         assert accounted_for(settings).folded or number >= len(opened)
 

@@ -12,7 +12,7 @@ producer sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -32,7 +32,7 @@ from millrace.rpc.launch import DEFAULT_LAUNCH, ServerLaunch
 from millrace.rpc.link import ConnectionLost, Link
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.rpc.selection import Selection
+from millrace.rpc.selection import Selection, keys_to_text
 from millrace.rpc.tail import Evicted, Mvcc, TailBatch, from_wire_rows
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
 from millrace.wal.definitions import PChannelDefinitions
@@ -200,10 +200,27 @@ class AppendClient(Closeable):
         Raises what the server's read raises, ServerFull, LogUnavailable.
         """
         request = self._reading(collection, at, seconds) | selection.to_json()
+        return self._rows(request, seconds, "selected" if selection.to_json() else "")
+
+    def get(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        at: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.RecordBatchReader:
+        """Stream the rows of primary keys, given as the key's fields in order, as :meth:`read` does."""
+        selection = Selection(columns=None if columns is None else tuple(columns))
+        request = self._reading(collection, at, seconds) | selection.to_json() | {"keys": keys_to_text(keys)}
+        return self._rows(request, seconds, "keyed")
+
+    def _rows(self, request: dict[str, Any], seconds: float, answers: str) -> pa.RecordBatchReader:
         schema, parts = self.service.call_with_retry(
             lambda link, deadline: link.parts(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
         )
-        return pa.RecordBatchReader.from_batches(schema, _whole(parts, bool(selection.to_json())))
+        return pa.RecordBatchReader.from_batches(schema, _whole(parts, answers))
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         """Count the rows that :meth:`read` would return."""
@@ -227,15 +244,15 @@ class AppendClient(Closeable):
 _OLDER: Final = "the server runs an older build, which only returns whole collections: select from the result of `read`"
 
 
-def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], selected: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of an answer.
+def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], answers: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an answer. `answers` is what a server says that understood the request.
 
     Raises LogUnavailable if the answer breaks off, NotSupportedRemotely if an older server ignored the selection.
     """
     rows, told = 0, None
     try:
         for batch, metadata in parts:
-            if selected and not (metadata or {}).get("selected"):
+            if answers and not (metadata or {}).get(answers):
                 raise NotSupportedRemotely(_OLDER)
             rows, told = rows + batch.num_rows, (metadata or {}).get("rows")
             if batch.num_rows:

@@ -17,7 +17,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaMode
 from millrace.client.display import collection_html, collection_line, fields_table
-from millrace.client.produce.rows import Keys, Rows
+from millrace.client.produce.rows import Keys, Rows, key_rows, one_or_more_keys
 from millrace.client.produce.transaction import Transaction
 from millrace.client.produce.written import Deleted, Written
 from millrace.client.schemas import SchemaSource, alter_changes
@@ -206,6 +206,29 @@ class Collection:
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
+
+    def get(
+        self,
+        keys: Any,
+        *,
+        at: Moment | None = None,
+        columns: ColumnNames | None = None,
+        deadline: float | None = None,
+    ) -> pa.Table:
+        """Read the rows of primary keys at `at`, or, without it, everything decided before the call.
+
+        `keys` is one key (``17``, ``"LX318"``; a tuple if the key has several fields) or a list of them, an Arrow
+        array, or rows with the key's columns. Returns what :meth:`read` with a predicate on the key returns, in no
+        order: a key may have several rows, or none. The cost follows the keys, not the collection: the key index of a
+        published collection says where their rows are (docs/published-tables.md). `at`, `columns` and `deadline` are
+        those of :meth:`read`.
+
+        Raises the errors of :meth:`read`, and InvalidArgument if `keys` are not keys of this collection.
+        """
+        tick, seconds, selection = self._asked(at=at, columns=columns, deadline=deadline)
+        definition = self._current()
+        found = key_rows(one_or_more_keys(keys, definition.schema), definition)
+        return self.database.tables.get(definition, found, at=tick, seconds=seconds, columns=selection.columns)
 
     def stream(self, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
         """Read like :meth:`read`, batch by batch, in bounded memory: for collections larger than memory.

@@ -164,6 +164,18 @@ class Tables(Protocol):
         """Return the rows that :meth:`read` reads as a pinned dataset."""
         ...
 
+    def get(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        at: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        """Read the rows of primary keys, given as the key's fields in order, at a tick as :meth:`read` does."""
+        ...
+
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         """Count the rows that :meth:`read` would return."""
         ...

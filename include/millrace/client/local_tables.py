@@ -28,6 +28,8 @@ from millrace.runtime.heartbeat import STREAMING_NODE, query_runs
 from millrace.tables.collections.changes import ImportedFiles, change_start_at
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_stream, stored_dataset
 from millrace.tables.read.freshness import TickSource, plan_fresh, read_fresh, require_confirmed_ticks
+from millrace.tables.read.keys import read_keys
+from millrace.tables.read.open_tables import OpenTablesPool
 from millrace.tables.read.plan import ReadPlan
 from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.tables.wal.reader import WalSnapshot
@@ -40,6 +42,7 @@ class LocalTables:
     def __init__(self, settings: Settings, append: AppendClient) -> None:
         self._settings = settings
         self._append = append
+        self._open = OpenTablesPool()
 
     def wal_opener(self, channels: Sequence[str]) -> WalOpener:
         return wal_opener(self._settings.wal_uri)
@@ -61,6 +64,20 @@ class LocalTables:
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         source = self._source(collection)
         return read_fresh(*source, at=at, seconds=seconds, selection=selection, from_log=self._no_job())
+
+    def get(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        at: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        with self._open.taken() as tables:
+            plan = plan_fresh(*self._source(collection), at=at, seconds=seconds, from_log=self._no_job(), tables=tables)
+            index = tables.key_index(self._settings.key_index_path(collection.id))
+            return read_keys(plan, keys, columns=columns, index=index)
 
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection

@@ -74,6 +74,18 @@ class RemoteTables:
         with self._append.read(collection, at=at, seconds=seconds, selection=selection) as rows:
             return rows.read_all()
 
+    def get(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        at: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        with self._append.get(collection, keys, at=at, seconds=seconds, columns=columns) as rows:
+            return rows.read_all()
+
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:

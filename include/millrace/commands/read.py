@@ -83,7 +83,7 @@ def read(
         order_by=",".join(order_by) if order_by else None,
     )
     tick = None if at is None else resolve_tick(at)
-    plan = _plan(settings, find_collection(settings, name), tick, wait)
+    plan = plan_newest(settings, find_collection(settings, name), tick, wait)
     rows = read_stream(plan, selection=selection)
     if chosen == OutputFormat.TABLE:
         shown = rows.read_all()
@@ -94,7 +94,7 @@ def read(
     write_output(rows, chosen, output)
 
 
-def _plan(settings: Settings, found: CollectionInfo, tick: int | None, wait: float | None) -> ReadPlan:
+def plan_newest(settings: Settings, found: CollectionInfo, tick: int | None, wait: float | None) -> ReadPlan:
     """Plan the read. A read of now for which rows are missing is planned as of the newest tick that is complete."""
     from millrace.client.append_client import AppendClient
     from millrace.runtime.heartbeat import STREAMING_NODE, query_runs

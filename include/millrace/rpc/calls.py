@@ -233,10 +233,10 @@ READ_COLLECTION: Final = _call(
     "append/do_get",
     Role.READ,
     Scope.ANYTHING,
-    "read or count the rows of a collection with that role",
+    "read or count the rows of a collection with that role, or read those of primary keys",
     ticket="read",
-    request="at? deadline? columns? where? limit? order_by? count?",
-    answer="rows selected counted",
+    request="at? deadline? columns? where? limit? order_by? count? keys?",
+    answer="rows selected counted keyed",
 )
 READ_WAL: Final = _call(
     "append/do_get",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,6 +120,25 @@ class Selection:
 
 
 ALL_ROWS: Final = Selection()
+
+
+def keys_to_text(keys: pa.RecordBatch) -> str:
+    """Return primary keys as text for a request: an Arrow stream in base64."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, keys.schema) as stream:
+        stream.write_batch(keys)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def keys_from_text(text: Any) -> pa.RecordBatch:
+    """Return the keys of :func:`keys_to_text`. Raises InvalidArgument."""
+    try:
+        with pa.ipc.open_stream(base64.b64decode(text, validate=True)) as stream:
+            found = stream.read_next_batch()
+            found.validate(full=True)
+            return found
+    except (pa.ArrowException, OSError, TypeError, ValueError, StopIteration) as error:
+        raise InvalidArgument(f"these are not the keys of rows: {error}") from None
 
 
 def name_list(given: ColumnNames) -> list[str]:

@@ -101,6 +101,30 @@ def read_file(store: TableStore, name: str) -> pa.Table:
         return file.read()
 
 
+def take_rows(
+    store: TableStore, name: str, positions: npt.NDArray[np.int64], *, columns: Sequence[str]
+) -> tuple[pa.Table, int]:
+    """Return the rows at `positions` (ascending) of the file `name` of a table, and the number of rows that were read.
+
+    Reads only the row groups that have some of them. The result has those of `columns` that the file has. Raises
+    TableDamaged.
+    """
+    with open_file(store, name) as file:
+        footer = file.metadata
+        counts = np.array([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], np.int64)
+        ends = np.cumsum(counts)
+        if len(positions) and (not len(ends) or positions[-1] >= ends[-1]):
+            raise TableDamaged(
+                f"{store.uri}/{name} has {footer.num_rows} rows, and no row {positions[-1]}: {REPAIR_HINT}"
+            )
+        groups, owner = np.unique(np.searchsorted(ends, positions, "right"), return_inverse=True)
+        there = set(file.schema_arrow.names)
+        rows = file.read_row_groups(groups.tolist(), columns=[each for each in columns if each in there])
+        begins = np.cumsum(counts[groups]) - counts[groups]
+        places = positions - (ends - counts)[groups][owner] + begins[owner]
+        return rows.take(pa.array(places)), int(counts[groups].sum())
+
+
 def dataset(
     store: TableStore,
     names: Iterable[str],

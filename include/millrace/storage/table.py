@@ -47,6 +47,7 @@ from millrace.storage.parquet_file import (
     read_filtered,
     read_rows,
     scan_rows,
+    take_rows,
 )
 from millrace.storage.store import TableStore, store_at
 from millrace.storage.torn_log import quarantine_torn_files
@@ -244,6 +245,13 @@ class TableHandle:
     def read(self, name: str) -> pa.Table:
         """Return all rows of one of its files. Raises TableDamaged."""
         return read_file(self.store, name)
+
+    def take_rows(self, name: str, positions: npt.NDArray[np.int64], *, columns: Sequence[str]) -> tuple[pa.Table, int]:
+        """Return the rows at `positions` (ascending) of one of its files, and the number of rows that were read.
+
+        Reads only the row groups that have some of them. Raises TableDamaged.
+        """
+        return take_rows(self.store, name, positions, columns=columns)
 
     def read_rows(
         self,

@@ -393,6 +393,10 @@ class Settings:
         """Return the Delta table with the deletes of one collection."""
         return self.table_uri(f"deletes/{collection_id}")
 
+    def key_index_path(self, collection_id: int) -> Path:
+        """Return the folder of the key index of a collection's rows, which is always on this machine."""
+        return self.data_dir / f"tables/{collection_id}/_index"
+
     @property
     def staged_path(self) -> Path:
         """The folder of the staged files that Import messages name."""

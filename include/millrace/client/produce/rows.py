@@ -6,8 +6,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -315,6 +318,14 @@ def key_rows(keys: Keys, collection: CollectionInfo) -> pa.RecordBatch:
         raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({wanted}): {error}") from None
     found = pa.Table.from_arrays(columns, schema=schema.key_arrow()).combine_chunks().to_batches()
     return found[0] if found else pa.RecordBatch.from_pylist([], schema.key_arrow())
+
+
+def one_or_more_keys(keys: Any, schema: CollectionSchema) -> Any:
+    """Return a single key as a list of one, and anything else as it is."""
+    if len(schema.key_names) == 1:
+        return [keys] if isinstance(keys, str | bytes | int | date | UUID | Decimal) else keys
+    alone = isinstance(keys, tuple) and not any(isinstance(each, tuple | list | Mapping) for each in keys)
+    return [keys] if alone else keys
 
 
 def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:

@@ -18,13 +18,17 @@ from pyarrow import flight
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import ServerFull
 from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.protocol import Catalog
 from millrace.log.protocol import LogService
 from millrace.node.append.host import AppendHost
-from millrace.rpc.selection import Selection
+from millrace.rpc.selection import Selection, keys_from_text
+from millrace.rpc.tail import Evicted, TailBatch
 from millrace.rpc.wire import flight_error, request_number, to_json
 from millrace.tables.read.arrow import PIECE_BYTES, count_rows, read_pieces
 from millrace.tables.read.freshness import plan_fresh
+from millrace.tables.read.keys import read_keys
+from millrace.tables.read.open_tables import OpenTablesPool
 
 MAX_CONCURRENT_READS: Final = 4
 """Limit of concurrent reads. Further ones are refused as ServerFull."""
@@ -43,21 +47,26 @@ class _Own:
     def tick(self, pchannel: str) -> int:
         return self.host.tick(pchannel)
 
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
+        return self.host.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
+
 
 class CollectionReads:
     """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}`.
 
-    The ticket may also contain the fields of :class:`millrace.rpc.selection.Selection`, or `"count": true`.
+    The ticket may also contain the fields of :class:`millrace.rpc.selection.Selection`, `"count": true`, or `"keys"`
+    (:func:`millrace.rpc.selection.keys_to_text`) with `"columns"`.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, host: AppendHost, service: LogService) -> None:
         self._settings = settings
         self._catalog = catalog
         self._own = _Own(host, service)
+        self._open = OpenTablesPool()
         self._free = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
 
     def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """Stream the selected rows. The last batch's metadata is `{"rows": number}`.
+        """Stream the selected rows, or those of keys. The last batch's metadata is `{"rows": number}`.
 
         Raises PermissionDenied, CollectionNotFound, TickNotReached, TickTooOld, ServerFull, InvalidArgument.
         """
@@ -68,6 +77,8 @@ class CollectionReads:
         seconds = min(request_number(request, "deadline", 0.0), MAX_WAIT_SECONDS)
         selection = Selection.from_json(request)
         with self._room():
+            if request.get("keys"):
+                return self._of_keys(found, keys_from_text(request["keys"]), at, seconds, selection)
             plan = plan_fresh(self._settings, name, found.id, found.pchannels, self._own, at=at, seconds=seconds)
             every = plan.schema.arrow()
             if request.get("count"):
@@ -91,6 +102,20 @@ class CollectionReads:
             yield pa.RecordBatch.from_pylist([], schema), to_json({"rows": sent, "selected": True})
 
         return flight.GeneratorStream(schema, batches())
+
+    def _of_keys(
+        self, collection: CollectionInfo, keys: pa.RecordBatch, at: int | None, seconds: float, selection: Selection
+    ) -> flight.FlightDataStream:
+        name, number = collection.name, collection.id
+        with self._open.taken() as tables:
+            plan = plan_fresh(
+                self._settings, name, number, collection.pchannels, self._own, at=at, seconds=seconds, tables=tables
+            )
+            index = tables.key_index(self._settings.key_index_path(number))
+            rows = read_keys(plan, keys, columns=selection.columns, index=index)
+        said = to_json({"rows": rows.num_rows, "keyed": True})
+        batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+        return flight.GeneratorStream(rows.schema, iter([(each, said) for each in batches]))
 
     @contextmanager
     def _room(self) -> Iterator[None]:

@@ -259,7 +259,7 @@ class _Look:
         if self._exact is not None:
             piece = piece.filter(self._exact)
         if self._hides:
-            piece = _hide_dropped(piece, self._plan)
+            piece = hide_dropped(piece, self._plan)
         if judged and self._deletes.num_rows and piece.num_rows:
             piece = piece.filter(pa.array(~deleted_mask(piece, self._deletes, self._plan.schema.key_names)))
         return piece
@@ -402,7 +402,7 @@ def _sorted(pieces: Iterator[pa.Table], selection: Selection) -> pa.Table:
     return settled()
 
 
-def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
+def hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
     """Remove rows of dropped partitions, of replacing imports, and of an earlier collection."""
     hidden = np.zeros(rows.num_rows, dtype=bool)
     ticks = rows["_time_tick"].to_numpy()

@@ -23,6 +23,7 @@ from millrace.message.types import MessageType
 from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
+from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.read.plan import ReadPlan, plan_read
 from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.tables.wal.table import WalPosition, WalTable
@@ -182,11 +183,13 @@ def plan_fresh(
     seconds: float,
     from_log: bool = False,
     on_missing: Callable[[str], None] | None = None,
+    tables: OpenTables | None = None,
 ) -> ReadPlan:
     """Plan what :func:`read_fresh` would read, for :func:`millrace.tables.read.arrow.read_pieces`.
 
     With `on_missing`, rows that are missing after `seconds` raise nothing here: `on_missing` is called with what is
-    missing, and a read without `at` is planned as of the newest tick that is complete.
+    missing, and a read without `at` is planned as of the newest tick that is complete. `tables` are those of
+    :func:`millrace.tables.read.plan.plan_read`.
     """
     if on_missing is None:
         ticks = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
@@ -195,7 +198,7 @@ def plan_fresh(
         if missing:
             on_missing(missing)
     rest = uncommitted_messages(settings, client, collection_id, ticks) if from_log else None
-    return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=ticks, uncommitted=rest)
+    return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=ticks, uncommitted=rest, tables=tables)
 
 
 def uncommitted_messages(

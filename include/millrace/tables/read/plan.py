@@ -24,10 +24,11 @@ from millrace.message.ids import Moment, pchannel_of, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import KEY_DELETING_TYPES, MessageType
 from millrace.storage.store import TableStore, store_at
-from millrace.storage.table import TableHandle, open_table
+from millrace.storage.table import TableHandle
 from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
-from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.collections.staged_files import StagedFiles
+from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, follow, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
@@ -147,19 +148,22 @@ def plan_read(
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
     uncommitted: Mapping[str, Sequence[pa.Table]] | None = None,
+    tables: OpenTables | None = None,
 ) -> ReadPlan:
     """Pin the versions and choose the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick.
 
     `confirmed` gives by PChannel the tick up to which the ``wal`` table is complete, if the caller knows more than the
     table's own last tick (the table of an idle PChannel does not move, because a tick without news becomes no row).
     `uncommitted` gives by PChannel the messages that the log has after the ``wal`` table, up to its tick in `confirmed`
-    or further (millrace.tables.read.freshness); then `confirmed` has all PChannels of the collection.
+    or further (millrace.tables.read.freshness); then `confirmed` has all PChannels of the collection. `tables` are open
+    already; the plan holds until they are used again.
     Raises TickNotReached, TickTooOld, and CollectionNotFound if the collection is incomplete or dropped at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
     limit = Deadline.after(settings.read_deadline if deadline is None else deadline)
+    tables = tables or OpenTables()
     while True:
-        plan = _plan(settings, collection_id, wanted, confirmed or {}, uncommitted)
+        plan = _plan(settings, collection_id, wanted, confirmed or {}, uncommitted, tables)
         if isinstance(plan, ReadPlan):
             return plan
         follow(settings)
@@ -176,13 +180,13 @@ def _plan(
     wanted: int | None,
     known: Mapping[str, int],
     uncommitted: Mapping[str, Sequence[pa.Table]] | None,
+    tables: OpenTables,
 ) -> ReadPlan | int:
     """Return the plan; or the tick reached, if it is not the wanted one yet."""
-    path = settings.checkpoints_uri
-    checkpoints = read_checkpoints(open_table(path))
-    deletes = open_table(deletes_uri(settings, collection_id))  # before the rows: see the module's docstring
-    rows = open_table(rows_uri(settings, collection_id))
-    wal = WalSnapshot.open(settings.wal_uri)
+    checkpoints = tables.checkpoints(settings.checkpoints_uri)
+    deletes = tables.table(deletes_uri(settings, collection_id))  # before the rows: see the module's docstring
+    rows = tables.table(rows_uri(settings, collection_id))
+    wal = tables.wal(settings.wal_uri)
     if wal is None and uncommitted is None:
         raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
     # All channels are read at one tick, so the slowest one decides which tick is readable.

@@ -1,0 +1,1 @@
+"""Published tables: the key index (`key_index.py`)."""

@@ -1,0 +1,78 @@
+"""``millrace get``: the rows of primary keys, as they are at a time tick, without a JVM."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace.base.errors import InvalidArgument
+from millrace.commands.parts.command_line import DATA_PANEL, CollectionName, JsonContext, find_collection, root
+from millrace.commands.parts.output import FileFormat, Output, OutputFormat, print_table, resolve_format, write_output
+from millrace.commands.read import plan_newest
+from millrace.message.ids import resolve_tick
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millrace.catalog.collection import CollectionInfo
+
+
+@root.command(rich_help_panel=DATA_PANEL)
+def get(
+    context: JsonContext,
+    name: CollectionName,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="Primary keys; `a,b` if the key has two fields.")],
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TICK|TIMESTAMP", help="Read as of this tick or time. Default: now."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
+    ] = None,
+    file_format: FileFormat = None,
+    output: Output = None,
+    wait: Annotated[
+        float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
+    ] = None,
+) -> None:
+    """Read the rows of primary keys, deletes applied, as of any time tick.
+
+    Finds them by the key index of a published collection; other files are read as `millrace read` does.
+
+    Example: `millrace get flights 17`
+
+    Example: `millrace get prices LX318,2026-11-21 LX319,2026-11-21 --columns price`
+    """
+    from millrace.rpc.selection import name_list
+    from millrace.tables.read.keys import read_keys
+
+    found = find_collection(context.settings, name)
+    wanted = _keys(found, keys)
+    plan = plan_newest(context.settings, found, None if at is None else resolve_tick(at), wait)
+    rows = read_keys(plan, wanted, columns=name_list(",".join(columns)) if columns else None)
+    chosen = resolve_format(file_format, output, as_json=context.as_json)
+    if chosen == OutputFormat.TABLE:
+        print_table(rows)
+        return
+    write_output(rows.to_reader(), chosen, output)
+
+
+def _keys(collection: CollectionInfo, texts: list[str]) -> pa.RecordBatch:
+    """Return keys from their texts. Raises InvalidArgument."""
+    import pyarrow as pa
+
+    schema = collection.schema.key_arrow()
+    several = len(schema) > 1
+    parts = [next(csv.reader([text]), [""]) if several else [text] for text in texts]
+    for text, values in zip(texts, parts, strict=True):
+        if len(values) != len(schema):
+            raise InvalidArgument(f"{text!r} is not a key of {collection.name}: it has {', '.join(schema.names)}")
+    try:
+        fields = zip(schema, zip(*parts, strict=True), strict=True)
+        columns = [pa.array(values).cast(each.type) for each, values in fields]
+    except pa.ArrowException as error:
+        wanted = ", ".join(f"{each.name} {each.type}" for each in schema)
+        raise InvalidArgument(f"these are no keys of {collection.name} ({wanted}): {error}") from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,74 @@
+"""``Collection.get``: a key or several, in user types, here and at a server."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import InvalidArgument
+from millrace.catalog.collection import CollectionInfo as Definition
+from millrace.client.database import Database
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
+from millrace.storage.table import table_at
+from millrace.tables.collections.data_tables import rows_uri
+from millrace.tables.key_index.index import KeyIndex
+from tests.client.conftest import item_rows, own_name
+
+PRICES = CollectionSchema(
+    (FieldSpec("symbol", "string", False), FieldSpec("day", "date", False), FieldSpec("price", "int64", True)),
+    ("symbol", "day"),
+)
+
+
+def settle(shop: Database, definition: Definition) -> None:
+    ingest_to_end(shop.settings, shop.log)
+    flush_to_end(shop.settings)
+    table = table_at(rows_uri(shop.settings, definition.id))
+    KeyIndex.open(shop.settings.key_index_path(definition.id)).catch_up(table, definition.schema)
+
+
+@pytest.mark.quick_cases(2)
+def test_rows_of_a_key_or_of_several_are_found_in_the_tables_and_behind_them(
+    shop: Database, reader: Database, items: Definition
+) -> None:
+    producer = shop.new_producer()
+    producer.insert(items, item_rows(*range(10), name="old"))
+    settle(shop, items)
+    then = shop.current_tick(items.pchannels)
+    producer.upsert(items, item_rows(4, name="new"))
+    producer.delete(items, [5])
+    producer.insert(items, item_rows(6, name="twice"))
+    ingest_to_end(shop.settings, shop.log)
+    target = reader.collection(items.name)
+    assert target.get(4, columns="name").to_pylist() == [{"name": "new"}]
+    assert target.get(4, at=then, columns=["name"]).to_pylist() == [{"name": "old"}]
+    assert target.get(5).num_rows == 0
+    assert sorted(target.get([6, 99])["name"].to_pylist()) == ["old", "twice"]
+    for keys in (pa.array([1, 2]), pa.table({"id": [1, 2]}), {"id": [1, 2]}, [{"id": 1}, {"id": 2}], range(1, 3)):
+        assert target.get(keys).sort_by("id").equals(target.read(where="id = 1 OR id = 2", order_by="id"))
+    assert target.get([]).schema == target.read().schema
+
+
+@pytest.mark.quick_cases(1)
+def test_a_key_of_several_fields_is_a_tuple(shop: Database, reader: Database, request: pytest.FixtureRequest) -> None:
+    made = shop.create_collection(own_name(request), PRICES)
+    first, second = date(2026, 11, 25), date(2026, 11, 26)
+    made.insert([{"symbol": "A", "day": first, "price": 1}, {"symbol": "B", "day": second, "price": 2}])
+    settle(shop, made.definition)
+    made.insert([{"symbol": "B", "day": first, "price": 3}])
+    ingest_to_end(shop.settings, shop.log)
+    target = reader.collection(made.name)
+    assert target.get(("A", first))["price"].to_pylist() == [1]
+    assert target.get(("A", second)).num_rows == 0, "each field's value is there, in other rows"
+    assert sorted(target.get([("B", second), ("B", first)])["price"].to_pylist()) == [2, 3]
+
+
+@pytest.mark.parametrize("keys", ["x", 1.5, [None], [(1, 2)], {"name": ["x"]}])
+def test_what_is_no_key_is_refused(shop: Database, items: Definition, keys: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        shop.collection(items.name).get(keys)

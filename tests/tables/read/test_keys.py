@@ -1,0 +1,132 @@
+"""The rows of keys, by the index where it covers a file, equal what a read with a predicate on the key returns."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
+from millrace.node.flush.definition import flush_to_end
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.run import compact
+from millrace.rpc.selection import Selection
+from millrace.storage.table import TableHandle, open_table
+from millrace.tables.collections.data_tables import rows_uri
+from millrace.tables.key_index.index import KeyIndex
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.read.keys import read_keys
+from millrace.tables.read.plan import plan_read
+from tests.laws.profile import examples
+from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
+from tests.tables.read_model import OPERATIONS, do
+from tests.tables.wal_maker import SCHEMA
+
+FOLDS = CompactionParams(min_files=2, fold="always", keep_history_hours=0, segments=False, vacuum=False)
+
+
+def catch_up(settings: Settings) -> None:
+    table = open_table(rows_uri(settings, 1))
+    if table is not None:
+        KeyIndex.open(settings.key_index_path(1)).catch_up(table, SCHEMA)
+
+
+def keys_of(*keys: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": each} for each in keys], pa.schema([pa.field("id", pa.int64(), False)]))
+
+
+@example(PARTITIONS, 0, [0, 2, 3])
+@example(ACROSS, 1, [1])
+@example(IMPORTS, 0, [5, 8, 3])
+@given(
+    st.lists(OPERATIONS, max_size=25),
+    st.integers(0, 2),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+)
+@examples(6)
+def test_rows_of_keys_are_those_of_a_read_with_a_predicate_at_every_tick(
+    operations: list[tuple[Any, ...]], covered: int, keys: list[int]
+) -> None:
+    """`covered`: of three flushes, which are indexed at once."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        settings = Settings(data_dir=folder / "data")
+        maker, collection = made(settings)
+        flushes = 0
+        for number, operation in enumerate(operations):
+            if operation[0] == "wal_commit":
+                maker.commit()
+            elif operation[0] == "flush":
+                ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
+                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
+                flushes += 1
+                if flushes % 3 != covered:
+                    catch_up(settings)
+            else:
+                do(collection, operation, number)
+        tick_everywhere(maker)
+        created = max(
+            m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"
+        )
+        reachable = min(maker.last_tick(name) for name in maker.pchannels)
+        ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
+        inside = [tick for tick in ticks if created <= tick <= reachable]
+
+        def check(at: list[int]) -> None:
+            for tick in at:
+                found = read_keys(plan_read(settings, 1, at=tick), keys_of(*keys))
+                where = f"id IN ({', '.join(map(str, keys))})"
+                wanted = read_arrow(settings, 1, at=tick, selection=Selection(where=where))
+                assert found.schema.equals(wanted.schema)
+                assert as_counter(found) == as_counter(wanted), f"at {tick}"
+
+        check([*inside[covered::5], *inside[-1:]])
+        flush_to_end(settings)
+        check(inside[-1:])
+        compact(settings, FOLDS)  # rewritten files are unknown to the index
+        check(inside[-1:])
+        catch_up(settings)
+        check(inside[-1:])
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_key_of_a_covered_file_reads_one_row_group_of_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, collection = made(settings)
+    vchannel = collection.vchannels[0]
+    keys = collection.keys_of(vchannel, 6)
+    for part in (keys[0:6:2], keys[1:6:2]):  # neither file's bounds exclude the middle
+        collection.append(vchannel, collection.insert({"id": part, "body": ["x"] * 3}, vchannel=vchannel))
+        tick_everywhere(maker)
+        flush_to_end(settings)
+    read: list[str] = []
+
+    def taken(table: TableHandle, name: str, *given: Any, **named: Any) -> Any:
+        read.append(name)
+        return whole(table, name, *given, **named)
+
+    whole = TableHandle.take_rows
+    monkeypatch.setattr(TableHandle, "take_rows", taken)
+    catch_up(settings)
+    assert read_keys(plan_read(settings, 1), keys_of(keys[2])).to_pylist() == [{"id": keys[2], "body": "x"}]
+    assert len(read) == 1
+
+
+def test_columns_of_rows_of_keys_are_those_that_were_asked_for(settings: Settings) -> None:
+    maker, collection = made(settings)
+    vchannel = collection.vchannels[0]
+    (key,) = collection.keys_of(vchannel, 1)
+    collection.append(vchannel, collection.insert({"id": [key], "body": ["x"]}, vchannel=vchannel))
+    tick_everywhere(maker)
+    plan = plan_read(settings, 1)
+    assert read_keys(plan, keys_of(key), columns=["body"]).to_pylist() == [{"body": "x"}]
+    assert read_keys(plan, keys_of(), columns=["body"]).num_rows == 0
+    with pytest.raises(InvalidArgument, match="no column 'nowhere'"):
+        read_keys(plan, keys_of(key), columns=["nowhere"])
