@@ -220,7 +220,7 @@ class Collection:
         `keys` is one key (``17``, ``"LX318"``; a tuple if the key has several fields) or a list of them, an Arrow
         array, or rows with the key's columns. Returns what :meth:`read` with a predicate on the key returns, in no
         order: a key may have several rows, or none. The cost follows the keys, not the collection: the key index of a
-        published collection says where their rows are (docs/published-tables.md). `at`, `columns` and `deadline` are
+        published collection says where their rows are. `at`, `columns` and `deadline` are
         those of :meth:`read`.
 
         Raises the errors of :meth:`read`, and InvalidArgument if `keys` are not keys of this collection.

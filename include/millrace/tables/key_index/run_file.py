@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from millrace.base.errors import TableDamaged
 from millrace.base.files import make_folder, sync
 from millrace.tables.key_index.hashes import HASH_NAME, KeyHashes, UInt64s
 
@@ -50,8 +49,8 @@ _LAST: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
 Int64s = npt.NDArray[np.int64]
 
 
-class RunDamaged(TableDamaged):
-    """A run cannot be used. Its files are indexed anew."""
+class RunDamaged(Exception):
+    """A run cannot be used: its files are scanned, and indexed anew. Never leaves this folder."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"the run {path} of a key index cannot be used: {why}. It is made anew")
@@ -67,12 +66,12 @@ class CoveredFile(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a run as columns, each shaped ``(rows,)``."""
+    """Entries of a run as columns, each shaped ``(rows,)``, with the types of a block."""
 
-    high: UInt64s
-    low: UInt64s
-    tick: Int64s
-    ordinal: npt.NDArray[np.uint32]
+    high: npt.NDArray[Any]
+    low: npt.NDArray[Any]
+    tick: npt.NDArray[Any]
+    ordinal: npt.NDArray[Any]
 
     def taken(self, places: npt.NDArray[Any]) -> Entries:
         return Entries(*(each[places] for each in self))
