@@ -50,7 +50,7 @@ from bench import (
     sink_bench,
 )
 from bench.growth import parts as growth
-from bench.published import key_index
+from bench.published import commits, key_index
 from bench.tables import reads, writes
 from millrace.brokers.registry import META_STORES
 from millrace.rpc.discovery import read_record
@@ -316,10 +316,13 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
 
 
 def _published(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
-    return {
-        f"key index, {rows:,} rows": partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
-        for rows in ((50_000, 200_000) if quick else (1_000_000, 10_000_000))
+    parts: dict[str, Callable[[], Any]] = {
+        f"commits, {files:,} files": partial(commits.commits, folder / f"commits-{files}", files=files)
+        for files in ((10, 100) if quick else (100, 1_000, 10_000))
     }
+    for rows in (50_000, 200_000) if quick else (1_000_000, 10_000_000):
+        parts[f"key index, {rows:,} rows"] = partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
+    return parts
 
 
 def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
