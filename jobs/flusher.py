@@ -1,4 +1,4 @@
-"""The flusher: writes what is visible in the ``wal`` table into the collections' tables.
+"""The flusher: writes what is visible in the ``wal`` table into the collections' tables, and publishes them beside.
 
     python jobs/flusher.py [--available-now] [--result FILE] [--progress FILE]
 
@@ -9,6 +9,7 @@ Runs until SIGTERM, or with ``--available-now`` until everything present at the 
 from __future__ import annotations
 
 from millrace.node.flush.definition import FlushLoop
+from millrace.node.publish.definition import publishing, publishing_at_end
 from millrace.node.range_loop.query import query_of
 from millrace.runtime import job
 
@@ -22,6 +23,7 @@ def main() -> None:
         available_now=arguments.available_now,
         result=arguments.result,
         progress=arguments.progress,
+        beside=publishing_at_end if arguments.available_now else publishing,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from millrace.node.cluster.membership import cluster_member
 from millrace.node.flush.definition import FlushLoop
 from millrace.node.ingest.definition import IngestLoop
+from millrace.node.publish.definition import publishing, publishing_at_end
 from millrace.node.range_loop.query import query_of
 from millrace.runtime import job
 
@@ -26,6 +27,7 @@ def main() -> None:
         queries: list[job.StartQuery] = [query_of(IngestLoop, ownership=ownership)]
         if arguments.with_flusher:
             queries.append(query_of(FlushLoop, ownership=ownership))
+        publisher = publishing_at_end if arguments.available_now else publishing
         job.run(
             "millrace-streaming-node",
             queries,
@@ -34,6 +36,7 @@ def main() -> None:
             progress=arguments.progress,
             on_started=(lambda: None) if member is None else member.start,
             on_stopped=(lambda: None) if member is None else member.leave,
+            beside=publisher if arguments.with_flusher else None,
         )
 
 

@@ -50,6 +50,7 @@ TOGETHER = {
         "docs/test_examples.py",
         "node/flush/test_query.py",
         "node/ingest/test_streaming.py",
+        "node/publish/test_published_spark.py",
         "operations/test_backfill.py",
         "operations/test_compaction_run.py",
         "operations/test_quality_run.py",

@@ -360,6 +360,10 @@ class TableDamaged(MillraceError, OSError):
         self.missing = missing
 
 
+class PublishedRowsDiffer(MillraceError):
+    """Files that took the place of published ones do not have the same rows: nothing of them was published."""
+
+
 class FileReplaced(TableDamaged):
     """A file that a read planned with was replaced by a later commit, and removed after ``file_retention``: read again.
 

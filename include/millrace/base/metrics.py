@@ -186,6 +186,14 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "flusher_commit_duration_seconds": MetricFamily(
         "histogram", "Duration of a commit of the flusher.", ("table",), SLOW
     ),
+    "publish_lag_seconds": MetricFamily(
+        "gauge", "Age of the oldest published tick of a collection with unpublished rows.", ()
+    ),
+    "publish_duration_seconds": MetricFamily(
+        "histogram", "Time to plan one publish of a collection: judging rows, without its commit.", (), SLOW
+    ),
+    "publish_masked_rows_total": MetricFamily("counter", "Rows of published files that were masked later.", ()),
+    "publish_vector_bytes_total": MetricFamily("counter", "Bytes of deletion vectors written.", ()),
     "recovery_persisted_time_tick": MetricFamily("gauge", "The time tick of the last checkpoint.", ("pchannel",)),
     "recovery_duration_seconds": MetricFamily(
         "histogram", "Time from the start to the end of the replay.", ("pchannel",), SLOW
@@ -311,6 +319,10 @@ class Metrics:
         self.flusher_rows_total = counter("flusher_rows_total")
         self.flusher_folded_bytes_total = counter("flusher_folded_bytes_total")
         self.flusher_commit_duration_seconds = histogram("flusher_commit_duration_seconds")
+        self.publish_lag_seconds = gauge("publish_lag_seconds")
+        self.publish_duration_seconds = histogram("publish_duration_seconds")
+        self.publish_masked_rows_total = counter("publish_masked_rows_total")
+        self.publish_vector_bytes_total = counter("publish_vector_bytes_total")
         self.recovery_persisted_time_tick = gauge("recovery_persisted_time_tick")
         self.recovery_duration_seconds = histogram("recovery_duration_seconds")
         self.recovery_replayed_message_total = counter("recovery_replayed_message_total")

@@ -234,6 +234,30 @@ def flush(
         typer.echo("There were no growing segments.")
 
 
+@app.command()
+def publish(
+    context: JsonContext,
+    name: CollectionName,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Judge every row again, whatever was published. Cures a wrong version.")
+    ] = False,
+) -> None:
+    """Publish what a collection's tables hold now, as a new version of its plain Delta table.
+
+    The flusher does this by itself (`publish_interval`). Both may run at once.
+
+    Example: `millrace collections publish users`
+    """
+    from millrace.node.publish.definition import publish as publish_now
+    from millrace.node.publish.status import published_status
+
+    settings = context.settings
+    found = find_collection(settings, name)
+    publish_now(settings, found.id, anew=anew)
+    status = published_status(settings, found.id)
+    print_facts(status.to_json() | {"time": tick_time(status.tick) if status.tick else ""}, as_json=context.as_json)
+
+
 @app.command("add-field")
 def add_field(
     context: CommandContext,

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import TokenFileRefused
 from millrace.base.settings import Settings
+from millrace.node.publish.status import publish_failures
 from millrace.observe.broadcasts import unresolved_broadcasts
 from millrace.observe.maintenance import running_operations
 from millrace.observe.models import HealthFinding, HealthKind, HealthState, JobView, PChannelView
@@ -57,6 +58,7 @@ REMEDIES: Final[dict[HealthKind, str]] = {
     "tokens_refused": "`millrace tokens list` shows why nobody has access, and what to do: docs/access.md#tokens",
     "clock": "`millrace log clock`, then the host's clock: docs/operating.md#when-the-clock-is-wrong",
     "flusher_stalled": "the flusher's log; recovery in mode diagnose: docs/operating.md#recovery",
+    "publish_failed": "the flusher's log, then `millrace collections publish NAME`: docs/published-tables.md#failures",
     "ddl_stuck": "`millrace collections flush NAME` retries it, and shows why it does not continue: "
     "docs/operating.md#health",
     "quality_blocks": "repair the data and run quality again, or release it (DAG `quality_release`): docs/quality.md",
@@ -77,6 +79,7 @@ _STATES: Final[dict[HealthKind, HealthState]] = {
     "ddl_stuck": "degraded",
     "quality_blocks": "degraded",
     "maintenance_failed": "degraded",
+    "publish_failed": "degraded",
     "tokens_refused": "degraded",
     "clock": "degraded",
     "lagging": "lagging",
@@ -101,6 +104,8 @@ class HealthInputs:
     """Why the token file gives nobody access. Empty if it does."""
     flush_interval: float = 60.0
     """Seconds that rows may wait for the flusher."""
+    publish_failures: Mapping[int, str] = field(default_factory=dict)
+    """By collection id, why its last publish failed."""
 
 
 def read_health_inputs(settings: Settings) -> HealthInputs:
@@ -120,7 +125,8 @@ def read_health_inputs(settings: Settings) -> HealthInputs:
     except TokenFileRefused as error:
         refused = str(error)
     blocks = failed_critical_expectations(settings)
-    return HealthInputs(ddl, blocks, newest, active, refused, settings.flush_interval)
+    failures = publish_failures(settings) if settings.publish else {}
+    return HealthInputs(ddl, blocks, newest, active, refused, settings.flush_interval, failures)
 
 
 def findings(
@@ -140,6 +146,7 @@ def findings(
         *_of_ddl(inputs, now=now),
         *_of_clocks(clock, channels, now=now),
         *_of_quality(inputs),
+        *_of_publishing(inputs),
         *_of_runs(inputs, now=now),
     ]
     if inputs.tokens_refused:
@@ -246,6 +253,13 @@ def _of_clocks(clock: ClockView | None, channels: Iterable[PChannelView], *, now
 def _of_quality(inputs: HealthInputs) -> Iterator[HealthFinding]:
     for each in inputs.blocks:
         yield make_finding("quality_blocks", each, f"the critical expectation {each} has failed: nothing is removed")
+
+
+def _of_publishing(inputs: HealthInputs) -> Iterator[HealthFinding]:
+    for number, words in sorted(inputs.publish_failures.items())[:1]:  # often all fail for one reason
+        others = len(inputs.publish_failures) - 1
+        more = f" ({others} more collections fail too)" if others else ""
+        yield make_finding("publish_failed", f"collection {number}", f"it is not published: {words[:300]}{more}")
 
 
 def _of_runs(inputs: HealthInputs, *, now: float) -> Iterator[HealthFinding]:

@@ -21,7 +21,7 @@ Int64String = Annotated[str, BeforeValidator(str)]
 HealthState = Literal["healthy", "lagging", "degraded", "parked", "stopped", "empty"]
 HealthKind = Literal[
     "parked", "job_failed", "job_stopped", "log_stopped", "lagging", "flusher_stalled", "ddl_stuck", "quality_blocks",
-    "maintenance_failed", "maintenance_retry", "clock", "tokens_refused",
+    "maintenance_failed", "maintenance_retry", "clock", "tokens_refused", "publish_failed",
 ]  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -43,6 +44,14 @@ class StartQuery(Protocol):
     ) -> StreamingQuery: ...
 
 
+Beside: TypeAlias = Callable[[Settings, Metrics], AbstractContextManager[None]]
+"""Encloses the queries of a job."""
+
+
+def _nothing_beside(settings: Settings, metrics: Metrics) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return an argument parser with the options of every job."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,10 +70,12 @@ def run(
     progress: Path | None = None,
     on_started: Callable[[], None] = lambda: None,
     on_stopped: Callable[[], None] = lambda: None,
+    beside: Beside | None = None,
 ) -> None:
     """Run `queries` in one driver until SIGTERM, SIGINT or the first failure.
 
     Calls `on_started` once all queries run, and `on_stopped` once none runs any more.
+    `beside` encloses the queries: work of this process that follows them.
     With `available_now` each query ends before the next starts: a later one reads what an earlier one wrote.
     `result` gets ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the heartbeat as text.
     """
@@ -80,6 +91,7 @@ def run(
             stop=stop,
             asked=asked,
             around=(on_started, on_stopped),
+            beside=beside or _nothing_beside,
         )
     except BaseException as error:
         if result is not None:
@@ -98,6 +110,7 @@ def _run(
     stop: threading.Event,
     asked: threading.Event,
     around: tuple[Callable[[], None], Callable[[], None]],
+    beside: Beside,
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -118,10 +131,11 @@ def _run(
         )
 
     try:
-        for turn in [[query] for query in queries] if available_now else [queries]:
-            running = [start(turn, place) for place in range(len(turn))]
-            begun = None if available_now else write_begun
-            await_queries(running, stop=stop, heartbeat=beat, restart=partial(start, turn), on_started=begun)
+        with beside(settings, metrics):
+            for turn in [[query] for query in queries] if available_now else [queries]:
+                running = [start(turn, place) for place in range(len(turn))]
+                begun = None if available_now else write_begun
+                await_queries(running, stop=stop, heartbeat=beat, restart=partial(start, turn), on_started=begun)
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -45,3 +46,10 @@ def lower_priority() -> None:
     if os.getsid(0) == os.getpid():
         with suppress(OSError):  # a kernel without autogroups needs no more than the nice value above
             _AUTOGROUP.write_text(str(NICE))
+
+
+def lower_thread_priority() -> None:
+    """Lower the priority of the calling thread, on Linux, where threads have a nice value of their own."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # it has a lower one already
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

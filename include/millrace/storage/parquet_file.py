@@ -285,7 +285,8 @@ class ParquetFileWriter:
         self._sink.close()
         (footer,) = self._footers
         now = time.time_ns() // 1_000_000
-        return FileAction(self.name, size, footer.num_rows, dict(partition), _stats(footer, stats_columns), now)
+        stats = file_statistics(footer, stats_columns)
+        return FileAction(self.name, size, footer.num_rows, dict(partition), stats, now)
 
     def discard(self) -> None:
         """Delete the file."""
@@ -303,7 +304,7 @@ def _milliseconds(microseconds: int, *, up: bool) -> str:
     return found.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
+def file_statistics(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
     """Return the Delta statistics of a file: row count, and min, max and nulls of `columns` as far as the footer has
     them.
     """

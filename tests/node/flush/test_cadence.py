@@ -43,6 +43,12 @@ class Flusher:
 
 
 @pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Without publishing, for which rows wait less."""
+    return replace(settings, publish=False)
+
+
+@pytest.fixture
 def maker(settings: Settings) -> WalMaker:
     made = WalMaker(settings)
     made.open()
@@ -132,6 +138,15 @@ def test_the_lag_of_flow_control_is_not_reached_on_purpose(settings: Settings, c
     write(collection)
     assert flusher.look() == []
     flusher.now = 5.0
+    assert flusher.flush() == ["p0"]
+
+
+def test_rows_that_are_published_wait_for_the_shorter_interval(settings: Settings, collection: Collection) -> None:
+    flusher = Flusher(replace(settings, publish=True, publish_interval=10.0))
+    flusher.flush()
+    write(collection)
+    assert flusher.look() == []
+    flusher.now = 10.0
     assert flusher.flush() == ["p0"]
 
 

@@ -148,7 +148,8 @@ class Settings:
     )
     flush_interval: float = setting(
         60.0,
-        "Longest time that rows wait for the flusher; reads take them from the WAL meanwhile.",
+        "Longest time that rows wait for the flusher; reads take them from the WAL meanwhile. If collections are"
+        " published, `publish_interval` counts where it is shorter.",
         low=0,
         high=86400,
     )
@@ -158,6 +159,13 @@ class Settings:
         low=0,
         high=16 << 30,
         is_bytes=True,
+    )
+    publish: bool = setting(True, "Publish each collection as a plain Delta table (docs/published-tables.md).")
+    publish_interval: float = setting(
+        10.0,
+        "Minimum time between two rounds of publishing; 0: after each flush.",
+        low=0,
+        high=86400,
     )
     tick_interval: float = setting(10.0, "Idle time after which a PChannel gets a time tick.", low=0.01, high=3600)
 

@@ -23,6 +23,7 @@ from millrace.base.settings import Settings
 from millrace.node.cluster.member import Member
 from millrace.node.flush.definition import FlushLoop
 from millrace.node.ingest.definition import IngestLoop
+from millrace.node.publish.definition import publishing
 from millrace.node.range_loop.runner import run_loop
 from millrace.runtime.process_setup import set_up_service
 
@@ -48,7 +49,7 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
             stop.set()
             ready.abort()
 
-    with Member(settings) as member:
+    with publishing(settings, metrics), Member(settings) as member:
         loops = [
             threading.Thread(target=partial(loop, definition, member), name=definition.name)
             for definition in (IngestLoop(settings), FlushLoop(settings))

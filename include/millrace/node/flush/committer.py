@@ -43,6 +43,7 @@ from millrace.tables.collections.data_tables import (
     rows_uri,
 )
 from millrace.tables.collections.flush_tables import (
+    CHANGED_INFO,
     ensure_checkpoints_table,
     ensure_segments_table,
     replaced_checkpoint_files,
@@ -231,6 +232,9 @@ class FlushCommitter:
                     if kind == "checkpoints"
                     else (),
                     {app: move for _, part in group for app, move in part.moves.items()},
+                    info={f"{CHANGED_INFO}{each.channel}": each.changed for each, _ in group if each.changed}
+                    if kind == "checkpoints"
+                    else {},
                     requires=required_checkpoint_files(group[0][0].new_checkpoint) if kind == "checkpoints" else (),
                 )
                 for group in groups

@@ -143,8 +143,9 @@ class FlushCadence:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bytes = settings.flush_bytes
         limits = (settings.flow_lag_slow, settings.flow_lag_reject)
+        published = settings.publish_interval if settings.publish and settings.publish_interval else inf
         # Flow control must not throttle appends for a lag that the flusher has on purpose.
-        self._seconds = min(settings.flush_interval, *(limit / 2 for limit in limits if limit), inf)
+        self._seconds = min(settings.flush_interval, published, *(limit / 2 for limit in limits if limit))
         self._clock = clock
         self._started = False
         self._waiting: dict[str, _Waiting] = {}

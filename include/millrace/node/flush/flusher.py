@@ -39,7 +39,7 @@ from millrace.tables.collections.flush_tables import (
 from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import WalRange, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
-from millrace.wal.visible.catalog import SegmentEvent, newest_schema
+from millrace.wal.visible.catalog import CATALOG_TYPES, SegmentEvent, newest_schema
 from millrace.wal.visible.collection_rows import (
     VisibleRows,
     align_to_schema,
@@ -51,6 +51,7 @@ from millrace.wal.visible.collection_rows import (
 ROWS: Final = "rows"
 DELETES: Final = "deletes"
 
+_CATALOG_TYPES: Final = pa.array(CATALOG_TYPES)
 _DROPS: Final = pa.array(
     [MessageType.DROP_PARTITION.name, MessageType.DROP_COLLECTION.name, MessageType.IMPORT.name],
 )
@@ -95,6 +96,8 @@ class FlushReport:
     """By collection id: ROWS and DELETES."""
     segments: TablePart = field(default_factory=TablePart)
     checkpoint_actions: list[FileAction] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+    """Collections with rows, deletes or DDL in the range, also those whose tables have them already."""
     rows_by_vchannel: dict[str, int] = field(default_factory=dict)
     """Rows for the collections' rows tables."""
     seconds: float = 0.0
@@ -147,6 +150,8 @@ class _Writer:
         self._tables: dict[tuple[int, str], _TableWriter] = {}
         self._segment_events: list[SegmentEvent] = []
         self._drops: list[_Drop] = []
+        self._altered: set[int] = set()
+        """Collections with DDL in the range."""
         self._confirmed = plan.checkpoint.confirmed
         self._term = plan.checkpoint.term
 
@@ -154,6 +159,8 @@ class _Writer:
         plan, settings = self._plan, self._settings
         pchannel = plan.checkpoint.pchannel
         for visible in self._visible():
+            ddl = pc.is_in(visible["type"].cast(pa.utf8()), _CATALOG_TYPES)
+            self._altered |= set(pc.unique(visible["collection_id"].filter(ddl)).to_pylist())
             drops = visible.filter(pc.is_in(visible["type"].cast(pa.utf8()), _DROPS))
             self._drops.extend(each for row in drops.to_pylist() if (each := _drop(row)).before)
             # A stretch ends at each catalog message, so all of its rows have one schema.
@@ -189,6 +196,7 @@ class _Writer:
             # The checkpoint's file is written with the others, but the committer commits it last: a crash before that
             # repeats the range, and the tables' app ids skip what they already have.
             checkpoint_actions=write_checkpoint(settings.checkpoints_uri, new_checkpoint),
+            changed=sorted(self._altered | {number for number, _ in self._tables}),
             rows_by_vchannel=rows_by_vchannel,
         )
 

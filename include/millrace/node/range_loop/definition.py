@@ -58,6 +58,9 @@ class Report(Protocol):
 TASK_BYTES: Final = 1 << 20
 """A range of this size is a task of its own."""
 
+MAX_BACKOFF_SECONDS: Final = 5.0
+"""Longest pause before a retry from the same base, without jitter."""
+
 _RANGE_COST: Final = 64 << 10
 """Bytes that cost as much as a range that reads nothing: it opens a log and syncs files."""
 
@@ -163,6 +166,11 @@ class LoopDefinition(ABC, Generic[P, R]):
     @abstractmethod
     def interval(self) -> float:
         """Minimum seconds between the starts of two micro-batches."""
+
+    @property
+    def max_retry_seconds(self) -> float:
+        """Longest pause before a channel is planned again that made no progress."""
+        return MAX_BACKOFF_SECONDS
 
     @property
     def parked(self) -> Path | None:

@@ -19,7 +19,7 @@ from millrace.base.metrics import Metrics
 from millrace.node.range_loop.batch_driver import BatchDriver
 from millrace.node.range_loop.definition import LoopDefinition, run_range
 from millrace.node.range_loop.ownership import ChannelOwnership, FullOwnership
-from millrace.node.range_loop.schedule import START, RangeSchedule
+from millrace.node.range_loop.schedule import START, RangeSchedule, StallBackoff
 
 POLL_SECONDS: Final = 0.1
 """Pause between two polls of an idle source."""
@@ -36,18 +36,24 @@ def run_loop(
     ownership: ChannelOwnership | None = None,
     threads: int = 2,
     on_started: Callable[[], None] = lambda: None,
+    on_thread: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the loop of `definition` until `stop` is set, which ends it between two micro-batches.
 
-    `on_started` is called before the first micro-batch. Retriable errors (an unreachable log or table) are retried;
-    others are raised.
+    `on_started` is called before the first micro-batch, `on_thread` in each thread that runs ranges.
+    Retriable errors (an unreachable log or table) are retried; others are raised.
     """
     owned = ownership or FullOwnership()
     definition.prepare()
-    schedule = RangeSchedule(definition.planner(), parked=definition.parked, assigned=definition.assigned)
+    schedule = RangeSchedule(
+        definition.planner(),
+        parked=definition.parked,
+        assigned=definition.assigned,
+        stalls=StallBackoff(longest=definition.max_retry_seconds),
+    )
     batches = BatchDriver(definition, metrics=metrics, ownership=owned)
     offset = START
-    with ThreadPoolExecutor(threads, thread_name_prefix=f"millrace-{definition.name}") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix=f"millrace-{definition.name}", initializer=on_thread) as pool:
         try:
             on_started()
             while not stop.is_set():

@@ -15,14 +15,13 @@ from typing import Any, Final, Generic, TypedDict
 
 from millrace.base.backoff import Backoff
 from millrace.base.errors import MillraceError
-from millrace.node.range_loop.definition import P, Planner
+from millrace.node.range_loop.definition import MAX_BACKOFF_SECONDS, P, Planner
 from millrace.node.range_loop.ownership import read_assigned
 from millrace.node.range_loop.parking import parked_names
 
 UNBOUNDED: Final = 1 << 62
 MIN_BACKOFF_SECONDS: Final = 0.1
-MAX_BACKOFF_SECONDS: Final = 5.0
-"""Pause before a retry from the same base, without jitter; it doubles from the minimum to the maximum."""
+"""Pause before the first retry from the same base, without jitter. It doubles up to the longest."""
 MAX_BOUNDED_ATTEMPTS: Final = 8
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +62,9 @@ class StallBackoff:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        longest: float = MAX_BACKOFF_SECONDS,
     ) -> None:
+        self._longest = longest
         self._clock = clock
         self._sleep = sleep
         self._stalls: dict[str, _Stall] = {}
@@ -76,7 +77,7 @@ class StallBackoff:
         """
         stall = self._stalls.get(channel)
         if stall is None or stall.base != base:
-            stall = self._stalls[channel] = _Stall(base, Backoff(MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS))
+            stall = self._stalls[channel] = _Stall(base, Backoff(MIN_BACKOFF_SECONDS, self._longest))
         elif bounded:
             self._sleep(max(0.0, stall.until - self._clock()))
             if stall.times >= MAX_BOUNDED_ATTEMPTS:

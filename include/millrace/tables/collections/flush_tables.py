@@ -33,6 +33,10 @@ from millrace.wal.visible.collection_rows import align_to_schema
 
 PCHANNEL: Final = "pchannel"
 
+CHANGED_INFO: Final = "changed/"
+"""Beginning of a key in the info of a commit to ``checkpoints``; the PChannel follows. Its value is the list of the
+collections that the commit's flush changed by rows, deletes or DDL: what follows the tables looks at these alone."""
+
 SMALL_CATALOG: Final = 8 << 10
 """A catalog whose last snapshot has at most this many bytes is stored whole: its file is hardly larger."""
 

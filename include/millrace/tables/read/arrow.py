@@ -238,7 +238,7 @@ class _Look:
             for piece in tail:
                 yield self._shown(piece, judged=True)
             return
-        stored = _table_rows(
+        stored = stored_table_rows(
             self._plan.rows,
             schema,
             self._until,
@@ -315,13 +315,13 @@ class _Look:
         mine = [each for each in self._conjuncts if column_names(each) <= set(keys.names)]
         where = pruning_expression(And(tuple(mine)), keys) if mine else None
         wanted = [*keys.names, *_PLACE]
-        found = [*_table_rows(plan.deletes, schema, plan.tick, None, columns=wanted, where=where, conjuncts=mine)]
+        found = [*stored_table_rows(plan.deletes, schema, plan.tick, None, columns=wanted, where=where, conjuncts=mine)]
         if plan.has_tail_deletes():
             found += [piece.select(wanted) for piece in plan.tail_rows(deletes=True)]
         return to_fields(pa.concat_tables(found), plan.schema, self._keys)
 
 
-def _table_rows(
+def stored_table_rows(
     table: TableHandle | None,
     schema: pa.Schema,
     tick: int,
@@ -333,7 +333,10 @@ def _table_rows(
     conjuncts: Sequence[Condition] = (),
     groups: RowGroupFilter | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield rows after `after` up to `tick` from one version of a table, pruned by statistics, in pieces."""
+    """Yield rows of a rows or deletes table after `after` up to `tick`, pruned by statistics, in pieces.
+
+    `schema` has the columns of its files. Without `max_bytes`, one piece. Raises TableDamaged.
+    """
     names = schema.names if columns is None else list(columns)
     target = pa.schema([schema.field(name) for name in names])
     actions = None if table is None else table.actions()

@@ -1,0 +1,381 @@
+"""One publish of one collection: from the version that is published to the tick that its inner tables have reached.
+
+The versions are pinned in the order of a read (millrace.tables.read.plan): checkpoints, deletes, rows. The log alone
+decides what a version holds. Whoever publishes at tick T, from whatever version, gets the rows of ``read(at=T)``:
+
+- A file that was not published yet is judged by all deletes and drops up to T that the tables still have. This covers
+  what a flush wrote, and what a fold, a compaction or a repair wrote in place of other files: no position is mapped.
+- A file that was published is judged by the deletes and drops since then. Its other masked rows stay masked.
+- A file with rows of after the last published tick is judged again: these rows were masked, and may be visible now.
+- A file of after T alone is left to a later publish.
+
+Before the commit, the rows that the last version shows in removed files must be as many as the rows of that tick in the
+added ones: a rewrite neither loses nor revives a row. Otherwise the publish raises PublishedRowsDiffer and changes
+nothing.
+
+Failpoints: ``publish.converted`` after each converted file, ``publish.planned`` before the commit, and those of
+millrace.storage.published.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from millrace.base.errors import CommitFenced, PublishedRowsDiffer, TickNotReached
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import key_columns
+from millrace.node.publish.positions import Deletes, RowJudge, union
+from millrace.node.publish.progress import TablesProgress
+from millrace.node.publish.shape import CONVERTED, PublishedShape, inner_path, is_converted
+from millrace.storage.deletion_vectors import Positions
+from millrace.storage.parquet_file import file_statistics, open_file
+from millrace.storage.published import ROWS_FOLDER, AddedFile, PublishedChange, PublishedTable
+from millrace.storage.store import store_at
+from millrace.storage.table import LiveFile, TableHandle, open_table
+from millrace.tables.collections.data_tables import (
+    TICK,
+    deletes_uri,
+    earliest_readable_tick,
+    published_uri,
+    rows_uri,
+)
+from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
+from millrace.wal.visible.catalog import VChannelInfo, newest_schema
+
+ROWS_VERSION: Final = "rowsVersion"
+DELETES_VERSION: Final = "deletesVersion"
+"""Keys of a commit's info: the versions of the inner tables that it was made from."""
+WHOLE: Final = "whole"
+"""Key of a commit's info: whether these versions have nothing of after its tick."""
+CREATED: Final = "createdTick"
+"""Key of a commit's info: the tick from which the collection exists. Ids may be used again."""
+
+
+@dataclass(slots=True)
+class CollectionTables:
+    """Handles on the tables of one collection. One thread at a time."""
+
+    settings: Settings
+    collection_id: int
+    deletes: TableHandle | None = None
+    rows: TableHandle | None = None
+    published: PublishedTable | None = None
+
+    def refresh(self) -> None:
+        """Go to the newest versions, deletes before rows: what a compaction removed is gone from the rows too."""
+        number, settings = self.collection_id, self.settings
+        self.published = _refreshed(self.published) or PublishedTable.open(store_at(published_uri(settings, number)))
+        self.deletes = _refreshed(self.deletes) or open_table(deletes_uri(settings, number))
+        self.rows = _refreshed(self.rows) or open_table(rows_uri(settings, number))
+
+
+def _refreshed(table: Any) -> Any:
+    if table is not None:
+        table.refresh()
+    return table
+
+
+@dataclass(frozen=True)
+class PublishView:
+    """A collection at one tick, in pinned versions of its inner tables."""
+
+    tables: CollectionTables
+    tick: int
+    vchannels: Mapping[str, VChannelInfo]
+    newest: int
+    """Tick after which the inner tables have nothing of the collection."""
+
+    @property
+    def rows(self) -> TableHandle:
+        assert self.tables.rows is not None
+        return self.tables.rows
+
+    @cached_property
+    def schema(self) -> CollectionSchema:
+        return newest_schema(self.vchannels.values(), self.tick)
+
+    @cached_property
+    def schema_version(self) -> int:
+        return max(info.version_at(self.tick) for info in self.vchannels.values())
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the collection was dropped at the tick: then its published table is empty."""
+        return any(0 < info.dropped_tick <= self.tick for info in self.vchannels.values())
+
+    @property
+    def created(self) -> bool:
+        """Whether the collection exists on all its VChannels at the tick."""
+        names = next((info.vchannels for info in self.vchannels.values()), ())
+        return bool(names) and all(
+            name in self.vchannels and self.vchannels[name].created_tick <= self.tick for name in names
+        )
+
+    def hidden(self, tick: int, *, after: int = 0) -> HiddenRanges:
+        """Return what DDL with after < tick hides at `tick`."""
+        found = hidden_ranges_at(self.vchannels, tick)
+        return HiddenRanges(
+            tuple(each for each in found.partitions if each[2] > after),
+            tuple(each for each in found.vchannels if each[1] > after),
+        )
+
+    @property
+    def created_tick(self) -> int:
+        """The tick from which the collection exists."""
+        return max(info.created_tick for info in self.vchannels.values())
+
+    @property
+    def whole(self) -> bool:
+        """Whether the inner tables have nothing of after the tick."""
+        return self.tick >= self.newest
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Entries of the commit's info that tell whether the inner tables have news since."""
+        deletes = self.tables.deletes
+        return {
+            ROWS_VERSION: self.rows.version,
+            DELETES_VERSION: -1 if deletes is None else deletes.version,
+            WHOLE: self.whole,
+        }
+
+
+@dataclass(slots=True)
+class PublishFigures:
+    """What one publish did."""
+
+    files_added: int = 0
+    files_removed: int = 0
+    files_masked: int = 0
+    files_opened: int = 0
+    rows_masked: int = 0
+    """Rows of published files that were masked now."""
+    vector_bytes: int = 0
+    """Bytes of the deletion vectors that the commit wrote."""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class PlannedPublish:
+    """A change that waits for its commit."""
+
+    view: PublishView
+    change: PublishedChange | None
+    """None: the published version holds the rows of the tick already."""
+    figures: PublishFigures = field(default_factory=PublishFigures)
+
+
+def pin(tables: CollectionTables, progress: TablesProgress) -> PublishView | None:
+    """Pin the newest versions of a collection's tables, after `progress` was taken. None: nothing to publish yet.
+
+    Raises TickNotReached if a later tick is published already, or a compaction has removed rows that are visible at the
+    tick of `progress`: look again.
+    """
+    number = tables.collection_id
+    tick, newest = progress.tick(number), progress.newest(number)
+    tables.refresh()
+    view = PublishView(tables, tick, progress.collections.get(number, {}), newest)
+    if tables.rows is None or not view.created:
+        return None
+    # Another publisher may have looked later, and a compaction may have gone further. The catalog of `progress` is too
+    # old for that tick: it may lack a drop.
+    least = max(earliest_readable_tick(tables.rows), 0 if tables.published is None else tables.published.tick)
+    if tick < least:
+        raise TickNotReached(
+            f"the tables of collection {number} were whole up to tick {tick} a moment ago, and are needed at {least}: "
+            "retry"
+        )
+    return view
+
+
+def plan_publish(view: PublishView, *, anew: bool = False) -> PlannedPublish:
+    """Return the change that takes the published version to the tick of `view`. Creates the table if there is none.
+
+    `anew` judges all files again, whatever the published version says: for one that is wrong.
+
+    Raises PublishedRowsDiffer, TableDamaged, StoreCannotPublish.
+    """
+    began = time.perf_counter()
+    planned = _Planning(view, anew).planned()
+    planned.figures.seconds = time.perf_counter() - began
+    return planned
+
+
+def commit_publish(planned: PlannedPublish) -> None:
+    """Commit a planned change. Its own converted files are deleted if another publisher was first.
+
+    Raises CommitFenced (pin and plan again), TableUnavailable.
+    """
+    table, change = planned.view.tables.published, planned.change
+    assert table is not None
+    if change is None:
+        return
+    try:
+        table.commit(change)
+    except CommitFenced:
+        table.store.delete([each.path for each in change.add if each.path.startswith(f"{CONVERTED}/")])
+        raise
+    written = (table.files[path].vector for path in (*change.mask, *(each.path for each in change.add)))
+    planned.figures.vector_bytes = sum(each.size_in_bytes for each in written if each is not None)
+
+
+class _Planning:
+    """The state of one plan."""
+
+    def __init__(self, view: PublishView, anew: bool) -> None:
+        tables = view.tables
+        self._view = view
+        self._anew = anew
+        self._shape = PublishedShape.of(view.schema)
+        self._figures = PublishFigures()
+        if tables.published is None:
+            store = store_at(published_uri(tables.settings, tables.collection_id))
+            tables.published = PublishedTable.create(
+                store, self._shape.columns, collection_id=tables.collection_id, schema_version=view.schema_version
+            )
+        self._table = tables.published
+        self._since = self._table.tick
+        self._opened: list[str] = []
+        first_key = key_columns(view.schema)[0]
+        self._live = {} if view.dropped else {file.path: file for file in view.rows.describe_files((TICK, first_key))}
+        """The rows table's files by path."""
+        self._current = {inner_path(path): path for path in self._table.files}
+        """The published files by the inner file whose rows they have."""
+
+    def planned(self) -> PlannedPublish:
+        view, since, live, current = self._view, self._since, self._live, self._current
+        added = [file for path, file in live.items() if path not in current and not _is_after(file, view.tick)]
+        removed = [published for path, published in current.items() if path not in live]
+        kept = [live[path] for path in current if path in live]
+        again = [file for file in kept if self._anew or _is_ahead(file, since)]
+        settled = kept if not again else [file for file in kept if not (self._anew or _is_ahead(file, since))]
+        deletes = self._deletes([*added, *again])
+        judge = self._judge(deletes, view.hidden(view.tick), view.tick)
+        whole = {file.path: judge.positions(file) for file in (*added, *again)}
+        judge = self._judge(deletes.after(since), view.hidden(view.tick, after=since), view.tick)
+        for file in settled:
+            found = judge.positions(file)
+            if len(found):
+                whole[file.path] = union(self._table.masked(current[file.path]), found)
+        if not (self._anew or view.dropped or self._is_recreated()):
+            self._check(added, removed, deletes)
+        change = self._change(added, removed, whole)
+        self._figures.files_opened = len(self._opened)
+        hit("publish.planned")
+        return PlannedPublish(view, change, self._figures)
+
+    def _judge(self, deletes: Deletes, hidden: HiddenRanges, tick: int) -> RowJudge:
+        return RowJudge(self._view.rows.store, deletes, hidden, tick, self._opened)
+
+    def _deletes(self, judged: list[LiveFile]) -> Deletes:
+        """Read the deletes that may hit: all since the last publish, and those since the first row of `judged`."""
+        view = self._view
+        lows = [file.low.get(TICK) or 0 for file in judged]
+        first = min([self._since, *(low - 1 for low in lows)])
+        return Deletes.read(view.tables.deletes, view.schema, after=first, until=view.tick)
+
+    def _check(self, added: list[LiveFile], removed: list[str], deletes: Deletes) -> None:
+        """Check that added files have as many rows of the last published tick as the removed ones show there."""
+        view, since = self._view, self._since
+        shown = sum(self._table.files[path].live_rows for path in removed)
+        old = [file for file in added if not _is_after(file, since)]
+        judge = self._judge(deletes.up_to(since), view.hidden(since), since)
+        found = sum(file.rows - len(judge.positions(file)) for file in old)
+        # A compaction that folds beyond the last published tick has dropped rows that are visible there.
+        folded = earliest_readable_tick(view.rows) > since
+        if found > shown or (found < shown and not folded):
+            raise PublishedRowsDiffer(
+                f"collection {view.tables.collection_id}: {len(removed)} published files that are gone show {shown}"
+                f" rows at tick {since}, and {len(old)} files in their place have {found}. Nothing was published. Run "
+                "`millrace verify`, then publish it anew (`millrace collections publish --anew`)"
+            )
+
+    def _change(
+        self, added: list[LiveFile], removed: list[str], whole: Mapping[str, Positions]
+    ) -> PublishedChange | None:
+        """Return what takes the published version to `whole`, the masked positions by file; None if it is there."""
+        view, table, figures = self._view, self._table, self._figures
+        reshaped = table.schema_version != view.schema_version or self._is_recreated()
+        adds = [self._added(file, whole[file.path]) for file in added]
+        rewrites = {
+            *removed,
+            *(made.path for made, file in zip(adds, added, strict=True) if not _is_ahead(file, self._since)),
+        }
+        gone, mask = list(removed), {}
+        for path, published in self._current.items():
+            file = self._live.get(path)
+            if file is None:
+                continue
+            positions = whole.get(path)
+            if reshaped and self._must_move(path, published):
+                made = self._added(file, table.masked(published) if positions is None else positions)
+                gone.append(published)
+                adds.append(made)
+                rewrites |= {published, made.path}
+                continue
+            if positions is None:
+                continue
+            # A file that was judged again may have as many masked rows as before, and others.
+            before = table.masked(published)
+            if not np.array_equal(before, positions):
+                mask[published] = positions
+                figures.rows_masked += len(positions) - len(before)
+        figures.files_added, figures.files_removed, figures.files_masked = len(adds), len(gone), len(mask)
+        info = {**view.info, CREATED: view.created_tick}
+        known = {name: table.commit_info.get(name) for name in info}
+        if not (adds or gone or mask or reshaped) and info == known:
+            return None
+        return PublishedChange(
+            view.tick,
+            view.schema_version,
+            schema=self._shape.columns if reshaped else None,
+            add=adds,
+            remove=gone,
+            mask=mask,
+            rewrites=frozenset(rewrites),
+            info=info,
+        )
+
+    def _is_recreated(self) -> bool:
+        """Return whether the published columns are those of an earlier collection of the same id."""
+        created = self._table.commit_info.get(CREATED)
+        return created is not None and created != self._view.created_tick
+
+    def _must_move(self, path: str, published: str) -> bool:
+        """Return whether a published file has values that readers of the new columns would not see."""
+        if not self._shape.older or is_converted(published, self._shape):
+            return False
+        with open_file(self._view.rows.store, path) as file:
+            return self._shape.needs_conversion(file.metadata)
+
+    def _added(self, file: LiveFile, positions: Positions) -> AddedFile:
+        """Return the file to add for an inner file: itself, or a converted copy, which is written here."""
+        shape, inner = self._shape, self._view.rows.store
+        with open_file(inner, file.path) as parquet:
+            footer = parquet.metadata
+        if not shape.needs_conversion(footer):
+            stats = file_statistics(footer, shape.stored_names)
+            return AddedFile(f"{ROWS_FOLDER}/{file.path}", file.size, footer.num_rows, stats, positions)
+        made = shape.convert(inner, file.path, self._table.store)
+        hit("publish.converted")
+        return AddedFile(made.path, made.size, made.rows, made.stats, positions, made.written_ms)
+
+
+def _is_after(file: LiveFile, tick: int) -> bool:
+    """Return whether all rows of `file` are after `tick`."""
+    low = file.low.get(TICK)
+    return low is not None and low > tick
+
+
+def _is_ahead(file: LiveFile, tick: int) -> bool:
+    """Return whether `file` may have rows after `tick`."""
+    high = file.high.get(TICK)
+    return high is None or high > tick

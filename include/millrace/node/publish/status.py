@@ -1,0 +1,71 @@
+"""What is published of a collection, for views: version, tick, rows, how far it is behind, and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
+from millrace.message.ids import tick_physical_ms
+from millrace.node.publish.publisher import DELETES_VERSION, ROWS_VERSION, WHOLE
+from millrace.storage.published import PublishedTable
+from millrace.storage.store import store_at
+from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import deletes_uri, published_uri, rows_uri
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStatus:
+    """What is published of one collection."""
+
+    uri: str
+    """Where the published table lies."""
+    version: int | None
+    """The newest version of the table; None: nothing is published yet."""
+    tick: int
+    """Tick that its rows are of; 0 if nothing is published yet."""
+    rows: int
+    lag_seconds: float
+    """Age of that tick, if the collection's tables have news since; else 0.0."""
+    error: str
+    """Why the last attempt to publish failed; empty if it did not."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def published_status(settings: Settings, collection_id: int) -> PublishedStatus:
+    """Return what is published of a collection. Opens its tables.
+
+    A table or a place that cannot be published from is an error of the status, not of this call.
+    """
+    error = publish_failures(settings).get(collection_id, "")
+    uri = ""
+    try:
+        uri = published_uri(settings, collection_id)
+        table = PublishedTable.open(store_at(uri))
+        if table is None:
+            return PublishedStatus(uri, None, 0, 0, 0.0, error)
+        rows, deletes = (open_table(each(settings, collection_id)) for each in (rows_uri, deletes_uri))
+        info = table.commit_info
+        versions = [-1 if each is None else each.version for each in (rows, deletes)]
+        now = dict(zip((ROWS_VERSION, DELETES_VERSION), versions, strict=True))
+        current = bool(info.get(WHOLE)) and all(info.get(name) == version for name, version in now.items())
+        lag = 0.0 if current else max(0.0, time.time() - tick_physical_ms(table.tick) / 1000)
+        return PublishedStatus(uri, table.version, table.tick, table.row_count, round(lag, 3), error)
+    except MillraceError as failure:
+        return PublishedStatus(uri, None, 0, 0, 0.0, error or f"{failure.code}: {failure}")
+
+
+def publish_failures(settings: Settings) -> dict[int, str]:
+    """Return by collection why its last publish failed, of those whose last publish did. Reads one small file."""
+    from millrace.node.publish.definition import NAME
+
+    try:
+        found = json.loads(settings.progress_path(NAME).read_text(encoding="utf-8"))["pchannels"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {int(name): str(each["failure"]) for name, each in found.items() if each.get("failure")}
