@@ -18,7 +18,6 @@ from millrace.catalog.sqlite_file import catalog_path, read_names, read_page
 from millrace.commands.status import worst_pchannels
 from millrace.coord.catalog_store import CatalogStore
 from millrace.message.ids import LogId
-from millrace.message.log_entries import LogDescription
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.observe import log_probe, maintenance, table_cache
 from millrace.observe.channels import pchannel_views
@@ -197,10 +196,13 @@ def test_the_log_of_a_pchannel_at_rest_is_looked_into_once(settings: Settings, m
         return lag
 
     monkeypatch.setattr(log_probe, "lag_seconds", look)
-    log = SimpleNamespace(describe=lambda: LogDescription(LogId(0, 0), end, 100), close=lambda: None)
-    service = SimpleNamespace(names=lambda: ["dml_0"], open=lambda name: log)
-    hosted = {"term": 1, "parked": None, "open": [600, 0, 0, 0]}
-    client: Any = SimpleNamespace(service=service, describe=lambda name: hosted)
+    service = SimpleNamespace(open=lambda name: SimpleNamespace(close=lambda: None))
+    hosted = {"term": 1, "parked": None, "open": [600, 0, 0, 0], "news_end": [0, 10]}
+
+    def described() -> dict[str, Any]:
+        return {"dml_0": {"host": hosted, "log": {"begin": [0, 0], "end": list(end), "bytes": 100}}}
+
+    client: Any = SimpleNamespace(service=service, describe_all=described)
     position: Any = SimpleNamespace(position=LogId(0, 9), commits=4)
     probe = log_probe.LogProbe(settings)
 
@@ -215,3 +217,6 @@ def test_the_log_of_a_pchannel_at_rest_is_looked_into_once(settings: Settings, m
     position.position, position.commits = LogId(0, 13), 5
     assert lags() == 0.0
     assert len(looked) == 3
+    end, hosted["news_end"] = LogId(0, 20), [0, 13]
+    assert lags() == 0.0
+    assert len(looked) == 3, "the host knows that only time ticks follow"

@@ -19,11 +19,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import millrace
-from millrace.base.errors import CollectionNotFound, InvalidArgument, LogCorrupted, TickNotReached
+from millrace.base.errors import CollectionNotFound, InvalidArgument, TickNotReached
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
+from millrace.client.append_client import AppendClient
 from millrace.client.consume.positions import FilePositions
 from millrace.message.ids import LogId
 from millrace.node.flush import definition as flusher_run
@@ -32,7 +33,6 @@ from millrace.node.range_loop.parking import Parked, park, unpark
 from millrace.observe import exposition
 from millrace.observe.observer import Observer
 from millrace.observe.wal_search import WalQuery
-from millrace.rpc.remote_log import RemoteLog
 from millrace.runtime.launch import history as launch_history
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -148,14 +148,14 @@ def test_a_collection_is_counted_by_its_tables(world: World, observer: Observer)
 def test_a_log_that_cannot_be_described_is_told_of_its_pchannel_alone(
     world: World, observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = RemoteLog.describe
+    real = AppendClient.describe_all
 
-    def describe(log: RemoteLog) -> Any:
-        if log.pchannel == "dml_0":
-            raise LogCorrupted("a record is damaged")
-        return real(log)
+    def describe(client: AppendClient) -> dict[str, dict[str, Any]]:
+        found = real(client)
+        del found["dml_0"]["log"]
+        return found | {"dml_0": {**found["dml_0"], "log_error": "LOG_CORRUPTED: a record is damaged"}}
 
-    monkeypatch.setattr(RemoteLog, "describe", describe)
+    monkeypatch.setattr(AppendClient, "describe_all", describe)
     found = {each.name: each for each in observer.overview().pchannels}
     assert found["dml_0"].parked == "log: LOG_CORRUPTED: a record is damaged"
     assert (found["dml_0"].log_end, found["dml_0"].lag_seconds) == (None, None)

@@ -144,6 +144,13 @@ class AppendClient(Closeable):
         """Describe the append host's state for a PChannel: position, last_tick, term, parked."""
         return self.call(calls.DESCRIBE_HOST, {"pchannel": pchannel})
 
+    def describe_all(self) -> dict[str, dict[str, Any]]:
+        """Describe the append host's state and the log of every PChannel, in one call: see
+        :meth:`millrace.node.append.host.AppendHost.describe_all`.
+        """
+        found: dict[str, dict[str, Any]] = self.call(calls.DESCRIBE_HOSTS, {})["channels"]
+        return found
+
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
     ) -> PChannelDefinitions:

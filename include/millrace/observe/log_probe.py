@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pyarrow import flight
 
@@ -18,7 +18,7 @@ from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogDescription
 from millrace.rpc import calls
 from millrace.rpc.link import CONNECTION_FAILURES, Link, call_error
-from millrace.rpc.wire import ClockView
+from millrace.rpc.wire import ClockView, log_id
 from millrace.tables.read.freshness import lag_seconds
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.definitions import OpenFigures
@@ -90,28 +90,46 @@ class LogProbe:
     def _channels(
         self, client: AppendClient, wal: WalTable | None, positions: Mapping[str, WalPosition]
     ) -> Iterator[tuple[str, ChannelLogView]]:
-        for name in client.service.names():
-            term, parked, figures = _hosted(client, name)
-            described: LogDescription | None = None
+        for name, found in client.describe_all().items():
+            host, described = found.get("host"), _description(found.get("log"))
+            reasons = [f"append host: {found['host_error'] if host is None else host['parked']}"]
+            if host is not None and not host["parked"]:
+                reasons.clear()
             lag: float | None = None
-            try:
-                with closing(client.service.open(name)) as log:
-                    described = log.describe()
-                    position = positions.get(name)
-                    begin = (position.position if position is not None else None) or EARLIEST
-                    # To tell time ticks without news from others decodes the state of all VChannels: once for each end.
-                    seen = (0 if position is None else position.commits, described.end)
-                    if described.end <= begin or self._complete.get(name) == seen:
-                        lag = 0.0
-                    else:
-                        lag = lag_seconds(wal, log, name)
-                    if lag == 0.0:
-                        self._complete[name] = seen
-            except LogUnavailable:
-                raise
-            except MillraceError as error:
-                parked = parked or f"log: {error.code}: {error}"
-            yield name, ChannelLogView(described, lag, term, parked, figures)
+            if described is None:
+                reasons.append(f"log: {found['log_error']}")
+            else:
+                try:
+                    lag = self._lag(client, wal, name, positions.get(name), described, host)
+                except LogUnavailable:
+                    raise
+                except MillraceError as error:
+                    reasons.append(f"log: {error.code}: {error}")
+            term, figures = (0, None) if host is None else (int(host["term"]), OpenFigures(*host["open"]))
+            yield name, ChannelLogView(described, lag, term, next(iter(reasons), None), figures)
+
+    def _lag(
+        self,
+        client: AppendClient,
+        wal: WalTable | None,
+        name: str,
+        position: WalPosition | None,
+        described: LogDescription,
+        host: Mapping[str, Any] | None,
+    ) -> float:
+        """Return the seconds that the WAL lags behind a log. The log is read only if it may have news for the WAL."""
+        reached = (position.position if position is not None else None) or EARLIEST
+        if described.end <= reached or (host is not None and LogId(*host["news_end"]) <= reached):
+            return 0.0
+        # To tell time ticks without news from others decodes the state of all VChannels: once for each end.
+        seen = (0 if position is None else position.commits, described.end)
+        if self._complete.get(name) == seen:
+            return 0.0
+        with closing(client.service.open(name)) as log:
+            lag = lag_seconds(wal, log, name)
+        if lag == 0.0:
+            self._complete[name] = seen
+        return lag
 
     def metrics(self) -> str:
         """Return the append host's metrics in the Prometheus text format, or "" if no server runs."""
@@ -152,13 +170,7 @@ def _clock(client: AppendClient) -> ClockView | None:
         return None
 
 
-def _hosted(client: AppendClient, name: str) -> tuple[int, str | None, OpenFigures | None]:
-    """Return the term, why the append host has stopped, if it has, and how much is open."""
-    try:
-        host = client.describe(name)
-    except LogUnavailable:
-        raise
-    except MillraceError as error:
-        return 0, f"append host: {error.code}: {error}", None
-    figures = OpenFigures(*host["open"]) if "open" in host else None
-    return int(host["term"]), f"append host: {host['parked']}" if host["parked"] else None, figures
+def _description(found: Mapping[str, Any] | None) -> LogDescription | None:
+    if found is None:
+        return None
+    return LogDescription(begin=log_id(found["begin"]), end=log_id(found["end"]), bytes=int(found["bytes"]))

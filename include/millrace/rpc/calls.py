@@ -336,7 +336,14 @@ DESCRIBE_HOST: Final = _call(
     ResourceKind.PCHANNEL,
     "show the append host's position",
     request="pchannel",
-    answer="position last_entry last_tick term chain_version parked open",
+    answer="position last_entry last_tick term chain_version parked news_end open",
+)
+DESCRIBE_HOSTS: Final = _call(
+    "append/describe_all",
+    Role.READ,
+    Scope.EVERYTHING,
+    "show the append host's position and the log of every PChannel",
+    answer="channels",
 )
 DEFINITIONS: Final = _call(
     "append/definitions",

@@ -67,6 +67,39 @@ def types_behind(host: AppendHost, tick: int) -> list[str]:
     return [name for batch in found.batches for name in batch.column("type").to_pylist()]
 
 
+def test_a_description_of_all_says_where_news_ended_and_what_failed_of_each(
+    host: AppendHost, service: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, *_ = keys_of(V0, 1)
+    host.append(PCHANNEL, encode_entry([insert(key)])).results()
+    found = host.describe_all()[PCHANNEL]
+    assert found["host"] == host.describe(PCHANNEL)
+    assert found["host"]["news_end"] == list(found["log"]["end"])
+    rejected = encode_entry([insert(key, vchannel=V1)])
+    for entry, is_news in ((rejected, True), (None, False)):
+        before = host.describe_all()[PCHANNEL]["host"]["news_end"]
+        if entry is None:
+            host.tick(PCHANNEL)
+        else:
+            host.append(PCHANNEL, entry)
+        after = host.describe_all()[PCHANNEL]
+        assert (after["host"]["news_end"] > before) is is_news
+        assert (after["host"]["news_end"] == list(after["log"]["end"])) is is_news
+
+    class Damaged:
+        def describe(self) -> None:
+            raise LogUnavailable("the disk is gone")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    plain = service.open
+    monkeypatch.setattr(service, "open", lambda name: Damaged() if name == "p1" else plain(name))
+    failed = host.describe_all()
+    assert failed["p1"]["log_error"] == "LOG_UNAVAILABLE: the disk is gone"
+    assert failed[PCHANNEL]["log"] == after["log"]
+
+
 def test_results_of_concurrent_clients_are_the_chains_own_answer(host: AppendHost, service: RocksMQ) -> None:
     def client(number: int) -> list[AppendOutcome]:
         wrong = [insert(key, producer=number, sequence=key + 5) for key in (100, 101)]  # a gap

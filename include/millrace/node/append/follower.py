@@ -29,6 +29,7 @@ from copy import copy
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
@@ -104,6 +105,7 @@ class Follower:
         self._local = is_local(self._log)
         self._state = state
         self._position = state.position
+        self._news_end = state.position
         self._tick_interval = tick_interval
         self._now_ms = now_ms
         self._lock = threading.Lock()
@@ -139,6 +141,11 @@ class Follower:
     def state(self) -> ChannelState:
         """The newest state. Read-only: the follower replaces it and never changes it in place."""
         return self._state
+
+    @property
+    def news_end(self) -> LogId:
+        """A position after which this follower met nothing but time ticks."""
+        return self._news_end
 
     @property
     def error(self) -> MillraceError | None:
@@ -443,6 +450,8 @@ class Follower:
             rows = accepted_rows(outcome.plain, begin)
         else:
             rows = outcome_rows(outcome.messages, outcome.rejections)
+        if outcome.plain is not None or has_news(outcome):
+            self._news_end = outcome.state.position
         decisions = ChainDecisions(
             start=self._position,
             end=outcome.state.position,
@@ -568,3 +577,9 @@ def _wrapped(error: Exception, pchannel: str, position: LogId) -> ChannelParked:
     parked = ChannelParked(f"{pchannel} is parked at {position}: {type(error).__name__}: {error}")
     parked.__cause__ = error
     return parked
+
+
+def has_news(outcome: ChainOutcome) -> bool:
+    """Return whether the outcome has a rejection, or a message that is no time tick."""
+    types = outcome.messages["type"].cast(pa.utf8())
+    return bool(outcome.rejections.num_rows or pc.any(pc.not_equal(types, MessageType.TIME_TICK.name)).as_py())

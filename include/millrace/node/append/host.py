@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -303,7 +303,7 @@ class AppendHost(Closeable):
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Return the host's position: position, last_entry, last_tick, term, chain_version, parked (code and text, or
-        None), and how much is open (OpenFigures).
+        None), news_end (a position after which there are only time ticks), and how much is open (OpenFigures).
         """
         follower = self._follower(pchannel)
         state, error = follower.state, follower.error
@@ -314,8 +314,28 @@ class AppendHost(Closeable):
             "chain_version": state.chain_version,
             "last_entry": None if state.last_entry is None else list(state.last_entry),
             "parked": None if error is None else f"{error.code}: {error}",
+            "news_end": list(follower.news_end),
             "open": list(OpenFigures.of(state)),
         }
+
+    def describe_all(self) -> dict[str, dict[str, Any]]:
+        """Return by PChannel the :meth:`describe` of the host and begin, end and bytes of its log; or the error of
+        either, as code and text.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for name in self._service.names():
+            parts = found[name] = {}
+            for key, part in (("host", self.describe), ("log", self._describe_log)):
+                try:
+                    parts[key] = part(name)
+                except MillraceError as error:
+                    parts[f"{key}_error"] = f"{error.code}: {error}"
+        return found
+
+    def _describe_log(self, pchannel: str) -> dict[str, Any]:
+        with closing(self._service.open(pchannel)) as log:
+            described = log.describe()
+        return {"begin": described.begin, "end": described.end, "bytes": described.bytes}
 
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE

@@ -335,6 +335,10 @@ class AppendExtension:
     def _describe(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         return self._host.describe(_pchannel(request))
 
+    @handles(calls.DESCRIBE_HOSTS)
+    def _describe_all(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return {"channels": self._host.describe_all()}
+
     @handles(calls.DEFINITIONS)
     def _definitions(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         named = request.get("collection_id") is not None
