@@ -65,6 +65,7 @@ TOGETHER = {
         "streams/running/test_running.py",
         "streams/sinks/test_frames.py",
         "streams/test_joins_page.py",
+        "streams/test_named_format.py",
         "streams/test_source.py",
         "tables/read/test_spark.py",
         "tables/wal/test_table.py",

@@ -28,6 +28,8 @@ from millrace.client.database import Database, connect
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import ColumnNames, Selection
 from millrace.runtime.spark.session import session as session
+from millrace.storage.spark import spark_register
+from millrace.storage.store import store_at
 from millrace.streams import source
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.operator import Operator
@@ -36,10 +38,11 @@ from millrace.streams.sinks import frames as sinks
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.collection.sink import Mode as Mode
 from millrace.streams.sinks.guarantee import Guarantee as Guarantee
+from millrace.tables.collections.data_tables import find_published
 from millrace.tables.read import spark as frames
 from millrace.tables.read.freshness import require_confirmed_ticks
 
-__all__ = ["changes_between", "operate", "read", "register", "session", "stream", "write_stream"]
+__all__ = ["changes_between", "operate", "read", "register", "register_published", "session", "stream", "write_stream"]
 
 
 def read(
@@ -93,6 +96,35 @@ def register(
         for each in found:
             _frame(spark, chosen, db, each, tick, deadline, Selection()).createOrReplaceTempView(f"`{each.name}`")
     return tick
+
+
+def register_published(
+    spark: SparkSession,
+    names: Sequence[str] | None = None,
+    *,
+    database: str = "millrace",
+    data: str | Path | None = None,
+    settings: Settings | None = None,
+) -> list[str]:
+    """Create a table in the session's catalog for the published table of each collection (or for those in `names`).
+
+    Returns the names of the tables, ``<database>.<collection>``. The tables are external: a query reads the newest
+    version, and dropping one leaves the collection alone. Register again after collections were created or dropped;
+    tables of `database` that this call did not make stay. The session needs Delta's catalog (:func:`session` has it).
+    Without `names`, collections that are not published yet are left out. So are names that Spark's catalog does not
+    allow: letters, digits and ``_`` are.
+
+    Raises TableNotFound for a name that is not published yet, CollectionNotFound, StoreCannotPublish, and
+    InvalidArgument if two names differ only in case, or if a table of that name is not one of a collection.
+    """
+    chosen = _settings(data, settings)
+    with connect(settings=chosen) as db:
+        known = [each.name for each in db.catalog.collections()] if names is None else names
+        found = require_distinct_sql_names(db.definition(name) for name in known)
+        places = {each.name: find_published(chosen, each.id) for each in found}
+        if names is not None:
+            places = {each.name: db.tables.published_uri(each) for each in found}
+    return spark_register(spark, database, {name: store_at(uri) for name, uri in places.items() if uri is not None})
 
 
 def changes_between(

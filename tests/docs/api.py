@@ -39,7 +39,7 @@ UNFOLDED = {"Settings", "Schema", "Field", "MillraceError"}
 """Classes whose members other pages explain, or that a program does not need."""
 
 
-SPARK = ("read", "register", "changes_between", "stream")
+SPARK = ("read", "register", "register_published", "changes_between", "stream")
 """The names of millrace.spark; another page explains the session."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +23,14 @@ from millrace.base import files
 from millrace.base.errors import TableDamaged
 from millrace.storage import local
 from millrace.storage.local import LocalStore
-from millrace.storage.parquet_file import MAX_STAT_CHARACTERS, ParquetFileWriter, read_file, read_filtered, read_rows
+from millrace.storage.parquet_file import (
+    CUT_STAT_CHARACTERS,
+    MAX_STAT_CHARACTERS,
+    ParquetFileWriter,
+    read_file,
+    read_filtered,
+    read_rows,
+)
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 
@@ -166,14 +174,52 @@ def test_bounds_of_moments_are_milliseconds_outwards_and_moments_without_a_zone_
     made = json.loads(file.close({}, ["at", "wall"]).stats)
     assert made["minValues"] == {"at": "1969-12-31T23:59:59.999Z"}
     assert made["maxValues"] == {"at": "1970-01-01T00:00:01.501Z"}
-    assert made["nullCount"] == {"at": 0}
+    assert made["nullCount"] == {"at": 0, "wall": 0}
 
 
-def test_a_long_string_has_no_bounds_for_a_cut_maximum_would_prune_what_is_there(tmp_path: Path) -> None:
-    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
-    file.write(pa.table({"n": [1], "name": ["x" * (MAX_STAT_CHARACTERS + 1)]}, schema=SCHEMA))
-    made = json.loads(file.close({}, ["n", "name"]).stats)
-    assert (made["minValues"], made["maxValues"]) == ({"n": 1}, {"n": 1})
+@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=4), st.integers(0, 70))
+def test_the_bounds_of_long_strings_are_short_and_enclose_them_in_every_order(names: list[str], longer: int) -> None:
+    names = [name * longer if longer else name for name in names]
+    with TemporaryDirectory() as folder:
+        file = ParquetFileWriter(LocalStore(Path(folder)), "file.parquet", SCHEMA, options={})
+        file.write(pa.table({"n": range(len(names)), "name": names}, schema=SCHEMA))
+        made = json.loads(file.close({}, ["n", "name"]).stats)
+    if "name" not in made["maxValues"]:
+        long = [name for name in names if len(name) > MAX_STAT_CHARACTERS]
+        assert any(min(name[1 : CUT_STAT_CHARACTERS + 1]) >= "\x7f" for name in long), "no ASCII"
+        return
+    low, high = made["minValues"]["name"], made["maxValues"]["name"]
+    assert max(len(low), len(high)) <= MAX_STAT_CHARACTERS
+    least, greatest = min(names, key=str.encode), max(names, key=str.encode)
+    for order in (str.encode, lambda text: text.encode("utf-16-be")):
+        assert order(low) <= order(least)
+        assert order(high) >= order(greatest)
+
+
+def test_what_readers_could_misjudge_has_a_count_of_nulls_and_no_bounds(tmp_path: Path) -> None:
+    inner = pa.struct([("n", pa.int64())])
+    columns = {
+        "inner": pa.array([{"n": 1}, None], inner),  # its leaf is before the others
+        "whole": pa.array([1.5, None]),
+        "nan": pa.array([1.5, float("nan")]),
+        "endless": pa.array([1.5, float("-inf")], pa.float32()),
+        "decimal": pa.array([Decimal("1.5"), None]),
+        "wall": pa.array([0, None], pa.timestamp("us")),
+        "flag": pa.array([True, None]),
+        "raw": pa.array([b"x", None]),
+        "nothing": pa.array([None, None], pa.int64()),
+        "inner.n": pa.array([7, 8]),
+    }
+    table = pa.table(columns)
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", table.schema, options={})
+    file.write(table.slice(1))
+    file.write(table.slice(0, 1))
+    made = json.loads(file.close({}, table.column_names).stats)
+    assert made["minValues"] == {"whole": 1.5, "inner.n": 7}
+    assert made["maxValues"] == {"whole": 1.5, "inner.n": 8}
+    assert made["nullCount"] == {
+        "whole": 1, "nan": 0, "endless": 0, "decimal": 1, "wall": 1, "flag": 1, "nothing": 2, "inner.n": 0
+    }  # fmt: skip
 
 
 def test_the_file_and_each_new_folder_are_durable_in_the_folder_above(

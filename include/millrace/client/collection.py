@@ -244,6 +244,17 @@ class Collection:
         tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
         return self.database.tables.count(self._current(), at=tick, seconds=seconds, where=selection.where)
 
+    def delta_uri(self) -> str:
+        """Return the URI of the published table: plain Delta, for every engine that reads deletion vectors.
+
+        It has the rows that were visible at its tick (docs/published-tables.md); :meth:`read` has newer ones. It
+        belongs to this collection: one that is dropped and created again has another.
+
+        Raises TableNotFound while it is not published, StoreCannotPublish, CollectionNotFound. Raises InvalidArgument
+        if the deployment is on a remote server.
+        """
+        return self.database.tables.published_uri(self._current())
+
     def head(self, rows: int = 5) -> pa.Table:
         """Read a few rows, in no order; :meth:`read` with a `limit` says more."""
         return self.read(limit=rows)

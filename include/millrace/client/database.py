@@ -184,6 +184,10 @@ class Tables(Protocol):
         """Return one of the deployment's own Delta tables at its current version."""
         ...
 
+    def published_uri(self, collection: CollectionInfo) -> str:
+        """Return the URI of a collection's published table. Raises TableNotFound without one."""
+        ...
+
 
 class Database(Closeable):
     """A deployment and its collections. Thread-safe. Made by :func:`connect`."""

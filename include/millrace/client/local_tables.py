@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from millrace.base.errors import PositionTruncated
+from millrace.base.errors import PositionTruncated, TableNotFound
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
@@ -26,6 +26,7 @@ from millrace.rpc.outcome import AppendResult
 from millrace.rpc.selection import Selection
 from millrace.runtime.heartbeat import STREAMING_NODE, query_runs
 from millrace.tables.collections.changes import ImportedFiles, change_start_at
+from millrace.tables.collections.data_tables import find_published
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_stream, stored_dataset
 from millrace.tables.read.freshness import TickSource, plan_fresh, read_fresh, require_confirmed_ticks
 from millrace.tables.read.keys import read_keys
@@ -97,6 +98,15 @@ class LocalTables:
     def table(self, name: str) -> ds.Dataset:
         """Return one of the deployment's own Delta tables at its current version. Raises TableNotFound."""
         return stored_dataset(self._settings, name)
+
+    def published_uri(self, collection: CollectionInfo) -> str:
+        uri = find_published(self._settings, collection.id)
+        if uri is None:
+            raise TableNotFound(
+                f"{collection.name} is not published yet: the flusher publishes it after its first rows, unless the"
+                " setting publish is off"
+            )
+        return uri
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         return count_rows(self._plan(collection, at, seconds), where=where)

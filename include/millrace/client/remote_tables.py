@@ -114,6 +114,12 @@ class RemoteTables:
         """Raise InvalidArgument: the files are on the server."""
         raise InvalidArgument(f"the table {name} is on the server: open it on its host, or read the collection")
 
+    def published_uri(self, collection: CollectionInfo) -> str:
+        """Raise InvalidArgument: the files are on the server."""
+        raise InvalidArgument(
+            f"the published table of {collection.name} is on the server: open it on its host, or read the collection"
+        )
+
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         return self._append.count(collection, at=at, seconds=seconds, where=where)
 

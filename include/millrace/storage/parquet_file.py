@@ -9,11 +9,12 @@ is never overwritten.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -28,7 +29,16 @@ from millrace.base.errors import FileReplaced, TableDamaged
 from millrace.storage.store import TableStore
 
 MAX_STAT_CHARACTERS: Final = 64
-"""Longer strings have no bounds in the log: a truncated maximum would prune existing rows."""
+"""Longer strings have their first CUT_STAT_CHARACTERS as bounds, the upper one with a greater character after them."""
+CUT_STAT_CHARACTERS: Final = 32
+MAX_STAT_COLUMNS: Final = 32
+"""Columns with statistics, as many as Delta's other writers have by default."""
+_WITHOUT_NAN: Final = "millrace.withoutNaN"
+"""Key of a footer's metadata: the columns of floats, as JSON, that have no NaN."""
+_GREATEST: Final = "\x7f"
+"""The character after a cut maximum. It is greater than the one that it replaces in every order of strings: by code
+points, by bytes and by UTF-16 units.
+"""
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -264,6 +274,8 @@ class ParquetFileWriter:
         self._store = store
         self._sink = store.put(name)
         self._footers: list[pq.FileMetaData] = []
+        self._whole = [field.name for field in schema if pa.types.is_floating(field.type)]
+        """Columns of floats without a NaN so far: a footer's bounds leave it out, and engines order it differently."""
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
@@ -275,11 +287,14 @@ class ParquetFileWriter:
     def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int | None = None) -> None:
         """Add rows as row groups of their own, of at most `row_group_size` rows each."""
         self._writer.write(rows, row_group_size)
+        self._whole = [name for name in self._whole if not pc.any(pc.is_nan(rows[name])).as_py()]
 
     def close(self, partition: Mapping[str, str], stats_columns: Sequence[str]) -> FileAction:
         """Close the file and make it and its name durable. Returns its action in `partition`, with bounds of
         `stats_columns`.
         """
+        if self._whole:
+            self._writer.add_key_value_metadata({_WITHOUT_NAN: json.dumps(self._whole)})
         self._writer.close()
         size = self._sink.sync()
         self._sink.close()
@@ -305,37 +320,76 @@ def _milliseconds(microseconds: int, *, up: bool) -> str:
 
 
 def file_statistics(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
-    """Return the Delta statistics of a file: row count, and min, max and nulls of `columns` as far as the footer has
-    them.
+    """Return the Delta statistics of a file: row count, and min, max and nulls of `columns`, of the first
+    MAX_STAT_COLUMNS and as far as the footer has them. Nested and binary columns have none.
+
+    A filter by them hides no row. Floats have bounds if the footer says that none is NaN, as those of
+    :class:`ParquetFileWriter` do. If a bound is no value of the file, ``tightBounds`` is false.
     """
+    columns, tight = columns[:MAX_STAT_COLUMNS], True
+    whole = json.loads((footer.metadata or {}).get(_WITHOUT_NAN.encode(), b"[]"))
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    kinds = {field.name: field.type for field in footer.schema.to_arrow_schema() if field.name in columns}
-    for place in range(footer.num_columns):
-        name = footer.schema.column(place).path
-        if name not in columns:
+    place = 0
+    for field in footer.schema.to_arrow_schema():
+        first, place = place, place + _leaves(field.type)
+        if field.name not in columns or pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
             continue
-        groups = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
-        if not groups or not all(group is not None and group.has_min_max for group in groups):
+        groups = [footer.row_group(group).column(first).statistics for group in range(footer.num_row_groups)]
+        if not groups or any(group is None for group in groups):
             continue
-        low: Any
-        high: Any
-        try:
-            if kinds.get(name) == _MOMENT:
-                low = _milliseconds(min(group.min_raw for group in groups), up=False)
-                high = _milliseconds(max(group.max_raw for group in groups), up=True)
-            else:
-                low, high = min(group.min for group in groups), max(group.max for group in groups)
-        except OverflowError:  # a date or timestamp outside Python's range
-            continue
-        if type(high) is date:
-            low, high = low.isoformat(), high.isoformat()
-        # Decimals lose digits in the statistics, and readers disagree on timestamps without a zone: no bounds for
-        # these.
-        if isinstance(high, int) or (isinstance(high, str) and max(len(low), len(high)) <= MAX_STAT_CHARACTERS):
-            least[name], most[name] = low, high
-            if all(group.has_null_count for group in groups):
-                nulls[name] = sum(group.null_count for group in groups)
-    found = {"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+        if all(group.has_null_count for group in groups):
+            nulls[field.name] = sum(group.null_count for group in groups)
+        valued = [group for group in groups if group.num_values or not group.has_null_count]
+        judged = field.name in whole or not pa.types.is_floating(field.type)
+        if valued and judged and all(group.has_min_max for group in valued):
+            bounds = _bounds(field.type, valued)
+            if bounds is not None:
+                least[field.name], most[field.name], exact = bounds
+                tight = tight and exact
+    found: dict[str, Any] = {"numRecords": footer.num_rows}
+    found |= {"minValues": least, "maxValues": most, "nullCount": nulls} | ({} if tight else {"tightBounds": False})
     return json.dumps(found, ensure_ascii=False)  # delta-rs (1.6) misreads escaped surrogate pairs
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """Return the number of Parquet columns that hold a column of this type."""
+    if pa.types.is_map(kind):
+        return _leaves(kind.key_type) + _leaves(kind.item_type)
+    if pa.types.is_struct(kind):
+        return sum(_leaves(kind.field(place).type) for place in range(kind.num_fields))
+    return _leaves(kind.value_type) if pa.types.is_nested(kind) else 1
+
+
+def _bounds(kind: pa.DataType, groups: Sequence[pq.Statistics]) -> tuple[Any, Any, bool] | None:
+    """Return the bounds of a column as Delta's JSON has them, and whether they are exact; None if readers could
+    misjudge them.
+
+    Readers disagree on timestamps without a zone, and decimals lose digits as JSON numbers.
+    """
+    try:
+        if kind == _MOMENT:
+            least, greatest = min(group.min_raw for group in groups), max(group.max_raw for group in groups)
+            exact = least % 1000 == greatest % 1000 == 0
+            return _milliseconds(least, up=False), _milliseconds(greatest, up=True), exact
+        low, high = min(group.min for group in groups), max(group.max for group in groups)
+    except OverflowError:  # a date or timestamp outside Python's range
+        return None
+    if pa.types.is_date32(kind):
+        return low.isoformat(), high.isoformat(), True
+    if pa.types.is_integer(kind) or (pa.types.is_floating(kind) and math.isfinite(low) and math.isfinite(high)):
+        return low, high, True
+    if not pa.types.is_string(kind):
+        return None
+    first = low if len(low) <= MAX_STAT_CHARACTERS else low[:CUT_STAT_CHARACTERS]
+    last = high if len(high) <= MAX_STAT_CHARACTERS else _cut_maximum(high)
+    return None if last is None else (first, last, (first, last) == (low, high))
+
+
+def _cut_maximum(text: str) -> str | None:
+    """Return a short text that is greater than a long one in every order of strings; None if there is none."""
+    for length in range(CUT_STAT_CHARACTERS, 0, -1):
+        if text[length] < _GREATEST:
+            return text[:length] + _GREATEST
+    return None

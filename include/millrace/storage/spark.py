@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from millrace.base.errors import InvalidArgument
 from millrace.storage.store import TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+
+_TABLE_NAME: Final = re.compile(r"\w+", re.ASCII)
+"""Names of tables that Spark's session catalog allows."""
 
 
 def spark_frame(spark: SparkSession, store: TableStore, version: int) -> DataFrame:
@@ -23,6 +29,39 @@ def spark_zorder(spark: SparkSession, store: TableStore, columns: Sequence[str])
 
     quoted = ("`" + name.replace("`", "``") + "`" for name in columns)  # Spark parses names
     DeltaTable.forPath(spark, store.spark_uri, dict(store.spark_options)).optimize().executeZOrderBy(*quoted)
+
+
+def spark_register(spark: SparkSession, database: str, stores: Mapping[str, TableStore]) -> list[str]:
+    """Create an external table in the session's catalog for each store, by name. Returns the tables' full names.
+
+    A table that was registered before is replaced: its collection may have been created again elsewhere. Names that
+    Spark does not allow are left out.
+    Raises InvalidArgument if a table of that name is not one of external files.
+    """
+    spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
+    made = []
+    for name, store in stores.items():
+        if _TABLE_NAME.fullmatch(name) is None:
+            continue
+        full = f"`{database}`.`{name}`"
+        if spark.catalog.tableExists(full):
+            kind = spark.catalog.getTable(full).tableType
+            if kind != "EXTERNAL":
+                raise InvalidArgument(
+                    f"{database}.{name} is a table of type {kind}: register the collection in another database"
+                )
+            spark.sql(f"DROP TABLE {full}")
+        options = ", ".join(f"{_text(key)} {_text(value)}" for key, value in store.spark_options.items())
+        options = f"OPTIONS ({options})" if options else ""
+        spark.sql(f"CREATE TABLE {full} USING delta {options} LOCATION {_text(store.spark_uri)}")
+        made.append(f"{database}.{name}")
+    return made
+
+
+def _text(value: str) -> str:
+    """Return a string literal of Spark's SQL."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def spark_save(writer: DataFrameWriter, store: TableStore) -> None:

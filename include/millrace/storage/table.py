@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -311,23 +311,26 @@ class TableHandle:
         lacking = [each for each in fields if each.name not in have or (each.nullable and each.name in strict)]
         return lacking, differing
 
-    def vacuum(self, hours: int, *, dry_run: bool, full: bool) -> list[str]:
-        """Delete files that no version of the last `hours` names. Returns their names.
-
-        `full` also deletes files that no log ever named.
-        """
+    def unnamed_files(self, hours: int, *, full: bool) -> list[str]:
+        """Return the files that no version of the last `hours` names. `full`: also those that no log ever named."""
         with _answering(self.uri):
-            if dry_run:
-                return self.delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
-            with self.store.lease():
-                self.refresh()
-                return self.delta.vacuum(
-                    hours,
-                    dry_run=False,
-                    enforce_retention_duration=False,
-                    full=full,
-                    post_commithook_properties=NO_COMMIT_HOOKS,
-                )
+            return self.delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
+
+    def vacuum(self, hours: int, *, full: bool, spare: Set[str] = frozenset()) -> list[str]:
+        """Delete the :meth:`unnamed_files` that are not in `spare`. Returns their names."""
+        with _answering(self.uri), self.store.lease():
+            self.refresh()
+            if spare:  # which delta-rs cannot be told
+                doomed = [name for name in self.unnamed_files(hours, full=full) if name not in spare]
+                self.store.delete(doomed)
+                return doomed
+            return self.delta.vacuum(
+                hours,
+                dry_run=False,
+                enforce_retention_duration=False,
+                full=full,
+                post_commithook_properties=NO_COMMIT_HOOKS,
+            )
 
     def compact(self, partitions: list[tuple[str, str, Any]]) -> None:
         """Compact small files. Raises TableUnavailable if another writer interfered."""

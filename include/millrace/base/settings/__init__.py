@@ -273,6 +273,13 @@ class Settings:
         low=60,
         high=31_536_000,
     )
+    publish_retention: float = setting(
+        3600.0,
+        "Time to keep the files of a published table's version after the next one replaced it, for readers of other"
+        " engines.",
+        low=0,
+        high=31_536_000,
+    )
     quality_dir: str = setting("", "Folder of your expectation suites; empty: quality in the data folder.")
 
     load_roots: str = setting(

@@ -18,6 +18,7 @@ from millrace.base.settings import Settings
 from millrace.node.retention.removal_lock import removal_permit
 from millrace.storage.commit import set_properties
 from millrace.storage.pins import TablePins
+from millrace.storage.published import PublishedTable
 from millrace.storage.replaced_files import FileRemover
 from millrace.storage.table import TOMBSTONES, TableHandle
 from millrace.tables.quality_state import failed_critical_expectations
@@ -39,6 +40,7 @@ class DeploymentFileRemover:
         self._settings = settings
         self._remover = FileRemover(
             retention=settings.file_retention if retention is None else retention,
+            publish_retention=settings.publish_retention,
             oldest_pin=TablePins(settings.pins_uri).oldest,
             permit=self._permit,
             keep=keep,
@@ -57,6 +59,14 @@ class DeploymentFileRemover:
             return self._remover.remove(table)
         except Exception as error:  # the commit itself stands, and its caller must not take it for a failed one
             _log.warning("cannot remove replaced files of %s now (%s): a later commit does", table.uri, error)
+            return 0
+
+    def after_publish(self, table: PublishedTable) -> int:
+        """Remove what a published table no longer needs. Returns the number of data files."""
+        try:
+            return self._remover.remove_published(table)
+        except Exception as error:  # as after a commit
+            _log.warning("cannot remove files that %s needs no more (%s): a later publish does", table.uri, error)
             return 0
 
     def remove(self, table: TableHandle) -> int:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
+from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
 from millrace.operations.coverage import Coverage
@@ -20,9 +21,12 @@ from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.pipelines.worker.positions import pipeline_tables
 from millrace.runtime.progress import Progress
 from millrace.storage.pins import TablePins
+from millrace.storage.published import PublishedTable
+from millrace.storage.replaced_files import published_needs
+from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import bases_uri
-from millrace.tables.collections.layout import rows_name, stored_collection_ids
+from millrace.tables.collections.layout import TABLES, has_earlier_layout, rows_name, stored_collection_ids
 from millrace.tables.quality_state import quality_results_uri
 from millrace.tables.wal.trims import trims_uri
 
@@ -58,6 +62,14 @@ def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> di
         places |= pipeline_tables(settings)
         places |= {f"derived/{name}": derived_uri(settings, name) for name in derived_names(settings)}
     return places
+
+
+def published_tables(settings: Settings, collection_ids: list[int] | None) -> dict[str, str]:
+    """Return the folders of published tables by name: those of the given collections, or all."""
+    if has_earlier_layout(settings):
+        return {}
+    names = [f"{TABLES}/{each}" for each in collection_ids or stored_collection_ids(settings, "rows")]
+    return {name: settings.table_uri(name) for name in names}
 
 
 class Vacuumed(NamedTuple):
@@ -114,14 +126,23 @@ def vacuum(
     for number, (name, path) in enumerate(wanted):
         progress.step(f"VACUUM of {name}", number, len(wanted))
         table = open_table(path)
-        files, size = (0, 0) if table is None else _vacuum(table, hours=hours, dry_run=dry_run, full=listed)
+        files, size = 0, 0
+        if table is not None:
+            kept = settings.publish_retention
+            files, size = _vacuum(table, hours=hours, dry_run=dry_run, full=listed, publish_retention=kept)
         if files:
             found[name] = files
         elif not dry_run:
             covered.record(name, until=_next_look(covered, name, table, hours))
         total += size
+    published = published_tables(settings, collection_ids)
+    if not dry_run:
+        for name, uri in published.items():
+            if covered.look(name, uri) is None:
+                _sweep(settings, uri)
+                covered.record(name)
     if not collection_ids:
-        covered.retain(places)
+        covered.retain({*places, *published})
     covered.save()
     return Vacuumed(found, total, covered.tables, covered.unchanged)
 
@@ -138,7 +159,10 @@ def reclaimable_bytes(settings: Settings, *, hours: int, full: bool = False) -> 
             total += int(known.note)
             continue
         table = open_table(path)
-        size = 0 if table is None else _vacuum(table, hours=hours, dry_run=True, full=False)[1]
+        size = 0
+        if table is not None:
+            kept = settings.publish_retention
+            size = _vacuum(table, hours=hours, dry_run=True, full=False, publish_retention=kept)[1]
         covered.record(name, until=_next_look(covered, name, table, hours), note=size)
         total += size
     covered.retain(places)
@@ -148,18 +172,34 @@ def reclaimable_bytes(settings: Settings, *, hours: int, full: bool = False) -> 
 
 def _next_look(covered: Coverage, name: str, table: TableHandle | None, hours: int) -> float:
     """Return when an unchanged table may have something to remove that it has not now, in Unix seconds."""
-    if table is None or not table.vacuum(0, dry_run=True, full=False):
+    if table is None or not table.unnamed_files(0, full=False):
         return time.time() + hours * 3600.0
     return covered.changed_at(name) + max(hours, _own_hours(table)) * 3600.0
 
 
-def _vacuum(table: TableHandle, *, hours: int, dry_run: bool, full: bool) -> tuple[int, int]:
+def _vacuum(
+    table: TableHandle, *, hours: int, dry_run: bool, full: bool, publish_retention: float = 0.0
+) -> tuple[int, int]:
     hours = max(hours, _own_hours(table))
-    names = table.vacuum(hours, dry_run=True, full=full)
+    names = table.unnamed_files(hours, full=full)
+    if not names:
+        return 0, 0
+    spare = published_needs(table.uri, since_ms=int((time.time() - publish_retention) * 1000))
+    names = [name for name in names if name not in spare]
     size = sum(table.store.size(name) or 0 for name in names)
     if names and not dry_run:
-        names = table.vacuum(hours, dry_run=False, full=full)
+        names = table.vacuum(hours, full=full, spare=spare)
     return len(names), size
+
+
+def _sweep(settings: Settings, uri: str) -> None:
+    """Remove what a published table needs no more, and vector files of commits that failed. The publisher does the
+    first beside its commits, where one runs.
+    """
+    table = PublishedTable.open(store_at(uri))
+    if table is not None:
+        DeploymentFileRemover(settings).after_publish(table)
+        table.sweep_vectors()
 
 
 def _check_hours(hours: int) -> None:

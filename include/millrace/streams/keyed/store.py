@@ -201,7 +201,7 @@ class KeyedTable:
         """Join small files of answers and late rows, and remove files that no version of the last hours names."""
         for kind in ("output", "late"):
             self.table.compact([("kind", "=", kind)])
-        self.table.vacuum(keep_hours, dry_run=False, full=True)
+        self.table.vacuum(keep_hours, full=True)
 
     def answers_of(self, batch: int) -> tuple[pa.Table, pa.Table] | None:
         """Return answers and late rows of the last committed batch if that is `batch`, otherwise None."""

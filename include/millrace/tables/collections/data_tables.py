@@ -18,7 +18,7 @@ from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.storage.commit import add_columns, has_timestamp_ntz
-from millrace.storage.table import TableHandle, create_table
+from millrace.storage.table import TableHandle, create_table, table_exists
 from millrace.tables.collections.layout import published_name, rows_name
 from millrace.wal.visible.collection_rows import deletes_file_schema, rows_table_schema
 
@@ -27,7 +27,11 @@ PARTITION_BY: Final = (DATE,)
 
 TICK: Final = "_time_tick"
 STATS_COLUMNS: Final = (TICK, "_write_tick")
-"""Columns with statistics in the Delta log, in addition to the primary key."""
+"""Columns with statistics in the Delta log, in addition to the primary key.
+
+The published table's log has those of the users' fields, too, from the files' footers
+(millrace.storage.parquet_file.file_statistics).
+"""
 
 BASE_TICK_PROPERTY: Final = "millrace.baseTick"
 """Table property: deletes up to this tick are folded into the rows, so earlier ticks can no longer be read."""
@@ -57,6 +61,12 @@ def rows_uri(settings: Settings, collection_id: int) -> str:
 def deletes_uri(settings: Settings, collection_id: int) -> str:
     """Return the URI of the table with a collection's deletes."""
     return settings.deletes_uri(collection_id)
+
+
+def find_published(settings: Settings, collection_id: int) -> str | None:
+    """Return the URI of the published table of a collection, or None if there is none yet."""
+    uri = published_uri(settings, collection_id)
+    return uri if table_exists(uri) else None
 
 
 def stats_columns(schema: CollectionSchema) -> tuple[str, ...]:
