@@ -110,12 +110,14 @@ class FileRemover:
         """
         with self._permit() as free:
             gone = table.expire(before_ms=self._limit(self._publish_retention)) if free else []
-            rows = open_table(f"{table.uri}/{ROWS_FOLDER}") if gone else None
-            if rows is None:
-                return 0
-            kept = {*rows.live_files(), *_replaced_after(rows, self._limit(self._retention))}
-            doomed = [name for path in gone if (name := path.removeprefix(f"{ROWS_FOLDER}/")) not in kept]
-            rows.store.delete(doomed)
+            shared = [path for path in gone if path.startswith(f"{ROWS_FOLDER}/")]
+            rows = open_table(f"{table.uri}/{ROWS_FOLDER}") if shared else None
+            kept: set[str] = set()
+            if rows is not None:
+                found = {*rows.live_files(), *_replaced_after(rows, self._limit(self._retention))}
+                kept = {f"{ROWS_FOLDER}/{name}" for name in found}
+            doomed = [path for path in gone if path not in kept]
+            table.store.delete(doomed)
         return len(doomed)
 
     def _limit(self, retention: float) -> int:

@@ -38,6 +38,7 @@ from millrace.node.range_loop.definition import (
 )
 from millrace.node.range_loop.in_process import run_to_end
 from millrace.node.range_loop.runner import RETRY_SECONDS, run_loop
+from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.runtime.process_setup import lower_thread_priority
 from millrace.storage.table import change_mark
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
@@ -269,8 +270,9 @@ class PublishPlanner(Planner[PublishPlan, int]):
 class PublishCommitter:
     """Commits planned changes, several collections at once."""
 
-    def __init__(self, state: PublishState, metrics: Metrics | None, *, bounded: bool) -> None:
+    def __init__(self, settings: Settings, state: PublishState, metrics: Metrics | None, *, bounded: bool) -> None:
         """`bounded`: a collection that waits for a PChannel counts as published, because nobody looks again."""
+        self._remover = DeploymentFileRemover(settings)
         self._state = state
         self._metrics = metrics
         self._bounded = bounded
@@ -301,6 +303,9 @@ class PublishCommitter:
                 commit_publish(planned)
             except MillraceError as error:
                 return error
+            table = planned.view.tables.published
+            if planned.change is not None and table is not None:
+                self._remover.after_publish(table)
             self._state.lags.pop(report.collection_id, None)
             if not planned.view.whole:
                 self._state.lags[report.collection_id] = tick_physical_ms(report.tick) / 1000
@@ -365,7 +370,7 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
         return PublishReport(plan.collection_id, plan.news, planned)
 
     def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> PublishCommitter:
-        return PublishCommitter(self.state, metrics, bounded=self.bounded)
+        return PublishCommitter(self.settings, self.state, metrics, bounded=self.bounded)
 
 
 def publish_to_end(

@@ -92,6 +92,8 @@ class PublishView:
     vchannels: Mapping[str, VChannelInfo]
     newest: int
     """Tick after which the inner tables have nothing of the collection."""
+    pinned_at: float = field(default_factory=time.monotonic)
+    """When the versions were pinned, by the monotonic clock. Their files stay for ``file_retention``."""
 
     @property
     def rows(self) -> TableHandle:
@@ -214,10 +216,13 @@ def commit_publish(planned: PlannedPublish) -> None:
 
     Raises CommitFenced (pin and plan again), TableUnavailable.
     """
-    table, change = planned.view.tables.published, planned.change
+    view = planned.view
+    table, change = view.tables.published, planned.change
     assert table is not None
     if change is None:
         return
+    if time.monotonic() - view.pinned_at > view.tables.settings.file_retention / 2:
+        _require_live(view, change)
     try:
         table.commit(change)
     except CommitFenced:
@@ -225,6 +230,14 @@ def commit_publish(planned: PlannedPublish) -> None:
         raise
     written = (table.files[path].vector for path in (*change.mask, *(each.path for each in change.add)))
     planned.figures.vector_bytes = sum(each.size_in_bytes for each in written if each is not None)
+
+
+def _require_live(view: PublishView, change: PublishedChange) -> None:
+    """Raise CommitFenced if a file to add was replaced since it was pinned: it may be removed at any time."""
+    names = [inner_path(each.path) for each in change.add if each.path.startswith(f"{ROWS_FOLDER}/")]
+    view.rows.refresh()
+    if view.rows.not_live(names):
+        raise CommitFenced(f"files of {view.rows.uri} were replaced while they were judged: plan again")
 
 
 class _Planning:

@@ -10,8 +10,11 @@ import re
 import time
 from typing import Final, NamedTuple
 
+import pyarrow.fs as fs
+
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
+from millrace.node.publish.shape import CONVERTED
 from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
@@ -139,7 +142,7 @@ def vacuum(
     if not dry_run:
         for name, uri in published.items():
             if covered.look(name, uri) is None:
-                _sweep(settings, uri)
+                _sweep(settings, uri, hours=hours)
                 covered.record(name)
     if not collection_ids:
         covered.retain({*places, *published})
@@ -192,14 +195,20 @@ def _vacuum(
     return len(names), size
 
 
-def _sweep(settings: Settings, uri: str) -> None:
-    """Remove what a published table needs no more, and vector files of commits that failed. The publisher does the
-    first beside its commits, where one runs.
+def _sweep(settings: Settings, uri: str, *, hours: int) -> None:
+    """Remove what a published table needs no more, and what publishes that failed left. The publisher does the first
+    beside its commits, where one runs.
     """
     table = PublishedTable.open(store_at(uri))
-    if table is not None:
-        DeploymentFileRemover(settings).after_publish(table)
-        table.sweep_vectors()
+    if table is None:
+        return
+    DeploymentFileRemover(settings).after_publish(table)
+    table.sweep_vectors()
+    named, before = table.needed_files(since_ms=0), time.time() - hours * 3600
+    there = table.store.filesystem.get_file_info(fs.FileSelector(CONVERTED, allow_not_found=True, recursive=True))
+    table.store.delete(
+        each.path for each in there if each.is_file and each.path not in named and each.mtime.timestamp() < before
+    )
 
 
 def _check_hours(hours: int) -> None:
