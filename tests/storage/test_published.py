@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import millrace
 from millrace.base.errors import (
     CommitFenced,
     InvalidArgument,
@@ -32,6 +35,7 @@ from tests.failpoints import at_failpoints
 from tests.storage.published_world import FIRST_MS, SCHEMA, World, log_of, positions, tick_at
 from tests.storage.shelf import Shelf
 
+ROOT = Path(__file__).resolve().parents[2]
 SOON = LogMaintenance(checkpoint_commits=4, keep_commits=3)
 
 
@@ -475,7 +479,7 @@ def test_a_schema_change_is_one_commit_and_a_renamed_column_keeps_its_name_in_th
     assert "name" in stats["minValues"], "bounds go by the name in the files"
 
 
-def _race(folder: Path, writer: int, commits: int) -> None:
+def race(folder: Path | str, writer: int, commits: int) -> None:
     """Add `commits` files, and mask a row of each, planning again whenever another was first."""
     store = LocalStore(folder)
     table = PublishedTable.open(store)
@@ -498,13 +502,22 @@ def _race(folder: Path, writer: int, commits: int) -> None:
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_committers_that_race_lose_and_repeat_nothing(tmp_path: Path, kind: str) -> None:
     world = World(tmp_path)
-    spawn = multiprocessing.get_context("spawn")
-    make: Any = threading.Thread if kind == "threads" else spawn.Process
-    racers = [make(target=_race, args=(world.folder, writer, 12)) for writer in range(3)]
-    for each in racers:
-        each.start()
-    for each in racers:
-        each.join()
+    if kind == "threads":
+        threads = [threading.Thread(target=race, args=(world.folder, writer, 12)) for writer in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    else:
+        paths = os.pathsep.join([str(Path(millrace.__file__).parent.parent), str(ROOT)])
+        calls = [
+            f"from tests.storage.test_published import race; race({str(world.folder)!r}, {n}, 12)" for n in range(3)
+        ]
+        running = [
+            subprocess.Popen([sys.executable, "-c", call], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+            for call in calls
+        ]
+        assert [each.wait(timeout=100) for each in running] == [0, 0, 0]
     world.table.refresh()
     assert world.table.version == 36
     assert set(world.table.files) == {
