@@ -117,6 +117,14 @@ def test_a_commit_has_its_tick_and_the_log_keeps_the_order_that_readers_need(wor
     check(world)
 
 
+def test_bounds_that_are_no_values_of_the_file_are_never_called_tight(world: World) -> None:
+    file = world.write(world.make_rows(4))
+    loose = replace(file, stats=json.dumps({**json.loads(file.stats or ""), "tightBounds": False}))
+    world.commit(add=[loose, world.write(world.make_rows(2))])
+    tight = {path: json.loads(each.stats or "")["tightBounds"] for path, each in world.table.files.items()}
+    assert [tight.pop(file.path), *tight.values()] == [False, True]
+
+
 def test_all_vectors_of_a_commit_are_in_one_file(world: World) -> None:
     files = [world.write(world.make_rows(4)) for _ in range(3)]
     world.commit(add=files)

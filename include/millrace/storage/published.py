@@ -539,14 +539,15 @@ def _added(file: AddedFile, columns: frozenset[str], vector: Vector | None, now:
 def _statistics(stats: str | None, rows: int, columns: frozenset[str], vector: Vector | None) -> str:
     """Return the statistics of a file: its physical rows, and the bounds and null counts of `columns`.
 
-    With a vector the bounds still hold, but are no longer tight: a bound may be of a masked row.
+    With a vector the bounds still hold, but are no longer tight, not even when the vector is gone again.
     """
     found = json.loads(stats) if stats else {}
     bounds = {
         kind: {name: value for name, value in found.get(kind, {}).items() if name in columns}
         for kind in ("minValues", "maxValues", "nullCount")
     }
-    said = {"numRecords": rows, **bounds, "tightBounds": vector is None}
+    tight = vector is None and found.get("tightBounds", True)
+    said = {"numRecords": rows, **bounds, "tightBounds": tight}
     return json.dumps(said, ensure_ascii=False)  # delta-rs (1.6) misreads escaped surrogate pairs
 
 
