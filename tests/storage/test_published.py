@@ -113,16 +113,20 @@ def test_a_commit_has_its_tick_and_the_log_keeps_the_order_that_readers_need(wor
     assert add["path"] == first.path
     assert "=" in add["path"]
     assert set(stats["minValues"]) == {"id", "name", "at"}, "bounds of internal columns are left out"
-    assert json.loads(log_of(world.folder, 1)[-1]["add"]["stats"])["tightBounds"] is True
     check(world)
 
 
-def test_bounds_that_are_no_values_of_the_file_are_never_called_tight(world: World) -> None:
-    file = world.write(world.make_rows(4))
-    loose = replace(file, stats=json.dumps({**json.loads(file.stats or ""), "tightBounds": False}))
-    world.commit(add=[loose, world.write(world.make_rows(2))])
-    tight = {path: json.loads(each.stats or "")["tightBounds"] for path, each in world.table.files.items()}
-    assert [tight.pop(file.path), *tight.values()] == [False, True]
+def test_bounds_are_tight_if_the_files_writer_says_so_and_no_row_is_masked(world: World) -> None:
+    def stats(*, tight: bool) -> str:
+        return json.dumps({"numRecords": 4, "minValues": {"id": 1}, "maxValues": {"id": 9}, "tightBounds": tight})
+
+    made = [
+        replace(world.write(world.make_rows(4), masked=masked), stats=stats(tight=tight))
+        for tight, masked in ((True, []), (True, [1]), (False, []))
+    ]
+    world.commit(add=made)
+    found = [json.loads(world.table.files[each.path].stats or "")["tightBounds"] for each in made]
+    assert found == [True, False, False]
 
 
 def test_all_vectors_of_a_commit_are_in_one_file(world: World) -> None:
