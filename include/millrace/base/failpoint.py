@@ -44,8 +44,8 @@ Names, and the state at each:
 - ``keyed.written``, ``keyed.committed``: a shard's files of a keyed stream's batch are on disk; the batch is committed.
 - ``into.operated``, ``into.answered``: a stream's operator has committed and no sink has its output; one sink has it,
   the late rows' sink does not.
-- ``publish.converted``, ``publish.planned`` (millrace.node.publish): a converted copy of a file is on disk; the change
-  is planned, and nothing is written.
+- ``publish.converted``, ``publish.planned``, ``publish.indexed`` (millrace.node.publish): a converted copy of a file is
+  on disk; the change is planned, and nothing is written; the key index follows the commit.
 - ``compact.*`` (millrace.operations.compaction): ``written``, a replacement file is on disk; ``base``, after the base
   tick is raised; ``replaced``, ``folded``, ``segments``, after that commit.
 """

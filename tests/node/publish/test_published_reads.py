@@ -9,10 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.base.settings import Settings
+from millrace.node.publish import publisher
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from tests.laws.profile import examples
@@ -76,16 +78,17 @@ def published(operations: list[Any]) -> list[Any]:
     return found
 
 
-@example(FOLDED)
-@example(AHEAD)
-@example([*published(PARTITIONS), *END])
-@example([*published(ACROSS), *END])
-@example([*published(IMPORTS), *END])
-@example([*published(IMPORTS), ("compact", 60), *END, ("compact", 100), *END])
-@given(st.lists(WITH_PUBLISHING, max_size=40))
+@example(FOLDED, True)
+@example(AHEAD, True)
+@example([*published(PARTITIONS), *END], True)
+@example([*published(ACROSS), *END], False)
+@example([*published(IMPORTS), *END], False)
+@example([*published(IMPORTS), ("compact", 60), *END, ("compact", 100), *END], True)
+@given(st.lists(WITH_PUBLISHING, max_size=40), st.booleans())
 @examples(6)
-def test_every_published_version_is_a_read_at_its_tick(operations: list[tuple[Any, ...]]) -> None:
-    folder = Path(tempfile.mkdtemp())
+def test_every_published_version_is_a_read_at_its_tick(operations: list[tuple[Any, ...]], indexed: bool) -> None:
+    folder, patch = Path(tempfile.mkdtemp()), pytest.MonkeyPatch()
+    patch.setattr(publisher, "INDEX_FROM_ROWS", 1 if indexed else publisher.INDEX_FROM_ROWS)
     try:
         made = PublishedMaker(Settings(data_dir=folder / "data"))
         for number, operation in enumerate([*operations, *END]):
@@ -109,4 +112,5 @@ def test_every_published_version_is_a_read_at_its_tick(operations: list[tuple[An
             for version in range(1, table.version + 1):
                 made.check(version=version)
     finally:
+        patch.undo()
         shutil.rmtree(folder)

@@ -5,7 +5,8 @@ decides what a version holds. Whoever publishes at tick T, from whatever version
 
 - A file that was not published yet is judged by all deletes and drops up to T that the tables still have. This covers
   what a flush wrote, and what a fold, a compaction or a repair wrote in place of other files: no position is mapped.
-- A file that was published is judged by the deletes and drops since then. Its other masked rows stay masked.
+- A file that was published is judged by the deletes and drops since then, with the key index
+  (millrace.tables.key_index) if there is one. Its other masked rows stay masked.
 - A file with rows of after the last published tick is judged again: these rows were masked, and may be visible now.
 - A file of after T alone is left to a later publish.
 
@@ -13,12 +14,13 @@ Before the commit, the rows that the last version shows in removed files must be
 added ones: a rewrite neither loses nor revives a row. Otherwise the publish raises PublishedRowsDiffer and changes
 nothing.
 
-Failpoints: ``publish.converted`` after each converted file, ``publish.planned`` before the commit, and those of
-millrace.storage.published.
+Failpoints: ``publish.converted`` after each converted file, ``publish.planned`` before the commit, ``publish.indexed``
+after the index follows it, and those of millrace.storage.published.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +37,8 @@ from millrace.message.stored_columns import key_columns
 from millrace.node.publish.positions import Deletes, RowJudge, union
 from millrace.node.publish.progress import TablesProgress
 from millrace.node.publish.shape import CONVERTED, PublishedShape, inner_path, is_converted
-from millrace.storage.deletion_vectors import Positions
+from millrace.runtime.periodic import MAINTENANCE_ERRORS
+from millrace.storage.deletion_vectors import NO_POSITIONS, Positions
 from millrace.storage.parquet_file import file_statistics, open_file
 from millrace.storage.published import ROWS_FOLDER, AddedFile, PublishedChange, PublishedTable
 from millrace.storage.store import store_at
@@ -48,6 +51,8 @@ from millrace.tables.collections.data_tables import (
     rows_uri,
 )
 from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
+from millrace.tables.key_index.index import KeyIndex
+from millrace.tables.key_index.lookup import find_hits
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
 ROWS_VERSION: Final = "rowsVersion"
@@ -55,8 +60,13 @@ DELETES_VERSION: Final = "deletesVersion"
 """Keys of a commit's info: the versions of the inner tables that it was made from."""
 WHOLE: Final = "whole"
 """Key of a commit's info: whether these versions have nothing of after its tick."""
+INDEX_FROM_ROWS: Final = 1 << 16
+"""Rows that a publish had to read for its deletes, from which on the collection has a key index. With keys that grow
+with time, bounds leave out nearly all files, and no index is needed."""
 CREATED: Final = "createdTick"
 """Key of a commit's info: the tick from which the collection exists. Ids may be used again."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -68,6 +78,28 @@ class CollectionTables:
     deletes: TableHandle | None = None
     rows: TableHandle | None = None
     published: PublishedTable | None = None
+    _index: KeyIndex | None = None
+
+    def key_index(self) -> KeyIndex:
+        """Return the key index of the rows. It covers nothing if there is none: then its files are read."""
+        if self._index is None:
+            self._index = KeyIndex.open(self.settings.key_index_path(self.collection_id))
+        return self._index
+
+    def keep_index(self, schema: CollectionSchema, *, rows_scanned: int) -> None:
+        """Bring the key index up to the version of the rows, if there is one or it is worth its cost.
+
+        Call after the commit. A failure costs the next publish a scan.
+        """
+        index = self.key_index()
+        if self.rows is None or not (index.runs or rows_scanned >= INDEX_FROM_ROWS):
+            return
+        try:
+            index.catch_up(self.rows, schema)
+            hit("publish.indexed")
+        except MAINTENANCE_ERRORS as error:
+            _log.warning("the key index of collection %d is not up to date: %s", self.collection_id, error)
+            self._index = None
 
     def refresh(self) -> None:
         """Go to the newest versions, deletes before rows: what a compaction removed is gone from the rows too."""
@@ -158,6 +190,8 @@ class PublishFigures:
     files_removed: int = 0
     files_masked: int = 0
     files_opened: int = 0
+    rows_scanned: int = 0
+    """Rows of published files that were read for the deletes, because the key index does not cover them."""
     rows_masked: int = 0
     """Rows of published files that were masked now."""
     vector_bytes: int = 0
@@ -230,6 +264,7 @@ def commit_publish(planned: PlannedPublish) -> None:
         raise
     written = (table.files[path].vector for path in (*change.mask, *(each.path for each in change.add)))
     planned.figures.vector_bytes = sum(each.size_in_bytes for each in written if each is not None)
+    planned.view.tables.keep_index(planned.view.schema, rows_scanned=planned.figures.rows_scanned)
 
 
 def _require_live(view: PublishView, change: PublishedChange) -> None:
@@ -273,17 +308,31 @@ class _Planning:
         deletes = self._deletes([*added, *again])
         judge = self._judge(deletes, view.hidden(view.tick), view.tick)
         whole = {file.path: judge.positions(file) for file in (*added, *again)}
-        judge = self._judge(deletes.after(since), view.hidden(view.tick, after=since), view.tick)
-        for file in settled:
-            found = judge.positions(file)
-            if len(found):
-                whole[file.path] = union(self._table.masked(current[file.path]), found)
+        for path, found in self._news(settled, deletes.after(since)).items():
+            whole[path] = union(self._table.masked(current[path]), found)
         if not (self._anew or view.dropped or self._is_recreated()):
             self._check(added, removed, deletes)
         change = self._change(added, removed, whole)
         self._figures.files_opened = len(self._opened)
         hit("publish.planned")
         return PlannedPublish(view, change, self._figures)
+
+    def _news(self, settled: list[LiveFile], deletes: Deletes) -> dict[str, Positions]:
+        """Return by published file the positions that `deletes` and the drops since the last publish hit."""
+        view, found = self._view, dict[str, Positions]()
+        if deletes.rows.num_rows and settled:
+            paths = [file.path for file in settled]
+            hits = find_hits(view.tables.key_index(), view.rows, view.schema, deletes.rows, files=paths)
+            found.update(hits.positions)
+            self._figures.rows_scanned = hits.work.rows_scanned
+        hidden = view.hidden(view.tick, after=self._since)
+        if hidden.ticks:
+            judge = self._judge(deletes.after(view.tick), hidden, view.tick)
+            for file in settled:
+                positions = judge.positions(file)
+                if len(positions):
+                    found[file.path] = union(found.get(file.path, NO_POSITIONS), positions)
+        return found
 
     def _judge(self, deletes: Deletes, hidden: HiddenRanges, tick: int) -> RowJudge:
         return RowJudge(self._view.rows.store, deletes, hidden, tick, self._opened)
