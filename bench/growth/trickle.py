@@ -1,4 +1,5 @@
-"""A day of few rows: 10 rows a second, a commit every 0.7 s, a flush a minute, as fast as this machine makes them.
+"""A day of few rows: 10 rows a second, a commit after each `wal_linger`, a flush a minute, as fast as this machine
+makes them.
 
 Time is compressed: what a deployment does by the clock (the removal of replaced files) is scaled by the measured time
 of a commit. What is counted (files, bytes, bytes written) does not depend on it.
@@ -32,9 +33,10 @@ from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
 
-COMMIT_SECONDS: Final = 0.7
+COMMIT_SECONDS: Final = 3.0
+"""The default of `wal_linger`."""
 FLUSH_SECONDS: Final = 60.0
-ROWS: Final = 7
+ROWS: Final = 30
 """Rows of a commit."""
 ROW_BYTES: Final = 108
 PCHANNEL: Final = "dml_0"
