@@ -10,20 +10,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from prometheus_client import CollectorRegistry
 
 from bench.deployment import SCHEMA
 from bench.growth.measure import p50, usage
+from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_columns, encode_entry
-from millrace.node.flush.definition import flush_to_end
+from millrace.node.flush.definition import FlushLoop
 from millrace.node.ingest.committer import KEPT_STATES, WalCommitter
 from millrace.node.ingest.definition import IngestLoop
 from millrace.node.range_loop.definition import run_range
@@ -61,11 +64,11 @@ def trickle(folder: Path, *, hours: float) -> dict[str, Any]:
             node.commit(number)
             spent.append(time.perf_counter() - begun)
             if (number + 1) % int(FLUSH_SECONDS / COMMIT_SECONDS) == 0:
-                flush_to_end(settings)
+                node.flush()
             if number + 1 == WARM_UP:
                 node.compress_time(sum(spent) / WARM_UP / COMMIT_SECONDS)
             if number + 1 in (commits // 10, commits):
-                flush_to_end(settings)
+                node.flush()
                 name = "end" if number + 1 == commits else "tenth"
                 found[name] = _look(settings) | {"commit_ms": round(float(np.median(spent[-200:])) * 1000, 1)}
         node.close()
@@ -93,13 +96,20 @@ class _Node:
         self._committer = WalCommitter(table)
         self._schedule = RangeSchedule(self._loop.planner(), stalls=StallBackoff(sleep=lambda seconds: None))
         self._offset = START
+        self._start_flusher(settings)
+
+    def _start_flusher(self, settings: Settings) -> None:
+        metrics = Metrics(registry=CollectorRegistry())
+        self._flushing = FlushLoop(settings)
+        self._flusher = self._flushing.planner()
+        self._flush_committer, self._record = self._flushing.committer(metrics), self._flushing.watch(metrics)
 
     def compress_time(self, factor: float) -> None:
         """Let replaced files go after `factor` times their retention."""
-        remover = DeploymentFileRemover(
-            self._settings, keep=KEPT_STATES, retention=factor * self._settings.file_retention
-        )
+        retention = factor * self._settings.file_retention
+        remover = DeploymentFileRemover(self._settings, keep=KEPT_STATES, retention=retention)
         self._committer = WalCommitter(self._table, keep_commits=KEPT_STATES, remover=remover)
+        self._start_flusher(replace(self._settings, file_retention=max(60.0, retention)))  # the setting's least
 
     def commit(self, number: int) -> None:
         entry = encode_columns(
@@ -121,6 +131,13 @@ class _Node:
         result = self._committer.commit(reports)  # type: ignore[arg-type]
         assert len(result.committed) == 1
         self._offset = following
+
+    def flush(self) -> None:
+        """Flush all there is, with the folds and the removals of a flusher that keeps running."""
+        reports = [self._flushing.run(plan) for plan in self._flusher.plan(self._flusher.ends(), max_bytes=1 << 30)]
+        result = self._flush_committer.commit(reports)
+        assert not result.fenced
+        self._record(result.committed)
 
     def close(self) -> None:
         self._schedule.close()

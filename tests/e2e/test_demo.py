@@ -43,7 +43,7 @@ def test_a_run_checks_itself_and_a_second_one_continues(env: dict[str, str], run
     for _ in range(runs):
         done = demo(env, *SMALL)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("✓") == 5
+        assert done.stdout.count("✓") == 6
         assert "✗" not in done.stdout
         row = next(line for line in done.stdout.splitlines() if line.startswith("│ appended "))
         in_wal, of_this_run = (int(cell.replace(",", "")) for cell in row.split("│")[2:4])

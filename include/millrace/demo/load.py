@@ -38,6 +38,7 @@ PRODUCERS: Final = 3
 SLICE_SECONDS: Final = 0.25
 FULL_SPEED_ROWS: Final = 30_000
 TRANSACTION_ROWS: Final = 500
+CORRECTED_ROWS: Final = 500
 
 
 @dataclass(slots=True)
@@ -121,7 +122,9 @@ class LoadGenerator:
         self._each_producer(work)
 
     def special_cases(self) -> None:
-        """Send a committed and a rolled-back transaction, a repeated and an invalid message, then flush."""
+        """Send a committed and a rolled-back transaction, corrections, a repeated and an invalid message, then
+        flush.
+        """
         producer = self._client.new_producer()
         keys = pa.array(
             [f"{self._prefix}txn/{number}" for number in range(2 * len(self._collection.vchannels) * TRANSACTION_ROWS)]
@@ -136,6 +139,7 @@ class LoadGenerator:
                 raise _ChangedMind
         except _ChangedMind:
             pass
+        self._correct(producer)
         self._repeat(rows.slice(0, 1))
         self._misplace(producer, rows.slice(0, 1))
         self._client.catalog.flush(COLLECTION)
@@ -160,6 +164,14 @@ class LoadGenerator:
         cancelled = rows.column("id").filter(rows.column("dep_time").is_null())
         if len(cancelled):
             self.counts.add(producer.delete(self._collection, cancelled), deletes=True)
+
+    def _correct(self, producer: Producer) -> None:
+        """Upsert the first flights, with the delay of their arrival corrected: the new row replaces the old one."""
+        rows = self._flights.slice(0, CORRECTED_ROWS)
+        rows = _keyed(rows, pc.binary_join_element_wise(self._prefix, rows.column("id"), ""))
+        late = pc.cast(pc.add(pc.fill_null(rows.column("arr_delay"), 0), 1), pa.int16())
+        rows = rows.set_column(rows.column_names.index("arr_delay"), "arr_delay", late)
+        self.counts.add(producer.upsert(self._collection, rows, partition_by="origin"))
 
     def _repeat(self, rows: pa.Table) -> None:
         """Send the same entry twice, as a producer that lost the answer does: it takes effect once."""

@@ -18,6 +18,7 @@ from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.database import Database
+from millrace.demo.engines import ask_engines, print_answers
 from millrace.demo.load import LoadGenerator, ProducerCounts
 from millrace.message.ids import pchannel_of, tick_physical_ms
 from millrace.node.ingest.definition import IngestLoop
@@ -30,7 +31,7 @@ from millrace.operations.verification import (
 from millrace.runtime.child_processes import ChildProcess, JobFailed
 from millrace.runtime.queries import started_path
 from millrace.storage.table import open_table
-from millrace.tables.collections.data_tables import rows_uri
+from millrace.tables.collections.data_tables import published_uri
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -187,6 +188,9 @@ def summarise(
     _print_rows(report, counts, console)
     _print_channels(channels, console)
     _print_segments(settings, collection, console)
+    console.print("Publishing the collection, and asking Spark, DuckDB, Polars and delta-rs …")
+    equal = print_answers(*ask_engines(settings, client, collection), console)
+    checks.append(("any engine reads from the published table what read() gives", equal))
     for words, holds in checks:
         console.print(f"  {'[green]✓[/]' if holds else '[bold red]✗[/]'} {words}")
     _print_places(settings, collection, console)
@@ -257,8 +261,8 @@ def _print_segments(settings: Settings, collection: CollectionInfo, console: Con
 
 
 def _print_places(settings: Settings, collection: CollectionInfo, console: Console) -> None:
-    rows = rows_uri(settings, collection.id)
-    console.print(f"\nTables: {settings.wal_uri} · {rows} · {settings.segments_uri} · {settings.checkpoints_uri}")
+    published = published_uri(settings, collection.id)
+    console.print(f"\nTables: {settings.wal_uri} · {published} · {settings.segments_uri} · {settings.checkpoints_uri}")
     console.print("Query them with any engine that reads Delta:")
     console.print(
         f"  DuckDB   import duckdb, millrace; con = duckdb.connect();"
@@ -267,6 +271,6 @@ def _print_places(settings: Settings, collection: CollectionInfo, console: Conso
         soft_wrap=True,
     )
     console.print(
-        f"  Spark    spark.read.format('delta').load('{rows}').groupBy('origin').count().show()", soft_wrap=True
+        f"  Spark    spark.read.format('delta').load('{published}').groupBy('origin').count().show()", soft_wrap=True
     )
     console.print("  Millrace millrace read flights --limit 5   (deletes applied, at any time tick)", soft_wrap=True)

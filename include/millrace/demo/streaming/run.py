@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -141,23 +140,11 @@ def run_streams(
 
 @contextmanager
 def _session(settings: Settings) -> Iterator[SparkSession]:
-    """Yield a session whose JVM and Python workers write their output to a file beside the other logs."""
-    from millrace.runtime.spark.session import session
+    from millrace.runtime.spark.session import logged_session
 
-    settings.run_path.mkdir(parents=True, exist_ok=True)
-    before = os.dup(2)
-    with (settings.run_path / "streams.log").open("ab") as file:
-        os.dup2(file.fileno(), 2)
     options = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
-    try:
-        spark = session("millrace-demo-streams", settings=settings, extra=options)
-        try:
-            yield spark
-        finally:
-            spark.stop()
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+    with logged_session("millrace-demo-streams", settings, settings.run_path / "streams.log", extra=options) as spark:
+        yield spark
 
 
 def _ask(

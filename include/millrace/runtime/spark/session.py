@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,6 +101,31 @@ def session(
     for key, value in {**spark_configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def logged_session(
+    app_name: str,
+    settings: Settings,
+    log_file: Path,
+    *,
+    light_jvm: bool = False,
+    extra: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """Yield a :func:`session` whose JVM and Python workers write their output to a file, and stop it."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    before = os.dup(2)
+    with log_file.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        spark = session(app_name, settings=settings, light_jvm=light_jvm, extra=extra)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _python_path() -> str:

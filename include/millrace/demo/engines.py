@@ -1,0 +1,128 @@
+"""The end of the demo: one query over the published table by engines that know nothing of Millrace.
+
+Spark, DuckDB, Polars and delta-rs open the table by its path. Their answers are compared with that of Millrace's own
+read at the tick that the table was published at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.database import Database
+from millrace.node.publish.definition import publish
+from millrace.tables.collections.data_tables import published_uri
+
+QUERY: Final = (
+    "SELECT origin, count(*) AS flights, sum(distance) AS miles, sum(arr_delay) AS minutes FROM flights"
+    " GROUP BY origin ORDER BY origin"
+)
+
+Answer: TypeAlias = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """What one engine says, and how long it took."""
+
+    engine: str
+    rows: Answer
+    seconds: float
+
+
+def ask_engines(settings: Settings, client: Database, collection: CollectionInfo) -> tuple[int, list[EngineAnswer]]:
+    """Publish the collection. Return its tick, and the answers; the first is Millrace's own. Spark runs in a JVM of
+    its own, whose output goes to ``run/engines.log``.
+
+    Raises what :func:`publish` raises.
+    """
+    tick = publish(settings, collection.id)
+    folder = published_uri(settings, collection.id)
+    rows = client.collection(collection.name).read(at=tick, columns=["origin", "distance", "arr_delay"])
+    found = [_timed("Millrace, read(at=…)", partial(_by_duckdb, rows))]
+    engines: Mapping[str, Callable[[str], Answer]] = {
+        f"DuckDB {version('duckdb')}": _by_duckdb_extension,
+        f"Polars {version('polars')}": _by_polars,
+        f"delta-rs {version('deltalake')}": _by_delta_rs,
+        f"Spark {version('pyspark')}": partial(_by_spark, settings),
+    }
+    return tick, [*found, *(_timed(name, partial(ask, folder)) for name, ask in engines.items())]
+
+
+def print_answers(tick: int, answers: Sequence[EngineAnswer], console: Console) -> bool:
+    """Print the answers. Return whether all are equal."""
+    own = answers[0].rows
+    table = Table("Engine", "Flights", "Miles", "Minutes late", "Seconds", "", title_justify="left")
+    table.title = f"One query, five engines, at tick {tick}"
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for each in answers:
+        totals = [sum(row[place] or 0 for row in each.rows) for place in (1, 2, 3)]
+        said = "[green]=[/]" if each.rows == own else "[bold red]differs[/]"
+        table.add_row(each.engine, *(f"{total:,}" for total in totals), f"{each.seconds:.1f}", said)
+    console.print(table)
+    for origin, *figures in own:
+        console.print(f"  {origin}  " + "  ".join(f"{figure or 0:>13,}" for figure in figures))
+    return all(each.rows == own for each in answers)
+
+
+def _timed(name: str, ask: Callable[[], Answer]) -> EngineAnswer:
+    begun = time.perf_counter()
+    rows = ask()
+    return EngineAnswer(name, rows, time.perf_counter() - begun)
+
+
+def _plain(table: pa.Table) -> Answer:
+    columns = [table.column(0).to_pylist(), *(table.column(at).cast(pa.int64()).to_pylist() for at in (1, 2, 3))]
+    return list(zip(*columns, strict=True))
+
+
+def _by_duckdb(flights: pa.Table) -> Answer:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.register("flights", flights)
+        return _plain(connection.sql(QUERY).to_arrow_table())
+
+
+def _by_duckdb_extension(uri: str) -> Answer:
+    import duckdb
+    import duckdb_extension_delta
+
+    (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
+    with duckdb.connect() as connection:
+        connection.load_extension(str(extension))
+        connection.execute(f"CREATE VIEW flights AS FROM delta_scan('{uri}')")
+        return _plain(connection.sql(QUERY).to_arrow_table())
+
+
+def _by_polars(uri: str) -> Answer:
+    import polars as pl
+
+    return _plain(pl.SQLContext(flights=pl.scan_delta(uri)).execute(QUERY, eager=True).to_arrow())
+
+
+def _by_delta_rs(uri: str) -> Answer:
+    from deltalake import DeltaTable, QueryBuilder
+
+    return _plain(pa.table(QueryBuilder().register("flights", DeltaTable(uri)).execute(QUERY).read_all()))
+
+
+def _by_spark(settings: Settings, uri: str) -> Answer:
+    from millrace.runtime.spark.session import logged_session
+
+    log_file = settings.run_path / "engines.log"
+    with logged_session("millrace-demo-engines", settings, log_file, light_jvm=True) as spark:
+        spark.read.format("delta").load(uri).createOrReplaceTempView("flights")
+        return [tuple(row) for row in spark.sql(QUERY).collect()]
