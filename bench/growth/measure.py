@@ -25,6 +25,7 @@ from millrace.client.database import connect
 from millrace.message.ids import pchannel_of
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
+from millrace.node.append.host import HostSettings
 from millrace.node.flush.definition import FlushLoop, flush_to_end
 from millrace.node.ingest.definition import IngestLoop
 from millrace.node.range_loop.definition import commit_outcomes, run_range
@@ -265,9 +266,9 @@ def freshness(deployment: Grown, *, seconds: float) -> dict[str, Any]:
 
 
 def idle(deployment: Grown, *, seconds: float) -> dict[str, Any]:
-    """Measure the processor time and the memory of the log's server while nobody calls it."""
+    """Measure the processor time and the memory of the log's server while nobody calls it, after its last ticks."""
     server = _server(deployment.settings)
-    time.sleep(1.0)
+    time.sleep(HostSettings().tick_interval + 5.0)
     begun = server.cpu_times()
     time.sleep(seconds)
     ended = server.cpu_times()

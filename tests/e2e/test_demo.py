@@ -30,7 +30,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
             service.shutdown()
 
 
-def demo(env: dict[str, str], *arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+def demo(env: dict[str, str], *arguments: str, timeout: float = 220) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "millrace.demo", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
