@@ -1,8 +1,10 @@
 """How far a collection can be read, including what the log knows: an idle PChannel does not delay a read.
 
 The ``wal`` table's tick of an idle PChannel does not move, because a tick without news becomes no row. So a reader
-appends a tick to each PChannel and checks whether the log has any row up to that tick that the table lacks. If not, the
-table is complete up to that tick.
+appends a tick to each PChannel. What the table lacks up to that tick comes from the append host, which has decided it
+already (:func:`decided_messages`): a read does not wait for the streaming node. If the host's buffer does not have it
+all, the reader checks whether the log has any row up to that tick that the table lacks. If not, the table is complete
+up to that tick; else the reader waits for it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, tick_physical_ms
 from millrace.message.types import MessageType
 from millrace.rpc.selection import ALL_ROWS, Selection
+from millrace.rpc.tail import Evicted, TailBatch
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.open_tables import OpenTables
@@ -33,6 +36,8 @@ from millrace.wal.state import ChannelState
 PEEK_BYTES: Final = 256 << 10
 UNCOMMITTED_BYTES: Final = 1 << 30
 """Memory that the messages of a read from the log may take."""
+DECIDED_BYTES: Final = 32 << 20
+"""Messages that a read takes from the append host; beyond, it waits for the streaming node."""
 MAX_TICK: Final = (1 << 63) - 1
 
 _BODIES: Final = [kind.name for kind in (MessageType.INSERT, MessageType.UPSERT, MessageType.DELETE)]
@@ -48,6 +53,10 @@ class TickSource(Protocol):
     def service(self) -> LogService: ...
 
     def tick(self, pchannel: str) -> int: ...
+
+    def tail(
+        self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20
+    ) -> TailBatch | Evicted: ...
 
 
 class ConfirmedTicks(NamedTuple):
@@ -158,15 +167,19 @@ def read_fresh(
     selection: Selection = ALL_ROWS,
     from_log: bool = False,
 ) -> pa.Table:
-    """Return the selected rows of a collection at `at`, or of everything decided before the call once the tables have
-    it.
+    """Return the selected rows of a collection at `at`, or of everything decided before the call.
 
-    With `from_log`, read what the tables lack from the log (:func:`uncommitted_messages`) instead of waiting for it.
+    What the tables lack comes from the append host, as far as its buffer reaches. Otherwise waits for the tables; with
+    `from_log`, reads it from the log (:func:`uncommitted_messages`) instead of waiting.
 
     Raises TickNotReached after `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
-    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
-    rest = uncommitted_messages(settings, client, collection_id, confirmed) if from_log else None
+    decided = decided_messages(settings, client, collection_id, pchannels, at=at)
+    if decided is not None:
+        confirmed, rest = decided
+    else:
+        confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
+        rest = uncommitted_messages(settings, client, collection_id, confirmed) if from_log else None
     return read_arrow(
         settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, uncommitted=rest, selection=selection
     )
@@ -191,6 +204,11 @@ def plan_fresh(
     missing, and a read without `at` is planned as of the newest tick that is complete. `tables` are those of
     :func:`millrace.tables.read.plan.plan_read`.
     """
+    tables = tables or OpenTables()
+    decided = decided_messages(settings, client, collection_id, pchannels, at=at, tables=tables)
+    if decided is not None:
+        ticks, rest = decided
+        return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=ticks, uncommitted=rest, tables=tables)
     if on_missing is None:
         ticks = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
     else:
@@ -199,6 +217,55 @@ def plan_fresh(
             on_missing(missing)
     rest = uncommitted_messages(settings, client, collection_id, ticks) if from_log else None
     return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=ticks, uncommitted=rest, tables=tables)
+
+
+def decided_messages(
+    settings: Settings,
+    client: TickSource,
+    collection_id: int,
+    pchannels: Sequence[str],
+    *,
+    at: int | None,
+    tables: OpenTables | None = None,
+) -> tuple[dict[str, int], dict[str, list[pa.Table]]] | None:
+    """Return by PChannel the tick up to which everything is decided, and the messages up to it that ``wal`` lacks, from
+    the append host.
+
+    Without `at`, the ticks are after everything that was decided on any of the PChannels before the call. With `at`,
+    nothing is asked of a PChannel whose table has reached it. Returns None if the host cannot be asked, has not reached
+    `at`, or its buffers lack messages or have more than DECIDED_BYTES. Bodies of other collections are left out.
+    """
+    wal = (tables or OpenTables()).wal(settings.wal_uri)
+    committed = {name: 0 if wal is None else wal.last_tick(name) for name in pchannels}
+    found: dict[str, list[pa.Table]] = {name: [] for name in pchannels}
+    ticks = {name: tick for name, tick in committed.items() if at is not None and tick >= at}
+    try:
+        ticks |= {name: client.tick(name) for name in pchannels if name not in ticks}
+        target = max(ticks.values(), default=0) if at is None else at
+        # One clock, but ticks within a millisecond differ by PChannel.
+        ticks |= {name: client.tick(name) for name, tick in ticks.items() if tick < target}
+        if min(ticks.values(), default=0) < target:
+            return None
+        left = DECIDED_BYTES
+        for name, tick in ticks.items():
+            after = committed[name]
+            while after < tick:
+                taken = client.tail(name, after, timeout=0.0, max_bytes=left)
+                left -= 0 if isinstance(taken, Evicted) else sum(each.nbytes for each in taken.batches)
+                if isinstance(taken, Evicted) or taken.confirmed_tick <= after or left <= 0:
+                    return None
+                found[name] += [_of_collection(each, collection_id) for each in taken.batches]
+                after = taken.confirmed_tick
+    except MillraceError:
+        return None  # a parked PChannel, say: the caller finds out which, and waits if that helps
+    return ticks, found
+
+
+def _of_collection(messages: pa.RecordBatch, collection_id: int) -> pa.Table:
+    """Return the messages without bodies of other collections."""
+    mine = pc.equal(messages["collection_id"], collection_id)
+    body = pc.is_in(messages["type"].cast(pa.utf8()), pa.array(_BODIES))
+    return pa.Table.from_batches([messages.filter(pc.or_(mine, pc.invert(body)))])
 
 
 def uncommitted_messages(
@@ -227,9 +294,7 @@ def _uncommitted(
 ) -> list[pa.Table]:
     found: list[pa.Table] = []
     for messages, through in UncommittedMessages(settings.wal_uri, client.service)(pchannel):
-        mine = pc.equal(messages["collection_id"], collection_id)
-        body = pc.is_in(messages["type"].cast(pa.utf8()), pa.array(_BODIES))
-        found.append(pa.Table.from_batches([messages.filter(pc.or_(mine, pc.invert(body)))]))
+        found.append(_of_collection(messages, collection_id))
         if sum(each.nbytes for each in found) > max_bytes:
             raise TickNotReached(
                 f"the tables lack more than {UNCOMMITTED_BYTES >> 20} MiB of the collection, and no streaming node"
