@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from millrace.commands import produce
 from millrace.commands.parts.command_line import find_collection
+from millrace.tables.read import freshness
 from tests.cli.deployment import Deployment
 from tests.client.conftest import streaming_node
 
@@ -68,7 +69,11 @@ def test_rows_of_keys_are_printed_as_a_read_prints_them(users: Deployment) -> No
     users.fails("COLLECTION_NOT_FOUND", "get", "nobody", "1")
 
 
-def test_a_collection_that_the_wal_does_not_have_yet_says_what_to_do(users: Deployment) -> None:
+def test_a_collection_that_the_wal_does_not_have_yet_says_what_to_do(
+    users: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "No rows" in users.ok("read", "users"), "the append host knows it"
+    monkeypatch.setattr(freshness, "DECIDED_BYTES", 0)
     with streaming_node(users.settings):
         words = users.fails("COLLECTION_NOT_FOUND", "read", "users", "--wait", "0.1")
     assert "millrace jobs run" in words
@@ -131,12 +136,15 @@ def test_an_error_before_the_first_batch_stands_alone(users: Deployment) -> None
     assert sent.stdout.startswith("Accepted 1 row in 1 message")
 
 
-def test_a_read_without_a_job_takes_from_the_log_what_the_tables_lack(users: Deployment) -> None:
+def test_a_read_without_a_job_takes_from_the_log_what_the_tables_lack(
+    users: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _put(users, ADA)
     users.catch_up()
     _put(users, BOB)
     read = users.run("read", "users", "--json")
     assert (read.exit_code, len(read.stdout.splitlines()), read.stderr) == (0, 2, "")
+    monkeypatch.setattr(freshness, "DECIDED_BYTES", 0)
     with streaming_node(users.settings):  # which is behind
         read = users.run("read", "users", "--json", "--wait", "0.1")
     assert (read.exit_code, len(read.stdout.splitlines())) == (0, 1)

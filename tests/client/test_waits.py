@@ -11,9 +11,13 @@ import pytest
 from millrace.base.errors import ChannelParked, CollectionNotFound, TickNotReached
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
+from millrace.client.append_client import AppendClient
 from millrace.client.database import Database
 from millrace.log.protocol import LogService
+from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.rpc.tail import TailBatch
+from millrace.tables.read import freshness
 from millrace.tables.read.freshness import confirm_ticks
 from tests.client.conftest import item_rows, streaming_node
 
@@ -42,13 +46,48 @@ def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Database
     assert shop.collection(items.name).read(at=datetime.now(UTC) + timedelta(seconds=0.7), deadline=30.0).num_rows == 1
 
 
-def test_a_read_that_the_streaming_node_holds_up_names_it_and_the_pchannels(
+def test_a_read_takes_from_the_append_host_what_the_streaming_node_has_not_brought_into_the_tables(
     shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
+    target = reader.collection(items.name)
+    shop.new_producer().insert(items, item_rows(*range(10), name="old"))
+    with streaming_node(shop.settings):  # which does nothing
+        assert target.read(deadline=0.1).num_rows == 10
+        ingest_to_end(shop.settings, shop.log)
+        flush_to_end(shop.settings)
+        then = shop.current_tick(items.pchannels)
+        shop.new_producer().upsert(items, item_rows(*range(5, 20), name="new"))
+        shop.new_producer().delete(items, [0])
+        assert target.count(deadline=0.1) == 19
+        assert target.read(where="name = 'new'", deadline=0.1).num_rows == 15
+        assert target.read(at=then, deadline=0.1).num_rows == 10
+
+
+def test_a_read_of_the_past_appends_nothing(
+    shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.new_producer().insert(items, item_rows(*range(10)))
+    ingest_to_end(shop.settings, shop.log)
+    then = shop.current_tick(items.pchannels)
+    shop.new_producer().insert(items, item_rows(*range(10, 20)))
+    ingest_to_end(shop.settings, shop.log)
+
+    def tick(client: AppendClient, pchannel: str) -> int:
+        raise AssertionError(f"a tick was appended to {pchannel}")
+
+    monkeypatch.setattr(AppendClient, "tick", tick)
+    assert shop.collection(items.name).read(at=then).num_rows == 10
+
+
+def test_a_read_that_the_streaming_node_holds_up_names_it_and_the_pchannels(
+    shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The append host's buffer does not have enough."""
+    monkeypatch.setattr(freshness, "DECIDED_BYTES", 0)
     shop.new_producer().insert(items, item_rows(*range(20)))
     words = r"rows on dml_0, dml_1 that the wal table lacks: is the streaming node run"
     with streaming_node(shop.settings), pytest.raises(TickNotReached, match=words):
-        reader.collection(items.name).read(deadline=0.2)
+        shop.collection(items.name).read(deadline=0.2)
 
 
 def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> None:
@@ -57,6 +96,9 @@ def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> N
 
         def tick(self, pchannel: str) -> int:
             raise ChannelParked(f"{pchannel} is parked at entry 0:7")
+
+        def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 0) -> TailBatch:
+            raise AssertionError("nothing is asked of it")
 
     found = confirm_ticks(Settings(data_dir=tmp_path), ["dml_0"], Parked(), at=None, seconds=0.1)
     assert found.ticks == {}

@@ -187,10 +187,11 @@ class Collection:
         desc", "id"]``, nulls last); otherwise rows have no order. `limit` bounds the number of rows. Waits up to
         `deadline` seconds (default: ``read_deadline``) for the streaming node. `metrics` record the duration.
 
-        If no streaming node runs on this host, a read of a data folder takes what the tables lack from the log, in this
-        process. Each such read judges all entries of the collection's PChannels after the ``wal`` table again, at about
-        the speed of the streaming node, and holds the collection's messages among them in memory, at most 1 GiB. A read
-        at a server always waits for the streaming node.
+        What the ``wal`` table lacks comes from the append host, which has judged it already, if its buffer of the last
+        seconds has it: at most 32 MiB. Otherwise the read waits for the streaming node. If none runs on this host, a
+        read of a data folder takes the rest from the log, in this process: it judges all entries of the collection's
+        PChannels after the ``wal`` table again, at about the speed of the streaming node, and holds the collection's
+        messages among them in memory, at most 1 GiB.
 
         Appends a tick to each PChannel of the collection, so that an idle one does not delay the read. Needs no JVM;
         :func:`millrace.spark.read` does the same for Spark.

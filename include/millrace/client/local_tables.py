@@ -77,8 +77,7 @@ class LocalTables:
     ) -> pa.Table:
         with self._open.taken() as tables:
             plan = plan_fresh(*self._source(collection), at=at, seconds=seconds, from_log=self._no_job(), tables=tables)
-            index = tables.key_index(self._settings.key_index_path(collection.id))
-            return read_keys(plan, keys, columns=columns, index=index)
+            return read_keys(plan, keys, columns=columns, tables=tables)
 
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection

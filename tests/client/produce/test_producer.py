@@ -172,8 +172,9 @@ def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(
 
 
 def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(
-    client: Database, collection: CollectionInfo
+    client: Database, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(freshness, "DECIDED_BYTES", 0)  # the append host has less than the tables lack
     ingest_to_end(client.settings, client.log)
     client.new_producer().insert(collection, rows(1), partition="rome")
     with streaming_node(client.settings), pytest.raises(TickNotReached, match="streaming node"):
@@ -183,6 +184,7 @@ def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(
 def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
     client: Database, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(freshness, "DECIDED_BYTES", 0)
     ingest_to_end(client.settings, client.log)
     client.new_producer().insert(collection, rows(1), partition="rome")
     looked: list[tuple[str, int, int]] = []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import flush_to_end
+from millrace.node.publish.definition import publish
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.selection import Selection
@@ -69,6 +70,8 @@ def test_rows_of_keys_are_those_of_a_read_with_a_predicate_at_every_tick(
                 flushes += 1
                 if flushes % 3 != covered:
                     catch_up(settings)
+                if flushes % 2 == covered % 2:
+                    publish(settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
             else:
                 do(collection, operation, number)
         tick_everywhere(maker)
@@ -90,6 +93,8 @@ def test_rows_of_keys_are_those_of_a_read_with_a_predicate_at_every_tick(
         check([*inside[covered::5], *inside[-1:]])
         flush_to_end(settings)
         check(inside[-1:])
+        publish(settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
+        check([*inside[covered::5], *inside[-1:]])
         compact(settings, FOLDS)  # rewritten files are unknown to the index
         check(inside[-1:])
         catch_up(settings)

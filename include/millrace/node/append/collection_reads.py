@@ -111,8 +111,7 @@ class CollectionReads:
             plan = plan_fresh(
                 self._settings, name, number, collection.pchannels, self._own, at=at, seconds=seconds, tables=tables
             )
-            index = tables.key_index(self._settings.key_index_path(number))
-            rows = read_keys(plan, keys, columns=selection.columns, index=index)
+            rows = read_keys(plan, keys, columns=selection.columns, tables=tables)
         said = to_json({"rows": rows.num_rows, "keyed": True})
         batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
         return flight.GeneratorStream(rows.schema, iter([(each, said) for each in batches]))

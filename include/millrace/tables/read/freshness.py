@@ -262,10 +262,11 @@ def decided_messages(
 
 
 def _of_collection(messages: pa.RecordBatch, collection_id: int) -> pa.Table:
-    """Return the messages without bodies of other collections."""
-    mine = pc.equal(messages["collection_id"], collection_id)
-    body = pc.is_in(messages["type"].cast(pa.utf8()), pa.array(_BODIES))
-    return pa.Table.from_batches([messages.filter(pc.or_(mine, pc.invert(body)))])
+    """Return the messages without bodies of other collections, and without time ticks."""
+    kind = messages["type"].cast(pa.utf8())
+    body, tick = pc.is_in(kind, pa.array(_BODIES)), pc.equal(kind, MessageType.TIME_TICK.name)
+    kept = pc.or_(pc.equal(messages["collection_id"], collection_id), pc.invert(body))
+    return pa.Table.from_batches([messages.filter(pc.and_not(kept, tick))])
 
 
 def uncommitted_messages(

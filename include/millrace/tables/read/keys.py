@@ -1,36 +1,44 @@
 """``read_keys``: the rows of some primary keys at a time tick, by the key index where there is one.
 
 Returns what a read with a predicate on the key returns. Its cost follows the keys: of files that the index covers, it
-reads the row groups with rows of these keys; of others, those whose bounds do not exclude the keys.
+reads the row groups with rows of these keys; of others, those whose bounds do not exclude the keys. If a version of at
+most the read's tick is published, its deletion vectors tell which of these rows are dead, so only later deletes are
+read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed_columns, to_fields
 from millrace.rpc.selection import Selection
+from millrace.storage.published import ROWS_FOLDER
 from millrace.storage.table import TableHandle
-from millrace.tables.key_index.index import KeyIndex
+from millrace.tables.collections.data_tables import published_uri
 from millrace.tables.key_index.lookup import files_with_keys, find_keys
 from millrace.tables.read.arrow import deleted_mask, hide_dropped
+from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.read.plan import ReadPlan
 from millrace.wal.visible.collection_rows import align_to_schema, deletes_file_schema, rows_read_schema
 
-_JUDGED_BY = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
+_JUDGED_BY: Final = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
+_JUDGED: Final = "_judged_tick"
+"""A column of this read alone."""
 
 
 def read_keys(
-    plan: ReadPlan, keys: pa.RecordBatch, *, columns: Sequence[str] | None = None, index: KeyIndex | None = None
+    plan: ReadPlan, keys: pa.RecordBatch, *, columns: Sequence[str] | None = None, tables: OpenTables | None = None
 ) -> pa.Table:
     """Return the rows of a planned read whose primary key is one of `keys`, with `columns` or all fields.
 
     `keys` has the key's fields in order; their names do not matter. Rows have no order. A key may have several rows, or
-    none. `index` is the collection's key index if it is open already. Raises InvalidArgument, TableDamaged.
+    none. `tables` are open already. Raises InvalidArgument, TableDamaged.
     """
     schema = plan.schema
     named = key_schema(schema)
@@ -40,31 +48,50 @@ def read_keys(
     chosen = [each for each in fields.names if each in {*names, *schema.key_names}]
     there = {each.name for each in needed_columns(schema, chosen)} | set(_JUDGED_BY)
     target = pa.schema([each for each in rows_read_schema(schema) if each.name in there])
-    parts = [target.empty_table()]
+    parts = [_judged(target.empty_table(), 0)]
     if plan.rows is not None:
-        index = index or KeyIndex.open(plan.settings.key_index_path(plan.collection_id))
-        parts += _stored(plan.rows, index, plan, wanted, target)
-    parts += [_of_keys(piece.select(target.names), wanted) for piece in plan.tail_rows(deletes=False)]
+        parts += _stored(plan.rows, tables or OpenTables(), plan, wanted, target)
+    tail = (_of_keys(piece.select(target.names), wanted) for piece in plan.tail_rows(deletes=False))
+    parts += [_judged(piece, 0) for piece in tail]
     rows = hide_dropped(pa.concat_tables(parts), plan)
     if rows.num_rows:
-        deletes = _deletes(plan, wanted, int(pc.min(rows["_time_tick"]).as_py()))
+        deletes = _deletes(plan, wanted, int(pc.min(rows[_JUDGED]).as_py()))
         if deletes.num_rows:
             rows = rows.filter(pa.array(~deleted_mask(rows, deletes, named.names)))
     return to_fields(rows, schema, chosen).select(names)
 
 
-def _stored(table: TableHandle, index: KeyIndex, plan: ReadPlan, wanted: pa.Table, target: pa.Schema) -> list[pa.Table]:
-    """Return the rows of the keys in the rows table up to the plan's tick."""
+def _stored(
+    table: TableHandle, tables: OpenTables, plan: ReadPlan, wanted: pa.Table, target: pa.Schema
+) -> list[pa.Table]:
+    """Return the rows of the keys in the rows table up to the plan's tick, judged by the published version."""
+    index = tables.key_index(plan.settings.key_index_path(plan.collection_id))
     places = find_keys(index, table, plan.schema, wanted, until=plan.tick)
+    published = tables.published(published_uri(plan.settings, plan.collection_id)) if places.positions else None
+    if published is not None and not 0 < published.tick <= plan.tick:
+        published = None
     parts = []
     for path, positions in places.positions.items():
         rows, _ = table.take_rows(path, positions, columns=target.names)
-        parts.append(align_to_schema(rows, target))
+        rows = align_to_schema(rows, target)
+        name = f"{ROWS_FOLDER}/{path}"
+        if published is None or name not in published.files:
+            parts.append(_judged(rows, 0))
+            continue
+        # A row of after the published tick is masked because it is not visible there yet.
+        late = rows["_time_tick"].to_numpy() > published.tick
+        shown = ~np.isin(positions, published.masked(name), assume_unique=True)
+        parts.append(_judged(rows, published.tick).filter(pa.array(shown | late)))
     if places.unknown:
         rows = table.read_rows(places.unknown, target, where=_matching(wanted))
-        parts.append(align_to_schema(rows, target))
+        parts.append(_judged(align_to_schema(rows, target), 0))
     early = (rows.filter(pc.less_equal(rows["_time_tick"], plan.tick)) for rows in parts)
     return [_of_keys(rows, wanted) for rows in early]
+
+
+def _judged(rows: pa.Table, tick: int) -> pa.Table:
+    """Return rows with the tick up to which no delete hits them: `tick`, or a row's own if that is later."""
+    return rows.append_column(_JUDGED, pc.max_element_wise(rows["_time_tick"], pa.scalar(tick, pa.int64())))
 
 
 def _deletes(plan: ReadPlan, wanted: pa.Table, first_tick: int) -> pa.Table:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.errors import MillraceError
+from millrace.storage.published import PublishedTable
+from millrace.storage.store import store_at
 from millrace.storage.table import ChangeMark, TableHandle, change_mark, open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.key_index.index import MANIFEST_FILE, KeyIndex
@@ -32,6 +34,7 @@ class OpenTables:
         self._handles: dict[str, tuple[ChangeMark, TableHandle]] = {}
         self._checkpoints: tuple[TableHandle, int, dict[str, Checkpoint]] | None = None
         self._wal: tuple[TableHandle, WalSnapshot] | None = None
+        self._published: dict[str, PublishedTable] = {}
         self._indexes: dict[Path, tuple[tuple[int, int], KeyIndex]] = {}
 
     def table(self, uri: str) -> TableHandle | None:
@@ -71,6 +74,22 @@ class OpenTables:
         if known is None or known[0] is not table or known[1].version != table.version:
             known = self._wal = (table, WalSnapshot(table))
         return known[1]
+
+    def published(self, uri: str) -> PublishedTable | None:
+        """Return a published table at its newest version; None if there is none, or it cannot be read now."""
+        known = self._published.pop(uri, None)
+        try:
+            if known is not None:
+                known.refresh()
+            else:
+                known = PublishedTable.open(store_at(uri))
+        except MillraceError:
+            return None
+        if known is not None:
+            self._published[uri] = known
+            if len(self._published) > MOST_TABLES:
+                del self._published[next(iter(self._published))]
+        return known
 
     def key_index(self, folder: Path) -> KeyIndex:
         """Return the key index in `folder`, as its manifest is now."""

@@ -206,15 +206,16 @@ def _plan(
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
         tail = WalTail(checkpoint, WalRange(()), {}, {})
         after = checkpoint.time_tick
-        if wal is not None and tick > after:
+        newer = () if uncommitted is None else _between(uncommitted[pchannel], max(after, last[pchannel]), tick)
+        # Without a message after the checkpoint, nothing that began before it ends after it.
+        if wal is not None and tick > after and (newer or last[pchannel] > after):
             # From LastConfirmed, so that the tail includes the begin of transactions that commit after the checkpoint.
             planned = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=after, up_to_tick=tick)
             size = sum(file.size for file in planned.files)
             held = _held(wal.store, planned, collection_id) if size <= room else None
             room -= 0 if held is None else size
             tail = replace(tail, range=planned, held=held)
-        if uncommitted is not None:  # what the table has taken since the replay is in `range`
-            tail = replace(tail, uncommitted=_between(uncommitted[pchannel], max(after, last[pchannel]), tick))
+        tail = replace(tail, uncommitted=newer)  # what the table has taken since the replay is in `range`
         catalog, staged_bytes = _catalog(settings, tail)
         found = catalog.collection_vchannels(collection_id)
         vchannels.update(found)
