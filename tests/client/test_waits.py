@@ -69,7 +69,7 @@ def test_a_read_of_the_past_appends_nothing(
     shop.new_producer().insert(items, item_rows(*range(10)))
     ingest_to_end(shop.settings, shop.log)
     then = shop.current_tick(items.pchannels)
-    shop.new_producer().insert(items, item_rows(*range(10, 20)))
+    shop.new_producer().insert(items, item_rows(*range(10, 60)))
     ingest_to_end(shop.settings, shop.log)
 
     def tick(client: AppendClient, pchannel: str) -> int:

@@ -174,6 +174,7 @@ def read_fresh(
 
     Raises TickNotReached after `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
+    rest: dict[str, list[pa.Table]] | None
     decided = decided_messages(settings, client, collection_id, pchannels, at=at)
     if decided is not None:
         confirmed, rest = decided
@@ -205,6 +206,7 @@ def plan_fresh(
     :func:`millrace.tables.read.plan.plan_read`.
     """
     tables = tables or OpenTables()
+    rest: dict[str, list[pa.Table]] | None
     decided = decided_messages(settings, client, collection_id, pchannels, at=at, tables=tables)
     if decided is not None:
         ticks, rest = decided
