@@ -121,6 +121,11 @@ def test_a_flush_waits_for_the_flusher_or_says_that_it_is_behind(shared: Deploym
     shared.catch_up()
     [segment] = shared.as_json("segments", "users")
     assert (segment["state"], segment["rows"], segment["policy"]) == ("flushed", 1, "manual")
+    assert "nothing yet" in shared.ok("collections", "describe", "users")
+    shared.ok("collections", "publish", "users")
+    published = shared.as_json("collections", "describe", "users")["published"]
+    assert (published["rows"], published["lag_seconds"], published["error"]) == (1, 0.0, "")
+    assert "1 rows at tick" in shared.ok("collections", "describe", "users")
     shared.ok("collections", "flush", "users", "--wait", "--timeout", "0")
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import flush_to_end
+from millrace.node.publish.definition import publish_to_end
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.manifest import BackupManifest
 from millrace.operations.backup.run import BackupReport, backup
@@ -44,6 +45,7 @@ from millrace.operations.recovery.findings import RecoveryFinding
 from millrace.runtime.progress import Progress
 from millrace.storage import table as tables
 from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.storage.published import PublishedTable
 from millrace.storage.store import store_at, table_name
 from millrace.storage.table import change_mark, create_table, table_at
 from tests.operations.log_maker import LogMaker, Things
@@ -242,6 +244,32 @@ def test_a_record_ends_at_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     later = time.time() + 2 * HOUR
     monkeypatch.setattr(time, "time", lambda: later)
     assert Coverage.load(settings, "mine").look("gone", str(tmp_path / "gone")) is None
+
+
+def test_vacuum_opens_the_published_tables_that_changed(many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, found = many.settings, []
+    real = PublishedTable.open
+
+    def counting(store: Any, **options: Any) -> Any:
+        found.append(store.uri.rpartition("/")[2])
+        return real(store, **options)
+
+    def publish() -> None:
+        publish_to_end(settings, confirm=lambda names: {})
+        settle(settings)
+        monkeypatch.setattr(PublishedTable, "open", counting)
+        found.clear()
+
+    publish()
+    vacuum(settings, hours=24)
+    assert sorted(found, key=int) == [str(each.id) for each in many.collections]
+    found.clear()
+    vacuum(settings, hours=24)
+    assert found == []
+    many.insert(many.collections[4])
+    publish()
+    vacuum(settings, hours=24)
+    assert found == ["5"]
 
 
 def test_deletes_that_grow_old_are_folded_in_although_nothing_was_committed(things: Things) -> None:

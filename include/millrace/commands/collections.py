@@ -157,14 +157,16 @@ def create(
 
 @app.command()
 def describe(context: JsonContext, name: CollectionName) -> None:
-    """Show a collection's fields, partitions, VChannels and the location of its rows.
+    """Show a collection's fields, partitions, VChannels, the location of its rows, and what is published of it.
 
     Example: `millrace collections describe users`
     """
+    from millrace.node.publish.status import published_status
     from millrace.tables.collections.data_tables import rows_uri
 
     settings = context.settings
     found = find_collection(settings, name)
+    published = published_status(settings, found.id)
     facts = _summary(found) | {
         "event_time": found.schema.event_time,
         "on_duplicate": found.schema.on_duplicate,
@@ -174,8 +176,9 @@ def describe(context: JsonContext, name: CollectionName) -> None:
     }
     if context.as_json:
         facts |= {"fields": found.schema.to_json()["fields"], "partition_ids": found.partitions}
-        print_facts(facts, as_json=True)
+        print_facts(facts | {"published": published.to_json()}, as_json=True)
         return
+    facts |= {"published": published.words}
     print_facts({each: value for each, value in facts.items() if each != "fields"}, as_json=False)
     print_rows(
         [

@@ -216,6 +216,21 @@ class PartitionView(BaseView):
     bytes: int
 
 
+class PublishedView(BaseView):
+    """What is published of a collection."""
+
+    uri: str
+    version: int | None
+    """Version of the published table. None: nothing is published yet."""
+    tick: Int64String
+    time: float | None
+    rows: int
+    lag_seconds: float
+    """Age of the tick, if the collection has news since; else 0."""
+    error: str
+    """Why the last attempt failed. Empty if it did not."""
+
+
 class CollectionView(CollectionRow):
     """A collection in full."""
 
@@ -231,6 +246,7 @@ class CollectionView(CollectionRow):
     base_tick: Int64String
     """The earliest readable tick. 0: the whole history is readable."""
     base_time: float | None = None
+    published: PublishedView | None = None
 
 
 class SegmentView(BaseView):

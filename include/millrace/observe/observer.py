@@ -18,9 +18,11 @@ from millrace.catalog.sqlite_file import (
     read_state_counts,
 )
 from millrace.message.ids import MessageId
+from millrace.node.publish.status import published_status
 from millrace.node.range_loop.parking import read_parked
 from millrace.observe import channels, charts, checkpoints, collections, exposition, health, maintenance, message_views
 from millrace.observe import row_sample as samples
+from millrace.observe.channels import tick_unix_seconds
 from millrace.observe.collections import FlushProgress, SegmentTable
 from millrace.observe.jobs import QUERIES, pchannel_owners, read_job, read_jobs
 from millrace.observe.log_probe import LogProbe, LogView
@@ -36,6 +38,7 @@ from millrace.observe.models import (
     OperationRow,
     Overview,
     OverviewTotals,
+    PublishedView,
     QualityView,
     RejectionSearch,
     RowSample,
@@ -218,7 +221,13 @@ class Observer:
             table_path=rows_name(self._settings, found.id),
         )
         counted = self._with_visible(view)
-        return view.model_copy(update={"visible": counted.visible})
+        published = self._cache.get(("published", found.id), FAST, lambda: self._published(found.id))
+        return view.model_copy(update={"visible": counted.visible, "published": published})
+
+    def _published(self, collection_id: int) -> PublishedView:
+        found = published_status(self._settings, collection_id)
+        moment = tick_unix_seconds(found.tick) if found.tick else None
+        return PublishedView(**found.to_json(), time=moment)
 
     def segments(self, name: str, *, state: str = "", offset: int = 0, limit: int = 50) -> SegmentPage:
         """Return segments of a collection, newest first. Raises CollectionNotFound, InvalidArgument."""

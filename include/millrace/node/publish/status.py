@@ -33,6 +33,16 @@ class PublishedStatus:
     error: str
     """Why the last attempt to publish failed; empty if it did not."""
 
+    @property
+    def words(self) -> str:
+        """The status in one line."""
+        if self.error:
+            return f"not published: {self.error}" if self.version is None else f"{self.uri}, behind: {self.error}"
+        if self.version is None:
+            return "nothing yet"
+        late = f", {self.lag_seconds:.0f} s behind" if self.lag_seconds else ""
+        return f"{self.uri}: {self.rows:,} rows at tick {self.tick}{late}"
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
