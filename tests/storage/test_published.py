@@ -491,6 +491,16 @@ def test_a_schema_change_is_one_commit_and_a_renamed_column_keeps_its_name_in_th
     assert "name" in stats["minValues"], "bounds go by the name in the files"
 
 
+def test_properties_change_with_a_commit_and_only_once(world: World) -> None:
+    for _ in range(2):
+        world.commit(properties={"delta.deletedFileRetentionDuration": "interval 5 hours"})
+    check(world)
+    assert world.table.properties["delta.deletedFileRetentionDuration"] == "interval 5 hours"
+    assert world.table.properties["delta.enableDeletionVectors"] == "true"
+    kinds = [[next(iter(action)) for action in log_of(world.folder, version)] for version in (1, 2)]
+    assert kinds == [["commitInfo", "metaData", "txn"], ["commitInfo", "txn"]]
+
+
 def race(folder: Path | str, writer: int, commits: int) -> None:
     """Add `commits` files, and mask a row of each, planning again whenever another was first."""
     store = LocalStore(folder)

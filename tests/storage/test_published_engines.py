@@ -116,6 +116,30 @@ def test_a_renamed_column_is_read_from_files_with_its_old_name(world: World, eng
     assert rows_of(titled.rename_columns(SCHEMA.names)) == world.expected()[:1]
 
 
+@engines
+def test_fields_of_every_kind_are_read(tmp_path: Path, engine: Engine) -> None:
+    kinds = {
+        "id": pa.int64(),
+        "naive": pa.timestamp("us"),
+        "day": pa.date32(),
+        "flag": pa.bool_(),
+        "small": pa.int8(),
+        "half": pa.float32(),
+        "bytes": pa.binary(),
+        "tags": pa.list_(pa.field("element", pa.string())),
+        "place": pa.struct([pa.field("x", pa.float64()), pa.field("naive", pa.timestamp("us"))]),
+        "counts": pa.map_(pa.string(), pa.int64()),
+    }
+    fields = [pa.field(name, kind, nullable=name != "id") for name, kind in kinds.items()]
+    schema = pa.schema(fields)
+    naive = datetime(2026, 11, 26, 1, 2, 3, 456789)  # noqa: DTZ001 - a timestamp without a zone
+    full = (1, naive, naive.date(), True, 7, 0.5, b"\x00", ["a", None], {"x": 1.5, "naive": naive}, [("k", 1)])
+    world = World(tmp_path, schema)
+    world.commit(add=[world.write([full, (2, *[None] * 9), (3, *full[1:])], masked=[2])])
+    found = engine(world.folder).select(list(kinds)).cast(pa.schema([each.with_nullable(True) for each in fields]))
+    assert found.sort_by("id").to_pylist() == [dict(zip(kinds, row, strict=True)) for row in world.expected()]
+
+
 def test_polars_refuses_a_renamed_column(world: World) -> None:
     world.commit(add=[world.write(world.make_rows(4))])
     place = SCHEMA.get_field_index("name")

@@ -128,6 +128,8 @@ class PublishedChange:
     """By live file, all its masked positions from now on, not only the new ones."""
     rewrites: frozenset[str] = frozenset()
     """Added and removed files of a rewrite: together, they show the same rows as before."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Table properties to set. The others stay."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the commit's info."""
 
@@ -356,24 +358,26 @@ class PublishedTable:
         }
         stamp = max(change.tick >> _TICK_BITS, int(self._state.commit_info["inCommitTimestamp"]) + 1)
         actions = [_commit_info("WRITE", stamp, said, mark, self._state.unnamed_without(dropped))]
-        actions += self._schema_actions(change)
+        actions += self._metadata_actions(change)
         actions.append({"txn": {"appId": APP_ID, "version": change.tick, "lastUpdated": now}})
         # Removes first: a reader that takes the actions one by one would otherwise lose the file again.
         actions += [_remove_action(each, now, each.path not in change.rewrites) for each in dropped]
         actions += [_add_action(each, each.path not in change.rewrites) for each in files]
         return actions
 
-    def _schema_actions(self, change: PublishedChange) -> Iterator[dict[str, Any]]:
-        if change.schema is None:
-            return
-        text, mapping = encode_schema(change.schema, self._state.metadata)
-        configuration = {**self._state.metadata["configuration"], **mapping}
-        protocol = protocol_of(change.schema, configuration)
-        if protocol != self._state.protocol:
+    def _metadata_actions(self, change: PublishedChange) -> Iterator[dict[str, Any]]:
+        known = self._state.metadata
+        metadata = {**known, "configuration": {**known["configuration"], **change.properties}}
+        if change.schema is not None:
+            metadata["schemaString"], mapping = encode_schema(change.schema, known)
+            metadata["configuration"] |= mapping
+            protocol = protocol_of(change.schema, metadata["configuration"])
             for kind in ("readerFeatures", "writerFeatures"):  # a feature, once there, stays: older files may need it
                 protocol[kind] += [each for each in self._state.protocol[kind] if each not in protocol[kind]]
-            yield {"protocol": protocol}
-        yield {"metaData": {**self._state.metadata, "schemaString": text, "configuration": configuration}}
+            if protocol != self._state.protocol:
+                yield {"protocol": protocol}
+        if metadata != known:
+            yield {"metaData": metadata}
 
     def _put(self, store: ConditionalStore, data: bytes, mark: str, ends: Deadline) -> bool:
         """Put the next version's file. Returns False if another commit has its name. Raises TableUnavailable."""

@@ -21,6 +21,7 @@ after the index follows it, and those of millrace.storage.published.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from millrace.storage.deletion_vectors import NO_POSITIONS, Positions
 from millrace.storage.parquet_file import file_statistics, open_file
 from millrace.storage.published import ROWS_FOLDER, AddedFile, PublishedChange, PublishedTable
 from millrace.storage.store import store_at
-from millrace.storage.table import LiveFile, TableHandle, open_table
+from millrace.storage.table import TOMBSTONES, LiveFile, TableHandle, open_table
 from millrace.tables.collections.data_tables import (
     TICK,
     deletes_uri,
@@ -287,7 +288,11 @@ class _Planning:
         if tables.published is None:
             store = store_at(published_uri(tables.settings, tables.collection_id))
             tables.published = PublishedTable.create(
-                store, self._shape.columns, collection_id=tables.collection_id, schema_version=view.schema_version
+                store,
+                self._shape.columns,
+                collection_id=tables.collection_id,
+                properties=self._properties,
+                schema_version=view.schema_version,
             )
         self._table = tables.published
         self._since = self._table.tick
@@ -403,8 +408,15 @@ class _Planning:
             remove=gone,
             mask=mask,
             rewrites=frozenset(rewrites),
+            properties=self._properties,
             info=info,
         )
+
+    @property
+    def _properties(self) -> dict[str, str]:
+        """Table properties that follow the settings: Spark reads no version that is older than the retention."""
+        hours = max(1, math.ceil(self._view.tables.settings.publish_retention / 3600))
+        return {TOMBSTONES: f"interval {hours} hours"}
 
     def _is_recreated(self) -> bool:
         """Return whether the published columns are those of an earlier collection of the same id."""
