@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from millrace.base import files
 from millrace.base.errors import TableDamaged
-from millrace.storage import local
+from millrace.storage import local, parquet_file
 from millrace.storage.local import LocalStore
 from millrace.storage.parquet_file import (
     CUT_STAT_CHARACTERS,
@@ -30,6 +30,7 @@ from millrace.storage.parquet_file import (
     read_file,
     read_filtered,
     read_rows,
+    take_rows,
 )
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -254,3 +255,26 @@ def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "file.parquet").touch()
     with pytest.raises(FileExistsError):
         ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
+def test_rows_are_taken_by_position_and_each_row_group_is_read_up_to_the_last_of_them(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    total = sum(sizes)
+    positions = np.array(sorted(data.draw(st.sets(st.integers(0, total - 1)))), dtype=np.int64)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet_file, "TAKE_BATCH_ROWS", 8)
+        store = LocalStore(folder)
+        file = ParquetFileWriter(store, "f.parquet", SCHEMA, options={})
+        begins = np.cumsum([0, *sizes])
+        for begin, size in zip(begins.tolist(), sizes, strict=False):
+            file.write(rows(*range(begin, begin + size)))
+        file.close({}, [])
+        found, read = take_rows(store, "f.parquet", positions, columns=["name", "n", "nowhere"])
+        assert found.select(["n", "name"]).equals(rows(*range(total)).take(positions))
+        last = {int(np.searchsorted(begins, each, "right")) - 1: int(each) for each in positions}
+        wanted = {group: min(sizes[group], -(-(each - begins[group] + 1) // 8) * 8) for group, each in last.items()}
+        assert read == sum(wanted.values())
+        with pytest.raises(TableDamaged, match="no row"):
+            take_rows(store, "f.parquet", np.array([total]), columns=["n"])

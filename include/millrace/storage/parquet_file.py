@@ -42,6 +42,9 @@ points, by bytes and by UTF-16 units.
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+TAKE_BATCH_ROWS: Final = 1 << 14
+"""Rows that are decoded at once to take some of them."""
+
 RowGroupFilter: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
 """Returns the row groups to read, from a file's footer."""
 
@@ -116,23 +119,34 @@ def take_rows(
 ) -> tuple[pa.Table, int]:
     """Return the rows at `positions` (ascending) of the file `name` of a table, and the number of rows that were read.
 
-    Reads only the row groups that have some of them. The result has those of `columns` that the file has. Raises
-    TableDamaged.
+    Reads the row groups that have some of them, each up to the last one, in batches of TAKE_BATCH_ROWS. The result has
+    those of `columns` that the file has. Raises TableDamaged.
     """
     with open_file(store, name) as file:
         footer = file.metadata
-        counts = np.array([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], np.int64)
-        ends = np.cumsum(counts)
+        counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        ends = np.cumsum(np.array(counts, dtype=np.int64))
         if len(positions) and (not len(ends) or positions[-1] >= ends[-1]):
             raise TableDamaged(
                 f"{store.uri}/{name} has {footer.num_rows} rows, and no row {positions[-1]}: {REPAIR_HINT}"
             )
-        groups, owner = np.unique(np.searchsorted(ends, positions, "right"), return_inverse=True)
-        there = set(file.schema_arrow.names)
-        rows = file.read_row_groups(groups.tolist(), columns=[each for each in columns if each in there])
-        begins = np.cumsum(counts[groups]) - counts[groups]
-        places = positions - (ends - counts)[groups][owner] + begins[owner]
-        return rows.take(pa.array(places)), int(counts[groups].sum())
+        there = [each for each in columns if each in file.schema_arrow.names]
+        parts: list[pa.RecordBatch] = []
+        read = 0
+        owner = np.searchsorted(ends, positions, "right")
+        for group in np.unique(owner).tolist():
+            wanted = positions[owner == group] - (ends[group] - counts[group])
+            begin = 0
+            for batch in file.iter_batches(batch_size=TAKE_BATCH_ROWS, row_groups=[group], columns=there):
+                first, last = np.searchsorted(wanted, [begin, begin + batch.num_rows])
+                if last > first:
+                    parts.append(batch.take(pa.array(wanted[first:last] - begin)))
+                begin += batch.num_rows
+                if last == len(wanted):
+                    break
+            read += begin
+        schema = pa.schema([file.schema_arrow.field(each) for each in there])
+        return pa.Table.from_batches(parts, schema if not parts else parts[0].schema), read
 
 
 def dataset(

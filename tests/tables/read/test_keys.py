@@ -19,8 +19,10 @@ from millrace.node.publish.definition import publish
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.selection import Selection
+from millrace.storage.published import PublishedTable
+from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, open_table
-from millrace.tables.collections.data_tables import rows_uri
+from millrace.tables.collections.data_tables import published_uri, rows_uri
 from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.keys import read_keys
@@ -135,3 +137,26 @@ def test_columns_of_rows_of_keys_are_those_that_were_asked_for(settings: Setting
     assert read_keys(plan, keys_of(), columns=["body"]).num_rows == 0
     with pytest.raises(InvalidArgument, match="no column 'nowhere'"):
         read_keys(plan, keys_of(key), columns=["nowhere"])
+
+
+def test_a_row_that_the_published_version_masks_as_not_visible_yet_is_there(settings: Settings) -> None:
+    """Its PChannel was ahead of the other one, which decides the published tick. A deleted row beside it stays away."""
+    maker, collection = made(settings)
+    vchannel = collection.vchannels[0]
+    early, late = collection.keys_of(vchannel, 2)
+    collection.append(vchannel, collection.insert({"id": [early], "body": ["early"]}, vchannel=vchannel))
+    collection.append(vchannel, collection.delete([early], vchannel=vchannel))
+    tick_everywhere(maker)
+    collection.append(vchannel, collection.insert({"id": [late], "body": ["late"]}, vchannel=vchannel))
+    maker.commit()
+    flush_to_end(settings)
+    catch_up(settings)
+    tick = publish(settings, 1, confirm=lambda names: {})
+    published = PublishedTable.open(store_at(published_uri(settings, 1)))
+    assert published is not None
+    assert (published.row_count, len(published.files)) == (0, 1), "both rows are masked"
+    tick_everywhere(maker)
+    plan = plan_read(settings, 1)
+    assert plan.tick > tick
+    assert read_keys(plan, keys_of(early, late)).to_pylist() == [{"id": late, "body": "late"}]
+    assert read_keys(plan_read(settings, 1, at=tick), keys_of(early, late)).num_rows == 0
