@@ -16,6 +16,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "airflow": ("airflow", "great_expectations"),
     "avro": ("fastavro",),
     "coord": ("alembic", "fastapi", "httpx", "pymysql", "sqlalchemy", "starlette", "uvicorn"),
+    "demo": ("duckdb_extension_delta",),
     "kafka": ("confluent_kafka", "kafka"),
     "operations": ("duckdb",),
     "pandas": ("pandas",),
