@@ -52,7 +52,7 @@ from millrace.tables.collections.data_tables import (
     rows_uri,
 )
 from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
-from millrace.tables.key_index.index import KeyIndex
+from millrace.tables.key_index.index import INDEX_FROM_ROWS, KeyIndex
 from millrace.tables.key_index.lookup import find_hits
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
@@ -61,9 +61,6 @@ DELETES_VERSION: Final = "deletesVersion"
 """Keys of a commit's info: the versions of the inner tables that it was made from."""
 WHOLE: Final = "whole"
 """Key of a commit's info: whether these versions have nothing of after its tick."""
-INDEX_FROM_ROWS: Final = 1 << 16
-"""Rows that a publish had to read for its deletes, from which on the collection has a key index. With keys that grow
-with time, bounds leave out nearly all files, and no index is needed."""
 CREATED: Final = "createdTick"
 """Key of a commit's info: the tick from which the collection exists. Ids may be used again."""
 
@@ -88,12 +85,12 @@ class CollectionTables:
         return self._index
 
     def keep_index(self, schema: CollectionSchema, *, rows_scanned: int) -> None:
-        """Bring the key index up to the version of the rows, if there is one or it is worth its cost.
+        """Bring the key index up to the version of the rows, if there is one, a reader asked for it, or it is worth it.
 
         Call after the commit. A failure costs the next publish a scan.
         """
         index = self.key_index()
-        if self.rows is None or not (index.runs or rows_scanned >= INDEX_FROM_ROWS):
+        if self.rows is None or not (index.is_wanted or rows_scanned >= INDEX_FROM_ROWS):
             return
         try:
             index.catch_up(self.rows, schema)

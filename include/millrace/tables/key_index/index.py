@@ -18,6 +18,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -52,6 +53,11 @@ MAX_MERGED_ROWS: Final = 1 << 25
 """Rows of the largest run that a merge makes: 0.9 GiB. Bounds the duration of a merge."""
 BUILD_ROWS: Final = 1 << 21
 """Rows from which on new entries become a run. Bounds the memory of a build, about 64 bytes a row."""
+INDEX_FROM_ROWS: Final = 1 << 16
+"""Rows that a publish has to read for its deletes, or a reader for its keys, from which on an index is worth its cost.
+With keys that grow with time, bounds leave out nearly all files, and no index is needed."""
+WANTED_FILE: Final = "wanted"
+"""Present once a reader had to scan for want of an index: the next publish makes one."""
 STRAY_SECONDS: Final = 3600.0
 """Age from which on a run that no manifest names is deleted: another process may be about to name a younger one."""
 
@@ -135,6 +141,17 @@ class KeyIndex:
             if not missing or text == last:
                 return cls(folder, version, runs)
             last = text  # a merge replaced it: the manifest names another one now
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is an index, or a reader asked for one."""
+        return bool(self.runs) or (self.folder / WANTED_FILE).exists()
+
+    def request(self) -> None:
+        """Ask the publisher for an index. A hint: a reader may have no right to write here."""
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / WANTED_FILE).touch()
 
     @property
     def rows(self) -> int:

@@ -71,6 +71,8 @@ class KeyPlaces:
     """By covered file, ascending: rows whose key has the hash of one of the keys."""
     unknown: tuple[str, ...]
     """Files that the index does not cover and that may have such rows."""
+    unknown_rows: int
+    """Rows of these files."""
     work: LookupWork
 
 
@@ -143,14 +145,14 @@ def find_keys(
     """
     work = LookupWork()
     if keys.num_rows == 0:
-        return KeyPlaces({}, (), work)
+        return KeyPlaces({}, (), 0, work)
     named = key_schema(schema)
     live = _reached(table, named, keys, until, None, work)
     hashes = hash_keys(key_column(keys.select(named.names).cast(named), named.names))
     candidates, unknown = _candidates(index, hashes, live, work)
     candidates = candidates.filtered(candidates.tick <= until)
     positions = {path: np.unique(candidates.position[places]) for path, places in candidates.by_file()}
-    return KeyPlaces(positions, unknown, work)
+    return KeyPlaces(positions, unknown, sum(live[path] for path in unknown), work)
 
 
 def files_with_keys(table: TableHandle, keys: pa.Table, *, first_tick: int, last_tick: int) -> list[str]:

@@ -21,6 +21,7 @@ from millrace.rpc.selection import Selection
 from millrace.storage.published import ROWS_FOLDER
 from millrace.storage.table import TableHandle
 from millrace.tables.collections.data_tables import published_uri
+from millrace.tables.key_index.index import INDEX_FROM_ROWS
 from millrace.tables.key_index.lookup import files_with_keys, find_keys
 from millrace.tables.read.arrow import deleted_mask, hide_dropped
 from millrace.tables.read.open_tables import OpenTables
@@ -82,6 +83,8 @@ def _stored(
         late = rows["_time_tick"].to_numpy() > published.tick
         shown = ~np.isin(positions, published.masked(name), assume_unique=True)
         parts.append(_judged(rows, published.tick).filter(pa.array(shown | late)))
+    if places.unknown_rows >= INDEX_FROM_ROWS and not index.is_wanted:
+        index.request()
     if places.unknown:
         rows = table.read_rows(places.unknown, target, where=_matching(wanted))
         parts.append(_judged(align_to_schema(rows, target), 0))
