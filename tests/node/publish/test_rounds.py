@@ -138,6 +138,42 @@ def test_a_collection_whose_rows_wait_for_a_pchannel_stays_until_they_are_publis
     made.check()
 
 
+def test_a_later_look_that_asks_no_pchannel_finds_no_earlier_tick(settings: Settings) -> None:
+    made = PublishedMaker(settings)
+    made.write(range(9), "x")
+    made.flush()
+    made.write(range(9), "waits in the WAL")  # `wal` is further than the tables
+    tick = made.publish()
+    publish_to_end(settings, confirm=lambda names: {})
+    made.fold()
+    publish_to_end(settings, confirm=lambda names: {})
+    table = made.table()
+    assert table is not None
+    assert table.tick == tick
+    made.check()
+
+
+def test_a_look_before_the_published_tick_waits(settings: Settings) -> None:
+    made = PublishedMaker(settings)
+    made.write(made.collection.keys_of(made.collection.vchannels[0], 3), "x")
+    made.flush()
+    made.publish()  # with the tick of the idle PChannel
+    for number in range(9):
+        made.write(made.collection.keys_of(made.collection.vchannels[0], 2), f"v{number}")
+        made.flush()
+    made.publish()
+    made.fold()
+    loop = PublishLoop(settings, lambda names: {})
+    schedule = RangeSchedule(loop.planner())
+    driver = BatchDriver(loop, metrics=Metrics(registry=CollectorRegistry()))
+    plans = schedule.plan(schedule.next_offset(START))
+    assert not driver.commit([run_range(loop, plan) for plan in plans]).refused
+    assert published_status(settings, 1).error == ""
+    until(lambda: schedule.next_offset(START) is not START)
+    made.publish()
+    made.check()
+
+
 def test_one_that_fails_shows_its_error_and_the_others_are_published(settings: Settings) -> None:
     maker, made = many(settings, 3)
     for each in made:

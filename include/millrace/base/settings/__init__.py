@@ -163,7 +163,7 @@ class Settings:
     publish: bool = setting(True, "Publish each collection as a plain Delta table (docs/published-tables.md).")
     publish_interval: float = setting(
         10.0,
-        "Minimum time between two rounds of publishing; 0: after each flush.",
+        "About the longest time from an append to the published version that has it; 0: publish after each flush.",
         low=0,
         high=86400,
     )

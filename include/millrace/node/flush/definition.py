@@ -143,7 +143,8 @@ class FlushCadence:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bytes = settings.flush_bytes
         limits = (settings.flow_lag_slow, settings.flow_lag_reject)
-        published = settings.publish_interval if settings.publish and settings.publish_interval else inf
+        wait = settings.publish_interval if settings.publish and settings.publish_interval else inf
+        published = max(wait - settings.wal_linger, wait / 2)  # rows have waited for `wal` already
         # Flow control must not throttle appends for a lag that the flusher has on purpose.
         self._seconds = min(settings.flush_interval, published, *(limit / 2 for limit in limits if limit))
         self._clock = clock

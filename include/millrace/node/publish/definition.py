@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
-from millrace.base.errors import CommitFenced, MillraceError
+from millrace.base.errors import CommitFenced, MillraceError, TickNotReached
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
@@ -42,6 +42,7 @@ from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.runtime.process_setup import lower_thread_priority
 from millrace.storage.table import change_mark
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
+from millrace.tables.wal.reader import follow
 
 NAME: Final = "publisher"
 
@@ -191,6 +192,8 @@ class PublishReport:
     news: int
     planned: PlannedPublish | None
     """None: the collection has nothing to publish yet."""
+    waits: bool = False
+    """Whether the tables, by this look, have not reached the published tick: a PChannel did not answer."""
 
     failure: ClassVar[None] = None
     log_bytes: ClassVar[int] = 0
@@ -218,6 +221,7 @@ class PublishPlanner(Planner[PublishPlan, int]):
     """Finds the collections whose inner tables have news. Ends are counts of news."""
 
     def __init__(self, settings: Settings, state: PublishState, confirm: ConfirmTicks, only: Collection[int]) -> None:
+        self._settings = settings
         self._state = state
         self._only = frozenset(only)
         self._reader = ProgressReader(settings, confirm)
@@ -255,6 +259,8 @@ class PublishPlanner(Planner[PublishPlan, int]):
 
     def _refresh(self) -> None:
         reader = self._reader
+        if self._settings.publish_interval < self._settings.wal_linger:
+            follow(self._settings)
         reader.refresh()
         changed, reader.changed = reader.changed, set()
         self._state.add(self._wanted(changed))
@@ -313,7 +319,7 @@ class PublishCommitter:
                 self._metrics.publish_duration_seconds.observe(planned.figures.seconds)
                 self._metrics.publish_vector_bytes_total.inc(planned.figures.vector_bytes)
                 self._metrics.publish_masked_rows_total.inc(max(0, planned.figures.rows_masked))
-        whole = self._bounded or planned is None or planned.view.whole
+        whole = self._bounded or (not report.waits if planned is None else planned.view.whole)
         self._state.settle(report.collection_id, report.news, whole=whole)
         return None
 
@@ -348,7 +354,7 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
 
     @property
     def interval(self) -> float:
-        return self.settings.publish_interval
+        return self.settings.publish_interval / 2  # the flusher decides how long rows wait
 
     @property
     def assigned(self) -> None:
@@ -365,7 +371,10 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
     def run(self, plan: PublishPlan) -> PublishReport:
         self.state.look(plan.collection_id)
         with self.state.tables(plan.collection_id) as tables:
-            view = pin(tables, plan.progress)
+            try:
+                view = pin(tables, plan.progress)
+            except TickNotReached:
+                return PublishReport(plan.collection_id, plan.news, None, waits=True)
             planned = None if view is None else plan_publish(view, anew=self.anew)
         return PublishReport(plan.collection_id, plan.news, planned)
 

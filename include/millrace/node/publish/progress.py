@@ -76,10 +76,15 @@ class TablesProgress:
     """By PChannel the tick up to which ``wal`` is complete."""
 
     def tick(self, collection_id: int) -> int:
-        """Return the tick up to which the tables hold everything of a collection; 0 if a VChannel is unknown."""
+        """Return the tick up to which the tables hold everything of a collection; 0 if a VChannel is unknown.
+
+        It is never beyond :meth:`newest`: an idle PChannel is asked only if it holds rows back, and a later look that
+        does not ask must not find an earlier tick.
+        """
         infos = self.collections.get(collection_id, {})
         names = next((info.vchannels for info in infos.values()), ())
-        return min((self._tick(name) if name in infos else 0 for name in names), default=0)
+        whole = min((self._tick(name) if name in infos else 0 for name in names), default=0)
+        return min(whole, self.newest(collection_id))
 
     def newest(self, collection_id: int) -> int:
         """Return the newest checkpoint of the collection's PChannels: its tables have nothing after it."""

@@ -210,8 +210,8 @@ class PlannedPublish:
 def pin(tables: CollectionTables, progress: TablesProgress) -> PublishView | None:
     """Pin the newest versions of a collection's tables, after `progress` was taken. None: nothing to publish yet.
 
-    Raises TickNotReached if a later tick is published already, or a compaction has removed rows that are visible at the
-    tick of `progress`: look again.
+    Raises TickNotReached if a later tick is published, or a compaction has removed rows that are visible at the tick of
+    `progress`: look again.
     """
     number = tables.collection_id
     tick, newest = progress.tick(number), progress.newest(number)
