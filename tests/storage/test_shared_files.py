@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from millrace.storage import published, replaced_files
@@ -36,7 +36,8 @@ def allowed() -> Iterator[bool]:
 class Shared:
     """A rows table and its published table, under a clock of their own, and what each needs of their files."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, publish_retention: float = PUBLISHED) -> None:
+        self.publish_retention = publish_retention
         self.now = 1_700_000_000.0
         patch.setattr("millrace.storage.commit.time.time", lambda: self.now)
         patch.setattr(published, "_now_ms", lambda: int(self.now * 1000))
@@ -85,7 +86,7 @@ class Shared:
     def remover(self) -> FileRemover:
         return FileRemover(
             retention=RETENTION,
-            publish_retention=PUBLISHED,
+            publish_retention=self.publish_retention,
             oldest_pin=lambda: self.pin,
             permit=allowed,
             now=lambda: self.now,
@@ -98,7 +99,7 @@ class Shared:
         """What must be there: by the rows table's log, or by the published table's."""
         named = {path.removeprefix("_rows/") for path in self.published.files}
         recent = {name for name, at in self.replaced.items() if at > self.now - RETENTION}
-        shown = {name for name, at in self.let_go.items() if at > self.now - PUBLISHED}
+        shown = {name for name, at in self.let_go.items() if at > self.now - self.publish_retention}
         return {*self.rows.live_files(), *named, *recent, *shown}
 
 
@@ -108,10 +109,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(STEPS)
-def test_no_needed_file_goes_and_each_other_does_in_the_end(steps: list[str]) -> None:
+@given(STEPS, st.sampled_from([0.0, 100.0, PUBLISHED]))
+@example(["write", "publish", "replace", "publish", "wait", "remove published"], 100.0)
+@example(["write", "publish", "replace", "publish", "wait long", "remove", "remove published"], PUBLISHED)
+def test_no_needed_file_goes_and_each_other_does_in_the_end(steps: list[str], publish_retention: float) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        world = Shared(Path(folder), patch)
+        world = Shared(Path(folder), patch, publish_retention=publish_retention)
         remover = world.remover()
         for step in [*steps, "replace", "publish"]:
             match step:

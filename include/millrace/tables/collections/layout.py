@@ -99,19 +99,27 @@ def has_earlier_layout(settings: Settings) -> bool:
 
     Costs two looks at the root folder, and on other stores one listing of the root per process.
     """
-    store = store_at(settings.tables_uri)
-    if not isinstance(store, LocalStore):
+    root = _local_root(settings)
+    if root is None:
         return _is_earlier_store(settings.tables_uri)
-    root = store.folder
-    return not _is_settled(root) and not _moved(root)
+    return not _is_settled(root) and not _moved(Path(root))
 
 
 def record_layout(settings: Settings) -> None:
     """Move the tables of an earlier layout, and write the record of the layout in a new deployment on a local disk."""
-    store = store_at(settings.tables_uri)
-    if not has_earlier_layout(settings) and isinstance(store, LocalStore):
-        make_folder(store.folder)
-        _write_record(store.folder)
+    root = _local_root(settings)
+    if not has_earlier_layout(settings) and root is not None:
+        make_folder(Path(root))
+        _write_record(Path(root))
+
+
+def _local_root(settings: Settings) -> str | None:
+    """Return the folder of all tables, or None if they are in another store. Cheap: each use of a table asks."""
+    uri = settings.tables_uri
+    if "://" not in uri:
+        return uri
+    store = store_at(uri)
+    return str(store.folder) if isinstance(store, LocalStore) else None
 
 
 @cache
@@ -120,32 +128,32 @@ def _is_earlier_store(tables_uri: str) -> bool:
     return RECORD in names and TABLES not in names
 
 
-def _is_settled(root: Path) -> bool:
+def _is_settled(root: str) -> bool:
     """Return whether nothing has to be moved. Raises UnsupportedVersion for the record of a newer layout."""
     # The order matters: the folder of layout 1 disappears only once the moving one is there.
     try:
-        found = os.stat(root / RECORD)
+        found = os.stat(f"{root}/{RECORD}")
     except (FileNotFoundError, NotADirectoryError):
-        return not (root / TABLES / _MOVING).exists()
+        return not os.path.exists(f"{root}/{TABLES}/{_MOVING}")
     if stat.S_ISDIR(found.st_mode):
         return False
-    _check_record(root / RECORD, found.st_ino, found.st_mtime_ns)
-    return not (root / TABLES / _MOVING).exists()
+    _check_record(f"{root}/{RECORD}", found.st_dev, found.st_ino, found.st_mtime_ns)
+    return not os.path.exists(f"{root}/{TABLES}/{_MOVING}")
 
 
-@lru_cache(maxsize=16)
-def _check_record(path: Path, number: int, changed: int) -> None:
-    """Check a record once; `number` and `changed` identify the file."""
+@lru_cache(maxsize=64)
+def _check_record(path: str, *_mark: int) -> None:
+    """Check a record once for each of its marks: device, number and time of the file."""
     try:
-        version = json.loads(path.read_bytes())["layout"]
+        version = json.loads(Path(path).read_bytes())["layout"]
     except (ValueError, LookupError, TypeError) as error:
         raise TableDamaged(
             f'{path} is not the record of a layout ({error}): replace it by a file with the text {{"layout": 2}}'
         ) from error
     if version not in LAYOUT_VERSIONS:
         raise UnsupportedVersion(
-            f"the tables of {path.parent} have layout {version}, this build knows {LAYOUT_VERSIONS}: run the build that"
-            " wrote them, or a newer one"
+            f"the tables of {os.path.dirname(path)} have layout {version}, this build knows {LAYOUT_VERSIONS}: run the"
+            " build that wrote them, or a newer one"
         )
 
 
@@ -157,7 +165,7 @@ def _moved(root: Path) -> bool:
         make_folder(root / TABLES)
         busy = TableUnavailable(f"another process has moved the tables of {root} for {_LOCK_SECONDS:.0f} s: try again")
         with exclusive_lock(root / TABLES / _LOCK, deadline=Deadline.after(_LOCK_SECONDS), busy=busy):
-            if not _is_settled(root):
+            if not _is_settled(str(root)):
                 _move(root)
         return True
     except OSError as error:
@@ -277,10 +285,8 @@ def link_names(settings: Settings, named: Callable[[], Iterable[tuple[str, int]]
 
 
 def _names_folder(settings: Settings) -> Path | None:
-    store = store_at(settings.tables_uri)
-    if not isinstance(store, LocalStore) or has_earlier_layout(settings):
-        return None
-    return store.folder / TABLES / _BY_NAME
+    root = _local_root(settings)
+    return None if root is None or has_earlier_layout(settings) else Path(root) / TABLES / _BY_NAME
 
 
 def _target(collection_id: int) -> str:
