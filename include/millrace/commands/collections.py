@@ -197,7 +197,7 @@ def drop(
     name: CollectionName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Drop a collection. Its table stays until maintenance removes it.
+    """Drop a collection. Its tables stay, for reads at earlier ticks; docs/operating.md says how to remove them.
 
     Example: `millrace collections drop users --yes`
     """

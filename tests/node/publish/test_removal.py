@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from millrace.base.settings import Settings
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
@@ -39,6 +41,32 @@ def remover(settings: Settings, later: float) -> FileRemover:
 def files(settings: Settings) -> set[str]:
     folder = Path(rows_uri(settings, 1))
     return {str(path.relative_to(folder)) for path in folder.rglob("part-*.parquet")}
+
+
+def test_an_erased_row_is_in_no_file_of_the_tables(settings: Settings) -> None:
+    made = PublishedMaker(settings, pchannels=("p0",), vchannels=1)
+    made.write(range(10), "kept")
+    made.write([77], "secret")
+    made.flush()
+    made.publish()
+    made.delete([77])
+    made.flush()
+    made.publish()
+
+    def secrets() -> list[str]:
+        found = (settings.data_dir / "tables").rglob("part-*.parquet")
+        return [path.name for path in found if "secret:77" in pq.read_table(path)["body"].to_pylist()]
+
+    assert secrets(), "hidden, and still there"
+    compact(settings, CompactionParams(fold="always", keep_history_hours=0))
+    made.publish()
+    table = made.table()
+    assert table is not None
+    late = remover(settings, settings.file_retention + settings.publish_retention + 60)
+    late.remove_published(table)
+    late.remove(table_at(rows_uri(settings, 1)))
+    assert secrets() == []
+    made.check()
 
 
 def test_a_compaction_takes_no_file_from_the_readers_of_published_versions(settings: Settings) -> None:
