@@ -33,7 +33,7 @@ from millrace.storage.published_log import PHYSICAL_NAME
 from millrace.storage.table import LogMaintenance
 from tests.failpoints import at_failpoints
 from tests.storage.published_world import FIRST_MS, SCHEMA, World, log_of, positions, tick_at
-from tests.storage.shelf import Shelf
+from tests.storage.shelf import Shelf, ShelfStore
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON = LogMaintenance(checkpoint_commits=4, keep_commits=3)
@@ -447,6 +447,34 @@ def test_a_store_without_put_if_absent_is_refused_with_a_typed_error(tmp_path: P
     with pytest.raises(StoreCannotPublish, match="put_if_absent"):
         PublishedTable.create(store, SCHEMA, collection_id=7)  # type: ignore[arg-type]
     assert PublishedTable.open(store) is None  # type: ignore[arg-type]
+
+
+class PublishingShelf(ShelfStore):
+    """A store that is no folder, with the one call that publishing needs."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        return True
+
+
+def test_a_foreign_store_with_put_if_absent_is_published_to(tmp_path: Path) -> None:
+    store = PublishingShelf(Shelf(tmp_path / "hidden"), "shelf://box/tables/7")
+    table = PublishedTable.create(store, SCHEMA, collection_id=7)
+    file = AddedFile("_rows/part-1.parquet", 1, 9, masked=positions([0, 8]))
+    table.commit(PublishedChange(tick_at(1), 1, add=[file]), maintenance=LogMaintenance(checkpoint_commits=1))
+    behind = PublishedTable.open(store)
+    assert behind is not None
+    table.commit(PublishedChange(tick_at(2), 1, mask={file.path: positions([3])}))
+    with pytest.raises(CommitFenced):
+        behind.commit(PublishedChange(tick_at(2), 1, remove=[file.path]))
+    behind.refresh()
+    assert (behind.masked(file.path).tolist(), behind.row_count) == ([3], 8)
 
 
 def test_a_version_is_found_by_its_tick(world: World) -> None:
