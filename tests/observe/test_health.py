@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from millrace.base.settings import Settings
 from millrace.coord.catalog_store import CatalogStore
 from millrace.message.ids import LogId, compose_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.publish.definition import NAME
 from millrace.node.range_loop.parking import Parked, park
 from millrace.observe import health
 from millrace.observe.health import HealthInputs, findings, overall_state, read_health_inputs
@@ -184,6 +186,18 @@ def test_the_worst_makes_the_state_and_each_says_where_to_go() -> None:
     assert overall_state(found[2:], empty=False)[0] == "degraded"
     assert [overall_state([each], empty=False)[0] for each in found if each.kind == "lagging"] == ["lagging"]
     assert all(each.where for each in found)
+
+
+def test_collections_whose_last_publish_failed_are_one_finding(settings: Settings) -> None:
+    failures = {"3": {"failure": "TABLE_DAMAGED: a file is gone"}, "7": {"failure": "x"}, "9": {"failure": None}}
+    replace_json(settings.progress_path(NAME), {"pchannels": failures})
+    kept = read_health_inputs(settings)
+    assert kept.publish_failures == {3: "TABLE_DAMAGED: a file is gone", 7: "x"}
+    (found,) = findings([], [], kept, log_server=True, now=NOW)
+    assert (found.kind, found.severity, found.subject) == ("publish_failed", "warning", "collection 3")
+    assert "a file is gone" in found.words
+    assert "1 more" in found.words
+    assert read_health_inputs(replace(settings, publish=False)).publish_failures == {}
 
 
 def test_the_pages_that_findings_name_are_there() -> None:
