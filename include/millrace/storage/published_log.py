@@ -172,8 +172,10 @@ def file_of(add: Mapping[str, Any]) -> PublishedFile:
 def parse_commit(store: TableStore, version: int) -> list[dict[str, Any]] | None:
     """Return the actions of a commit; None if the log does not have it. Raises TableDamaged."""
     data = store.read(commit_file(version))
-    if data is None:
-        return None
+    return None if data is None else _parse(store, version, data)
+
+
+def _parse(store: TableStore, version: int, data: bytes) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in data.splitlines() if line.strip()]
     except ValueError as error:
@@ -243,9 +245,10 @@ def _read_checkpoint(store: TableStore, version: int) -> LogState | None:
         ) from error
     for add in adds.to_pylist() if adds is not None else ():
         state.add(file_of(add))
-    for action in parse_commit(store, version) or ():
-        if "commitInfo" in action:
-            state.commit_info = action["commitInfo"]
+    # The commit info is the first action (in-commit timestamps require that). The others are in the checkpoint.
+    first = (store.read(commit_file(version)) or b"").partition(b"\n")[0]
+    for action in _parse(store, version, first):
+        state.commit_info = action.get("commitInfo", {})
     return state
 
 
