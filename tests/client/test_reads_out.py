@@ -124,8 +124,12 @@ def test_a_lazy_frame_of_polars_has_the_rows_that_polars_finds_in_all_of_them(
     assert lazy.filter(pl.col("price") > 3).head(2).collect()["id"].len() == 2
     with duckdb.connect() as connection:
         reader.attach(connection, [items.name])
-        query = f"select id from {items.name} where price > 3 order by id"
-        assert connection.sql(query).fetchall() == [(1,), (2,), (4,), (6,)]
+        collection.to_duckdb(connection).create_view("bought")
+        for source in (items.name, "bought"):
+            query = f"select id from {source} where price > 3 and name <> 'none' order by id"
+            assert connection.sql(query).fetchall() == [(1,), (2,), (4,), (6,)], source
+            query = f"select id from {source} where price = 'nan'::double order by id"
+            assert connection.sql(query).fetchall() == [(2,), (6,)], source
 
 
 def test_polars_asks_a_collection_for_the_rows_that_it_can_tell_apart(sold: Definition, shop: Database) -> None:

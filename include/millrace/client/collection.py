@@ -327,7 +327,12 @@ class Collection:
         Raises InvalidSettings if DuckDB is not installed.
         """
         found = import_optional("duckdb")
-        return (found.default_connection() if connection is None else connection).from_arrow(self.read(**options))
+        from millrace.client.dataset import duckdb_columns
+
+        rows = self.read(**options)
+        relation = (found.default_connection() if connection is None else connection).from_arrow(rows)
+        columns = duckdb_columns(rows.schema)
+        return relation if columns == "*" else relation.project(columns)
 
     def dataset(self, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
         """Return the rows as a pyarrow dataset, pinned to its tick.

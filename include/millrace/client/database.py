@@ -404,8 +404,10 @@ class Database(Closeable):
             tick = self.current_tick({name for each in chosen for name in each.pchannels}) if chosen else 0
         else:
             tick = resolve_tick(at)
+        from millrace.client.dataset import register_in_duckdb  # imports pyarrow.dataset
+
         for each in chosen:
-            connection.register(each.name, self.collection(each).dataset(at=tick, deadline=deadline))
+            register_in_duckdb(connection, each.name, self.collection(each).dataset(at=tick, deadline=deadline))
         return tick
 
     def table(self, name: str) -> ds.Dataset:

@@ -9,13 +9,17 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from millrace.base.errors import InvalidArgument
+from millrace.base.extras import import_optional
+
+if TYPE_CHECKING:
+    import duckdb
 
 ScanFunction = Callable[[Sequence[str], pc.Expression | None], pa.RecordBatchReader]
 """(columns, at least one; filter) -> the rows, batch by batch."""
@@ -182,3 +186,34 @@ class _Asked(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types 
         for part in parts:
             polars.scan_pyarrow_dataset(self).filter(part).collect()
         return reduce(operator.and_, self._filters) if self._filters else None
+
+
+def register_in_duckdb(connection: duckdb.DuckDBPyConnection, name: str, rows: ds.Dataset) -> None:
+    """Give a DuckDB connection the view `name` of a dataset.
+
+    With DuckDB before 2.0 and a column of floats, it is a view of another one, ``_millrace_<name>``.
+    """
+    columns = duckdb_columns(rows.schema)
+    if columns == "*":
+        connection.register(name, rows)
+        return
+    connection.register(f"_millrace_{name}", rows)
+    connection.execute(f'CREATE OR REPLACE TEMP VIEW "{name}" AS SELECT {columns} FROM "_millrace_{name}"')
+
+
+def duckdb_columns(schema: pa.Schema) -> str:
+    """Return the select list by which DuckDB compares all columns itself.
+
+    DuckDB before 2.0 has Arrow compare, for which no NaN is greater than a number or equal to a NaN. A comparison with
+    a column that a volatile function made stays in DuckDB.
+    """
+    if int(import_optional("duckdb").__version__.split(".")[0]) >= 2:
+        return "*"
+    names = [field.name for field in schema if _has_floats(field.type)]
+    made = ", ".join(f'if(random() >= 0, "{name}", NULL) AS "{name}"' for name in names)
+    return f"* REPLACE ({made})" if names else "*"
+
+
+def _has_floats(type: pa.DataType) -> bool:
+    children = (type.field(place).type for place in range(type.num_fields))
+    return pa.types.is_floating(type) or any(map(_has_floats, children))
