@@ -274,7 +274,7 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
                             found.folded += rows.num_rows - living.num_rows
                             rows = living
                         found.wal_digest = (
-                            found.wal_digest + _row_digest(db, rows, chains[part.collection_id])
+                            found.wal_digest + row_digest(db, rows, chains[part.collection_id])
                         ) & _ROW_MASK
             for number, each in hidden.items():
                 dropped.setdefault(number, []).append(each.drops)
@@ -366,7 +366,7 @@ def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[VerifiedBase]) -> 
     return {number: newest_schema(infos) for number, infos in found.items()}
 
 
-def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table, chains: ColumnChains) -> int:
+def row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table, chains: ColumnChains) -> int:
     """Return the sum modulo 2**64 of a hash of each row over all its columns."""
     columns = sql_columns(rows.column_names, chains)
     [(value,)] = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchall()

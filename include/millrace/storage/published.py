@@ -31,11 +31,12 @@ from typing import Any, Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
+from deltalake import QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline
-from millrace.base.errors import CommitFenced, InvalidArgument, TableUnavailable
+from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.base.package import VERSION
 from millrace.storage.deletion_vectors import (
@@ -202,6 +203,20 @@ class PublishedTable:
         if table is None:
             raise TableUnavailable(f"the published table {store.uri} was created and is gone: retry")
         return table
+
+    def read_by_delta_rs(self) -> Iterator[pa.Table]:
+        """Yield the rows of this version as delta-rs reads them, an engine that knows nothing of Millrace.
+
+        Texts and binaries may have view types. Raises TableDamaged.
+        """
+        try:
+            delta = self.store.delta()
+            delta.load_as_version(self.version)
+            found = QueryBuilder().register("published", delta).execute("SELECT * FROM published")
+            for batch in pa.RecordBatchReader.from_stream(found):
+                yield pa.Table.from_batches([batch])
+        except (DeltaError, pa.ArrowException, OSError) as error:
+            raise TableDamaged(f"delta-rs cannot read version {self.version} of {self.uri} ({error})") from error
 
     @property
     def uri(self) -> str:
