@@ -14,6 +14,7 @@ from millrace.base.errors import TableDamaged
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.scan import scan
+from millrace.tables.collections import flush_tables
 from tests.cli.deployment import Deployment
 
 
@@ -51,6 +52,7 @@ def harm(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], None]]:
     def damage(path: Path) -> None:
         kept[path] = path.read_bytes()
         request.param(path)
+        flush_tables._read.clear()  # a command has a process of its own
 
     yield damage
     for path, data in kept.items():

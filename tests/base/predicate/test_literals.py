@@ -21,6 +21,8 @@ from millrace.message.expression.kernels import column_values, evaluate
 from millrace.message.field_types import parse_type
 
 TEXTS = st.text(st.sampled_from("ab\\%_'\"\n\0é𠮷t.*[ "), max_size=8)
+IN_QUERIES = TEXTS.map(lambda text: text.replace("\0", "0"))
+"""What is written into a query: DuckDB 1.5 takes NUL for its end."""
 FIELDS = {"s": parse_type("string"), "b": parse_type("binary")}
 
 
@@ -43,7 +45,7 @@ def by_check(rows: list[str], text: str) -> list[str]:
     return [row for row, hit in zip(rows, found.data, strict=True) if hit]
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=8), TEXTS, st.sampled_from(["=", "<>", "<", ">="]))
+@given(st.lists(TEXTS, min_size=1, max_size=8), IN_QUERIES, st.sampled_from(["=", "<>", "<", ">="]))
 def test_a_literal_in_single_quotes_is_that_of_duckdb(
     oracle: duckdb.DuckDBPyConnection, rows: list[str], text: str, op: str
 ) -> None:
@@ -55,7 +57,7 @@ def test_a_literal_in_single_quotes_is_that_of_duckdb(
         assert by_check(rows, where) == wanted
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=8), TEXTS, st.sampled_from(["", " escape '!'", " escape ''"]))
+@given(st.lists(TEXTS, min_size=1, max_size=8), IN_QUERIES, st.sampled_from(["", " escape '!'", " escape ''"]))
 def test_like_is_that_of_duckdb(oracle: duckdb.DuckDBPyConnection, rows: list[str], pattern: str, escape: str) -> None:
     if escape == " escape '!'":
         pattern = pattern.replace("b", "!")

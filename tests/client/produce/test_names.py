@@ -32,6 +32,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.node.append.host import AppendHost
 from millrace.rpc.selection import Selection
+from millrace.rpc.tail import Evicted, TailBatch
 from millrace.tables.read.freshness import read_fresh
 from millrace.wal.state import ChannelState
 from tests.client.conftest import own_name
@@ -372,6 +373,9 @@ class InProcess:
 
     def tick(self, pchannel: str) -> int:
         return self.host.tick(pchannel)
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
+        return self.host.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
 
     def writer(self, collection: str, names: DefinitionCache) -> Writer:
         producer = Producer(Way(self.host, self.catalog), self.catalog, self.settings, definitions=names)
