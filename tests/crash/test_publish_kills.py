@@ -39,7 +39,7 @@ def content(table: PublishedTable) -> dict[str, list[int]]:
     return {path: table.masked(path).tolist() for path in table.files}
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "place",
     [

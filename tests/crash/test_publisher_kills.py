@@ -52,7 +52,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> PublishedMaker:
     return made
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_process_leaves_versions_that_are_reads(grown: PublishedMaker, tmp_path: Path, point: str) -> None:
     folder = tmp_path / "data"

@@ -236,7 +236,7 @@ _models: dict[Path, World] = {}
 def world_of(made: Path, folder: Path) -> Iterator[World]:
     """A copy of the deployment."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(made, folder)
+    shutil.copytree(made, folder, symlinks=True)  # the name of a collection leads nowhere before its first row
     world = World.of(settings_in(folder / "data"), _models[made].model, epoch=_models[made].epoch)
     try:
         yield world

@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from millrace.storage.local import LocalStore
 from millrace.storage.parquet_file import ParquetFileWriter
 from millrace.storage.published import AddedFile, Positions, PublishedChange, PublishedTable
 from millrace.storage.table import LogMaintenance
+from tests.storage import duckdb_process
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("price", pa.decimal128(9, 2))]
@@ -156,22 +156,10 @@ def by_polars(folder: Path, *, version: int | None = None, sql: str = "SELECT * 
     return pl.SQLContext(t=frame).execute(sql, eager=True).to_arrow()
 
 
-@cache
-def _duckdb() -> Any:
-    import duckdb
-    import duckdb_extension_delta
-
-    connection = duckdb.connect()
-    connection.execute("SET timezone = 'UTC'")
-    (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
-    connection.load_extension(str(extension))
-    return connection
-
-
 def by_duckdb(folder: Path, *, version: int | None = None, sql: str = "SELECT * FROM t") -> pa.Table:
     options = "" if version is None else f", version => {version}"
     query = f"WITH t AS (FROM delta_scan('{folder}'{options})) {sql}"
-    return _duckdb().cursor().execute(query).to_arrow_table()
+    return duckdb_process.ask(query)
 
 
 Engine = Callable[..., pa.Table]

@@ -41,6 +41,7 @@ def by_spark(spark: SparkSession, world: World, **options: Any) -> DataFrame:
     return reader.load(str(world.folder))
 
 
+@pytest.mark.slow
 def test_versions_show_their_rows_also_after_a_checkpoint(spark: SparkSession, world: World) -> None:
     world.maintenance = LogMaintenance(checkpoint_commits=5, keep_commits=6)
     for _ in range(16):
@@ -51,6 +52,7 @@ def test_versions_show_their_rows_also_after_a_checkpoint(spark: SparkSession, w
         assert rows(by_spark(spark, world, versionAsOf=version)) == world.expected(version)
 
 
+@pytest.mark.slow
 def test_a_filter_finds_each_live_row_and_no_masked_one(spark: SparkSession, world: World) -> None:
     file = world.write(world.make_rows(12), masked=[0, 4, 11])
     world.commit(add=[file])
@@ -60,6 +62,7 @@ def test_a_filter_finds_each_live_row_and_no_masked_one(spark: SparkSession, wor
         assert rows(frame.where(f"id = {row[0]}")) == ([] if at in (0, 4) else [row])
 
 
+@pytest.mark.slow
 def test_a_timestamp_of_a_tick_selects_its_version(spark: SparkSession, world: World) -> None:
     for ms in (1000, 2000, 3000):
         world.commit(ms=ms, add=[world.write(world.make_rows(1))])
@@ -69,6 +72,7 @@ def test_a_timestamp_of_a_tick_selects_its_version(spark: SparkSession, world: W
         assert rows(by_spark(spark, world, timestampAsOf=moment)) == world.expected(version), ms
 
 
+@pytest.mark.slow
 def test_a_renamed_column_and_one_that_files_lack(spark: SparkSession, world: World) -> None:
     world.commit(add=[world.write(world.make_rows(5), masked=[2])])
     place = SCHEMA.get_field_index("name")
@@ -115,6 +119,7 @@ def test_spark_refuses_to_write(spark: SparkSession, world: World) -> None:
     assert rows(by_spark(spark, world)) == world.expected()
 
 
+@pytest.mark.slow
 def test_a_stream_of_the_table_names_its_option(spark: SparkSession, world: World, tmp_path: Path) -> None:
     old = world.write(world.make_rows(4))
     world.commit(add=[old])

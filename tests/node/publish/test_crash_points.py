@@ -44,6 +44,7 @@ def made(settings: Settings) -> PublishedMaker:
     return made
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_publisher_that_dies_is_followed_by_the_next(made: PublishedMaker, point: str) -> None:
     before = made.table()

@@ -85,7 +85,7 @@ def published(operations: list[Any]) -> list[Any]:
 @example([*published(IMPORTS), *END], False)
 @example([*published(IMPORTS), ("compact", 60), *END, ("compact", 100), *END], True)
 @given(st.lists(WITH_PUBLISHING, max_size=40), st.booleans())
-@examples(6)
+@examples(4)
 def test_every_published_version_is_a_read_at_its_tick(operations: list[tuple[Any, ...]], indexed: bool) -> None:
     folder, patch = Path(tempfile.mkdtemp()), pytest.MonkeyPatch()
     patch.setattr(publisher, "INDEX_FROM_ROWS", 1 if indexed else publisher.INDEX_FROM_ROWS)

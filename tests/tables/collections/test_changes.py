@@ -91,7 +91,7 @@ def written(settings: Settings, operations: Iterable[tuple[Any, ...]], *, droppe
 @example(ACROSS, 0, False, 3)
 @example(IMPORTS, 0, True, 2)
 @given(st.lists(OPERATIONS, max_size=25), st.integers(0, 4), st.booleans(), st.integers(1, 5))
-@examples(6)
+@examples(4)
 def test_changes_folded_from_nothing_to_any_tick_are_what_a_read_there_gives(
     operations: list[tuple[Any, ...]], first: int, dropped: bool, step: int
 ) -> None:

@@ -53,7 +53,7 @@ def keys_of(*keys: int) -> pa.RecordBatch:
     st.integers(0, 2),
     st.lists(st.integers(0, 9), min_size=1, max_size=3),
 )
-@examples(6)
+@examples(4)
 def test_rows_of_keys_are_those_of_a_read_with_a_predicate_at_every_tick(
     operations: list[tuple[Any, ...]], covered: int, keys: list[int]
 ) -> None:
