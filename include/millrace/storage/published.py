@@ -422,7 +422,7 @@ class PublishedTable:
                     f"{self.uri} accepts no commit ({failure}); this one may have been committed: refresh and plan "
                     "again"
                 ) from failure
-            time.sleep(min(backoff.next_delay(), ends.remaining()))
+            ends.pause(backoff.next_delay())
 
     def _maintain(self, maintenance: LogMaintenance) -> None:
         """Write a checkpoint if one is due, and trim the log. A failure is retried by the next commit."""
