@@ -9,11 +9,19 @@ itself passes is not reported, nor what other threads pass.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import millrace
 from millrace.base import failpoint
+
+_ROOT = Path(__file__).resolve().parents[1]
 
 Act = Callable[[str], object]
 
@@ -48,3 +56,18 @@ def at_failpoints(act: Act) -> Iterator[None]:
         yield
     finally:
         _here.act = outer
+
+
+def die_at(place: str, module: str, *arguments: object) -> None:
+    """Run `python -m module arguments` in a process that kills itself at a failpoint, and check that it did."""
+    paths = [str(Path(millrace.__file__).parent.parent), str(_ROOT)]
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        env={**os.environ, failpoint.VARIABLE: place, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=_ROOT,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-import millrace
 from millrace.base.errors import InvalidSettings
-from millrace.base.failpoint import VARIABLE, parse
+from millrace.base.failpoint import parse
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.builders import create_collection
 from millrace.message.model import MutableMessage
@@ -22,25 +17,10 @@ from millrace.message.wire.encode import encode_entry
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest_rows
 from tests.crash.commit_once import commit_once
+from tests.failpoints import die_at
 from tests.node.log_samples import TERM, accepted, opening, rejected, tick
 
-ROOT = Path(__file__).resolve().parents[2]
 PCHANNELS = ("p0", "p1")
-
-
-def die_at(place: str, log: Path, wal: Path) -> None:
-    """Run one micro-batch in a process that dies at `place`."""
-    paths = [str(Path(millrace.__file__).parent.parent), str(ROOT)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.crash.commit_once", str(log), str(wal)],
-        env={**os.environ, VARIABLE: place, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=ROOT,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 def append(log: Path, *entries: bytes) -> int:
@@ -72,7 +52,7 @@ def test_every_row_is_there_once_wherever_the_node_died(tmp_path: Path, place: s
     assert commit_once(log, wal) == rows
     added = append(log, accepted(), rejected(b"y"), tick())
     rows += added
-    die_at(place, log, wal)
+    die_at(place, "tests.crash.commit_once", log, wal)
     assert commit_once(log, wal) == (0 if stands else added)
     rows += append(log, accepted())
     assert commit_once(log, wal) == len(PCHANNELS)
@@ -90,7 +70,7 @@ def test_a_node_that_never_died_made_the_same_rows(tmp_path: Path) -> None:
     append(log, opening(), accepted(), rejected(b"x"))
     commit_once(log, tmp_path / "died" / "wal")
     append(log, accepted(), tick(), accepted())
-    die_at("commit.checked", log, tmp_path / "died" / "wal")
+    die_at("commit.checked", "tests.crash.commit_once", log, tmp_path / "died" / "wal")
     commit_once(log, tmp_path / "died" / "wal")
     commit_once(log, tmp_path / "lived" / "wal")
     died, lived = (WalTable.open(tmp_path / name / "wal") for name in ("died", "lived"))
@@ -110,7 +90,7 @@ def test_increments_of_the_state_go_on_wherever_the_node_died(tmp_path: Path, pl
     commit_once(log, died)
     for _ in range(3):
         append(log, accepted(), tick())
-        die_at(place, log, died)
+        die_at(place, "tests.crash.commit_once", log, died)
         commit_once(log, died)
         append(log, accepted())
         commit_once(log, died)

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import millrace
-from millrace.base.failpoint import VARIABLE
 from millrace.storage.local import LocalStore
 from millrace.storage.published import VECTOR_FOLDER, PublishedTable
 from tests.crash.publish_process import publish
 from tests.crash.test_power_loss import Disk
+from tests.failpoints import die_at
 from tests.storage.published_world import tick_at
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def die_at(place: str, folder: Path, until: int) -> None:
-    paths = [str(Path(millrace.__file__).parent.parent), str(ROOT)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.crash.publish_process", str(folder), str(until)],
-        env={**os.environ, VARIABLE: place, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=ROOT,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 def content(table: PublishedTable) -> dict[str, list[int]]:
@@ -57,7 +36,7 @@ def content(table: PublishedTable) -> dict[str, list[int]]:
 def test_each_tick_is_published_once_wherever_the_publisher_died(tmp_path: Path, place: str) -> None:
     died, lived = tmp_path / "died", tmp_path / "lived"
     publish(died, 2)
-    die_at(place, died, 7)
+    die_at(place, "tests.crash.publish_process", died, 7)
     standing = PublishedTable.open(LocalStore(died))
     assert standing is not None
     assert content(standing) == content(publish(lived, standing.version)), "a whole version, that of its tick"
