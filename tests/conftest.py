@@ -189,8 +189,6 @@ def nothing_outlives_the_run() -> Iterator[None]:
     os.environ[RUN_MARK] = mark
     yield
     running_brokers.stop_all()
-    if "tests.storage.duckdb_process" in sys.modules:
-        sys.modules["tests.storage.duckdb_process"].stop()
     _, alive = psutil.wait_procs(_processes_of_this_run(mark), timeout=15)
     left = [
         f"{process.pid} {' '.join(process.cmdline()) or process.name()}" for process in alive if process.is_running()

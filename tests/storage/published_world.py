@@ -9,9 +9,12 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import duckdb_extension_delta
 import numpy as np
 import pyarrow as pa
 
@@ -19,7 +22,6 @@ from millrace.storage.local import LocalStore
 from millrace.storage.parquet_file import ParquetFileWriter
 from millrace.storage.published import AddedFile, Positions, PublishedChange, PublishedTable
 from millrace.storage.table import LogMaintenance
-from tests.storage import duckdb_process
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("price", pa.decimal128(9, 2))]
@@ -158,8 +160,17 @@ def by_polars(folder: Path, *, version: int | None = None, sql: str = "SELECT * 
 
 def by_duckdb(folder: Path, *, version: int | None = None, sql: str = "SELECT * FROM t") -> pa.Table:
     options = "" if version is None else f", version => {version}"
-    query = f"WITH t AS (FROM delta_scan('{folder}'{options})) {sql}"
-    return duckdb_process.ask(query)
+    return duckdb_with_delta().execute(f"WITH t AS (FROM delta_scan('{folder}'{options})) {sql}").to_arrow_table()
+
+
+@cache
+def duckdb_with_delta() -> duckdb.DuckDBPyConnection:
+    """DuckDB with its delta extension, one for the test process."""
+    (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
+    connection = duckdb.connect()
+    connection.execute("SET timezone = 'UTC'")
+    connection.load_extension(str(extension))
+    return connection
 
 
 Engine = Callable[..., pa.Table]

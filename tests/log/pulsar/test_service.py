@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import _pulsar
-import pulsar
 import pytest
 
 from millrace.base.errors import (
@@ -220,6 +218,8 @@ def test_the_namespace_lets_nothing_be_deleted_doubled_or_made_by_accident(prefi
 
 
 def test_any_client_of_pulsar_reads_what_was_appended(prefix: str) -> None:
+    import pulsar
+
     service = opened(prefix)
     log = made(service)
     ids = log.append([b"a", b"", b"\0c"])
@@ -266,6 +266,8 @@ def test_a_batch_that_the_broker_had_already_has_no_id_in_any_of_its_messages() 
     """Sent again after a broken connection and dropped, it is acknowledged as ledger -1,
     its messages with their index.
     """
+    import _pulsar
+
     known = [(7, 3, 0), (7, 3, 1), (7, 3, 2)]
     lost = [(-1, -1, 0), (-1, -1, 1), (-1, -1, 2)]
     chunk = _Chunk(9, 0, lambda chunk: None)
