@@ -10,8 +10,13 @@ import pytest
 PROGRAM = """
 import {first}
 import {second}
+import gc
+import sys
 import duckdb, pulsar
+from millrace.log.pulsar import _interpreter_dictionary
 
+known = sys.getrefcount(_interpreter_dictionary())
+gc.collect()
 try:
     duckdb.sql("SELECT 9223372036854775807 + 1").fetchall()
 except duckdb.Error as error:
@@ -21,6 +26,7 @@ try:
     pulsar.MessageId.deserialize(b"")
 except Exception as error:
     print(type(error).__name__)
+print(sys.getrefcount(_interpreter_dictionary()) == known > 1)
 """
 
 
@@ -30,4 +36,4 @@ except Exception as error:
 def test_errors_keep_their_types(first: str, second: str) -> None:
     program = PROGRAM.format(first=first, second=second)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.split() == ["OutOfRangeException", "False", "ValueError"]
+    assert ran.stdout.split() == ["OutOfRangeException", "False", "ValueError", "True"]

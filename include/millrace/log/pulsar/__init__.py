@@ -16,21 +16,28 @@ def _own_pybind11() -> Iterator[None]:
     Libraries of one pybind11 version share it through the interpreter's dictionary. With pulsar-client from 3.9 on,
     every error of DuckDB would become a RuntimeError.
     """
-    api = ctypes.pythonapi
-    current = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", api))
-    dictionary = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(("PyInterpreterState_GetDict", api))
-    shared = dictionary(current())
-    kept = _registries(shared)
+    shared = _interpreter_dictionary()
+    kept = {key: shared.pop(key) for key in _registries(shared)}
     try:
         yield
     finally:
-        _registries(shared)
+        for key in _registries(shared):
+            shared[f"millrace {key}"] = shared.pop(key)  # its libraries go on using it
         shared.update(kept)
 
 
-def _registries(shared: dict[object, object]) -> dict[object, object]:
-    """Take pybind11's registries out of the interpreter's dictionary, and return them."""
-    return {key: shared.pop(key) for key in list(shared) if str(key).startswith("__pybind11_internals")}
+def _interpreter_dictionary() -> dict[object, object]:
+    """The dictionary in which C extensions keep what belongs to the interpreter."""
+    api = ctypes.pythonapi
+    current = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", api))
+    dictionary = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("PyInterpreterState_GetDict", api))
+    # The call returns a borrowed reference; a cast takes one of its own.
+    found: dict[object, object] = ctypes.cast(dictionary(current()), ctypes.py_object).value
+    return found
+
+
+def _registries(shared: dict[object, object]) -> list[str]:
+    return [key for key in shared if isinstance(key, str) and key.startswith("__pybind11_internals")]
 
 
 with _own_pybind11():
