@@ -25,11 +25,11 @@ from bench.deployment import deployment, spark_job
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
+from millrace.flows.records import Record
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import Record
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run

@@ -47,6 +47,7 @@ hypothesis_engine.MAX_SHRINKING_SECONDS = 20
 TOGETHER = {
     "whole systems": ("e2e",),
     "spark": (
+        "flows/sources/collection/test_frames.py",
         "docs/test_examples.py",
         "node/flush/test_query.py",
         "node/ingest/test_streaming.py",
@@ -66,7 +67,6 @@ TOGETHER = {
         "streams/sinks/test_frames.py",
         "streams/test_joins_page.py",
         "streams/test_named_format.py",
-        "streams/test_source.py",
         "tables/read/test_spark.py",
         "tables/wal/test_table.py",
         "test_spark.py",
@@ -74,6 +74,9 @@ TOGETHER = {
     "airflow": ("dags", "plugins"),
     "brokers": (
         "conformance",
+        "flows/kafka",
+        "flows/sinks",
+        "flows/sources/kafka",
         "crash/test_log_switch",
         "crash/test_operate_kills.py",
         "log/kafka/test_markers.py",
@@ -82,7 +85,6 @@ TOGETHER = {
         "log/kafka/test_service.py",
         "log/pulsar/test_service.py",
         "pipelines/deploy/test_real_kafka.py",
-        "pipelines/sinks",
         "pipelines/store",
         "pipelines/worker",
         "streams/sinks/test_conformance.py",

@@ -24,7 +24,7 @@ SOURCES = (
     "millrace.node.ingest.definition",
     "millrace.node.flush.definition",
     "millrace.node.range_loop.source",
-    "millrace.streams.reader",
+    "millrace.flows.sources.collection.spark_source",
 )
 """Modules that one of Spark's Python workers imports for a source."""
 CASES = (

@@ -25,15 +25,15 @@ from millrace.base.data_folder import require_deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, require_distinct_sql_names
 from millrace.client.database import Database, connect
+from millrace.flows.sources.collection import frames as source
+from millrace.flows.sources.collection.rows import Kinds as Kinds
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import ColumnNames, Selection
 from millrace.runtime.spark.session import session as session
 from millrace.storage.spark import spark_register
 from millrace.storage.store import store_at
-from millrace.streams import source
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.operator import Operator
-from millrace.streams.rows import Kinds as Kinds
 from millrace.streams.sinks import frames as sinks
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.collection.sink import Mode as Mode

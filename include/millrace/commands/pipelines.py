@@ -114,7 +114,7 @@ def check(context: JsonContext, file: Declaration, config: Config = None) -> Non
 
     Example: `millrace pipelines check flights.yaml`
     """
-    from millrace.pipelines.model.part import invalid
+    from millrace.flows.declare.part import invalid
 
     pipeline = _pipeline(file, config)
     if (problem := pipeline.unordered()) is not None:
@@ -141,7 +141,7 @@ def show(
 
     Example: `millrace pipelines show flights.yaml samples.jsonl`
     """
-    from millrace.pipelines.records import Record
+    from millrace.flows.records import Record
     from millrace.pipelines.transform.transform import Transform
 
     made = Transform(_pipeline(file, config))

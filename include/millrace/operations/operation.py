@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from millrace.access.grants import Role
 from millrace.base.errors import InvalidArgument
+from millrace.flows.declare.part import Problem, problems_of
 from millrace.message.ids import resolve_tick
-from millrace.pipelines.model.part import Problem, problems_of
 
 TIME_PATTERN: Final = (
     r"^(|\d{1,19}|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"

@@ -3,8 +3,8 @@
 Options, all text:
 
 - ``collection``: its name, if `load` gets none; ``data``: the data folder (default: that of the settings).
-- ``read``: ``rows`` (default): the rows at one tick, in one task; ``changes``: as :mod:`millrace.streams.reader`,
-  batch or stream, with its options.
+- ``read``: ``rows`` (default): the rows at one tick, in one task; ``changes``: as the data source of
+  :mod:`millrace.flows.sources.collection.spark_source`, batch or stream, with its options.
 - ``at``, ``where``, ``columns`` (with commas): of ``rows``, as in :meth:`millrace.Collection.read`.
 
 A whole collection is read faster by :func:`millrace.spark.read`, or from its published table: both read in many tasks.
@@ -28,8 +28,8 @@ from millrace.base.data_folder import require_deployment
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.client.database import connect
+from millrace.flows.sources.collection.spark_source import RowsSource
 from millrace.message.ids import resolve_tick
-from millrace.streams.reader import RowsSource
 
 FORMAT = "millrace"
 _READS = ("rows", "changes")

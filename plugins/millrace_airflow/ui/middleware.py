@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
+from millrace.flows.declare.part import Problem
 from millrace.operations.operation import Operation, problem_list
 from millrace.operations.registry import operations
-from millrace.pipelines.model.part import Problem
 from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 TRIGGER: Final = re.compile(r"/api/v2/dags/(?P<dag_id>[^/]+)/dagRuns/?")

@@ -25,6 +25,7 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
+from millrace.flows.sources.kafka.topics import Ends
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.deployment import Deployment
@@ -37,7 +38,6 @@ from millrace.pipelines.store.records import PipelineRole, Record
 from millrace.pipelines.store.store import open_pipelines
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.selection import Selection
-from millrace.pipelines.worker.topics import Ends
 from millrace.service.authentication import token_authenticator
 from millrace.service.pipelines import service_app
 from tests.pipelines.api.matrix import calls, expected, got

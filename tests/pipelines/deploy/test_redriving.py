@@ -13,10 +13,10 @@ import pytest
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
+from millrace.flows.records import Failure, Record
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import FIRST_PAUSE, MAX_TRIES, Redrives, RedriveState, run_id
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import Failure, Record
 from millrace.pipelines.worker.error_topic import headers_of
 from millrace.pipelines.worker.selection import EVERYTHING, Selection
 from millrace.runtime.launch.launcher import Launcher

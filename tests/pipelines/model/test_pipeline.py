@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import PipelineInvalid
-from millrace.pipelines.model.paths import joined, split, template
+from millrace.flows.declare.paths import joined, split, template
 from millrace.pipelines.model.pipeline import Pipeline
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:9092"], "topics": ["flights"]}

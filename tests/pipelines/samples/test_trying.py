@@ -17,9 +17,9 @@ import pytest
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
+from millrace.flows.records import Record
 from millrace.pipelines.model import expressions
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import Record
 from millrace.pipelines.samples.trying import Trying
 from millrace.pipelines.transform.transform import Rules
 from millrace.runtime.sandbox.errors import ServiceBusy, TooMuchWork

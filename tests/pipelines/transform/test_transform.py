@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import LogUnavailable
+from millrace.flows.records import Record
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup
-from millrace.pipelines.records import Record
 from millrace.pipelines.transform.operators import Rows, names_read
 from millrace.pipelines.transform.transform import Transform
 

@@ -19,8 +19,8 @@ import pytest
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
+from millrace.flows.records import Record
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import Record
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker import in_hand, tried
 from millrace.pipelines.worker.beat import Beat

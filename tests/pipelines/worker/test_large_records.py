@@ -9,12 +9,12 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from millrace.pipelines.model.sources import KafkaSource
+from millrace.flows.sources.kafka.topics import Reader
+from millrace.flows.sources.models import KafkaSource
 from millrace.pipelines.worker.error_listing import SHOWN_BYTES, error_page
 from millrace.pipelines.worker.error_topic import PREFIX, ensure_topic
 from millrace.pipelines.worker.newest import _MOST_BYTES, newest_records
 from millrace.pipelines.worker.selection import EVERYTHING
-from millrace.pipelines.worker.topics import Reader
 from tests.pipelines.worker.flights import Flights
 
 LARGE, COUNT = 900_000, 250

@@ -12,9 +12,9 @@ import pytest
 
 import millrace.testing
 from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable
+from millrace.flows.records import Record
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup
-from millrace.pipelines.records import Record
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker import lookups
 from millrace.pipelines.worker.definition import PipelineRun

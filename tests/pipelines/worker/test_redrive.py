@@ -11,15 +11,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millrace.base.errors import ChannelNotFound, LogUnavailable
 from millrace.base.settings import Settings
+from millrace.flows.records import TRANSFORMATION, Failure, Record
+from millrace.flows.sinks.delta.sink import OUTPUTS
+from millrace.flows.sources.kafka.topics import Topics
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import TRANSFORMATION, Failure, Record
-from millrace.pipelines.sinks.delta.sink import OUTPUTS
 from millrace.pipelines.worker import redrive as redriving
 from millrace.pipelines.worker.error_listing import error_page
 from millrace.pipelines.worker.error_topic import headers_of
 from millrace.pipelines.worker.redrive import Progress, Redriven, redrive
 from millrace.pipelines.worker.selection import EVERYTHING, Selection
-from millrace.pipelines.worker.topics import Topics
 from millrace.storage.table import open_table
 from tests.pipelines.brokers_in_process import Brokers, brokers
 

@@ -118,7 +118,7 @@ sink: {kind: opensearch, hosts: ["http://h:1"], index_base: i}
 def test_the_example_does_what_it_says() -> None:
     import json
 
-    from millrace.pipelines.records import Record
+    from millrace.flows.records import Record
     from millrace.pipelines.transform.transform import Transform
 
     made = Transform(read_pipeline(Path(__file__).parents[3] / "examples" / "flights_pipeline.yaml", Configuration()))

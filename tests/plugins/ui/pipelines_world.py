@@ -11,10 +11,10 @@ from typing import Any
 
 from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.settings import Settings
+from millrace.flows.records import Failure, Record
 from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
-from millrace.pipelines.records import Failure, Record
 from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.worker.error_listing import ErrorPage, _row
 from millrace.pipelines.worker.error_topic import headers_of

@@ -60,7 +60,7 @@ class DemoQuery:
 
 def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
     """Return each flight at the minute it was due."""
-    from millrace.streams import source
+    from millrace.flows.sources.collection import frames as source
 
     columns = ("id", "origin", "tailnum", "dep_delay", "time_hour", "minute")
     return source.stream(spark, settings, "flights", columns=columns, kinds="skip others").selectExpr(
@@ -74,7 +74,7 @@ def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
 
 def _with_weather(spark: SparkSession, settings: Settings) -> DataFrame:
     """Return flights and measurements as one stream."""
-    from millrace.streams import source
+    from millrace.flows.sources.collection import frames as source
 
     departures = _flights(spark, settings).selectExpr(
         "id",

@@ -37,6 +37,9 @@ from millrace.base.errors import (
 )
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.flows.declare.part import Problem, invalid
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.records import Record as TopicRecord
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.airflow import by_airflow
@@ -47,11 +50,8 @@ from millrace.pipelines.deploy.runner import World, run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
 from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.kafka import KafkaCluster
-from millrace.pipelines.model.part import Problem, invalid
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus
-from millrace.pipelines.records import Record as TopicRecord
 from millrace.pipelines.samples.trying import Trying
 from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.store import PipelineStore
@@ -61,7 +61,7 @@ from millrace.pipelines.worker.topic_admin import BrokersLook
 from millrace.pipelines.worker.trend import Trend, read_trend
 
 if TYPE_CHECKING:
-    from millrace.pipelines.worker.topics import Places
+    from millrace.flows.sources.kafka.topics import Places
 
 MAX_SAMPLES: Final = 100
 """Documents of one dry run."""

@@ -16,9 +16,9 @@ from millrace.pipelines.store.records import STOPPED, Phase, Record
 from millrace.pipelines.store.store import KEPT_EVENTS, PipelineStore
 
 if TYPE_CHECKING:
+    from millrace.flows.sources.kafka.topics import Places
     from millrace.pipelines.worker.error_listing import ErrorPage
     from millrace.pipelines.worker.selection import Selection
-    from millrace.pipelines.worker.topics import Places
 
 
 _OVER: Final = frozenset({RedriveState.DONE, RedriveState.FAILED, RedriveState.CANCELLED})

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import PermissionDenied
+from millrace.flows.sinks.models import CollectionSink
+from millrace.flows.sources.models import CollectionSource
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sinks import CollectionSink
-from millrace.pipelines.model.sources import CollectionSource
 from millrace.pipelines.model.steps import Lookup
 
 _HOME: Final = ("bootstrap", "hosts")

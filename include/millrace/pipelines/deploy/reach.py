@@ -2,8 +2,8 @@
 
 Link-local addresses are always refused: there a cloud serves the machine's keys (169.254.169.254), and no Kafka or
 OpenSearch. ``reach.hosts`` of pipeline-config.yaml restricts the others to those that it names. The connection to
-OpenSearch checks the resolved address again (sinks/opensearch/connection.py), and so does pipelines/brokers.py before
-it creates a client of Kafka.
+OpenSearch checks the resolved address again (sinks/opensearch/connection.py), and so does flows/kafka/brokers.py
+before it creates a client of Kafka.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from millrace.pipelines.model.addresses import address_of, host_of, is_forbidden, leads_astray
-from millrace.pipelines.model.kafka import KafkaCluster
-from millrace.pipelines.model.part import Problem, invalid
+from millrace.flows.declare.addresses import address_of, host_of, is_forbidden, leads_astray
+from millrace.flows.declare.part import Problem, invalid
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.sinks.models import OpenSearchSink
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sinks import OpenSearchSink
 
 
 def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from millrace.base.errors import InvalidSettings
-from millrace.pipelines.model.part import Part, Secret, problems_of
+from millrace.flows.declare.part import Part, Secret, problems_of
 
 MAX_BYTES = 1 << 20
 _FROM: Final = re.compile(r"\$\{(env|sealed):([^{}]+)\}")

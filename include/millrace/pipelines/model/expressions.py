@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, StringConstraints, ValidationInfo
 
-from millrace.pipelines.model.part import check_json
+from millrace.flows.declare.part import check_json
 
 DOC: Final = "doc"
 RECORD: Final = "record"

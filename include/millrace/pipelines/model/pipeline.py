@@ -14,9 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from millrace.pipelines.model.expressions import UNCOMPILED
-from millrace.pipelines.model.kafka import KafkaCluster
-from millrace.pipelines.model.part import (
+from millrace.flows.declare.part import (
     MAX_DEPTH,
     Part,
     Problem,
@@ -27,8 +25,10 @@ from millrace.pipelines.model.part import (
     secrets_of,
     words,
 )
-from millrace.pipelines.model.sinks import CollectionSink, DeltaSink, OpenSearchSink, Sink
-from millrace.pipelines.model.sources import KafkaSource, Source
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.sinks.models import CollectionSink, DeltaSink, Flush, OpenSearchSink, Sink
+from millrace.flows.sources.models import KafkaSource, Source
+from millrace.pipelines.model.expressions import UNCOMPILED
 from millrace.pipelines.model.steps import AnyStep, TemplateId
 
 AIRFLOW: Final = "airflow"
@@ -37,14 +37,6 @@ VERSION: Final = 1
 
 PipelineId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 """Also a part of names of topics, folders, runs and consumer groups."""
-
-
-class Flush(Part):
-    """When a bulk goes out, at the latest; the end of a micro-batch always sends what there is."""
-
-    mib: float = words("flushMiB: bytes of a bulk", default=5, ge=0.001, le=100)
-    items: int = words("flushItems: documents of a bulk", default=10_000, ge=1, le=1_000_000)
-    seconds: float = words("flushIntervalSec: age of its first document", default=3, ge=0.01, le=3600)
 
 
 class Errors(Part):

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
+from millrace.flows.declare.part import Part, check_json, words
+from millrace.flows.declare.paths import FieldPath, TemplateText, split
 from millrace.pipelines.model.expressions import Expression, Schema
-from millrace.pipelines.model.part import Part, check_json, words
-from millrace.pipelines.model.paths import FieldPath, TemplateText, split
 
 CastType = Literal["string", "int", "float", "bool", "timestamp"]
 """``timestamp``: ISO 8601, or seconds, milliseconds or microseconds since 1970 by magnitude, to ISO 8601 in UTC."""

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from millrace.pipelines.model.part import Problem, problems_of
+from millrace.flows.declare.part import Problem, problems_of
+from millrace.flows.documents import encoded
+from millrace.flows.records import Record
 from millrace.pipelines.model.steps import AnyStep, Lookup
-from millrace.pipelines.records import Record
-from millrace.pipelines.transform.places import encoded
 from millrace.pipelines.transform.transform import Rules, Transform
 from millrace.runtime.sandbox.errors import TooMuchWork
 from millrace.runtime.sandbox.worker import CallerConnection, serve

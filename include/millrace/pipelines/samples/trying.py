@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import MillraceError
-from millrace.pipelines.model.part import Problem
+from millrace.flows.declare.part import Problem
+from millrace.flows.records import Record
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup
-from millrace.pipelines.records import Record
 from millrace.pipelines.transform.operators import Rows
 from millrace.pipelines.transform.transform import Rules
 from millrace.runtime.sandbox.pool import Sandbox

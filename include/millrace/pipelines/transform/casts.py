@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from millrace.pipelines.transform.places import Digits, Refused
+from millrace.flows.documents import Digits, Refused
 
 _FLOATS: Final = (float, Digits)
 _INT: Final = re.compile(r"[+-]?\d{1,40}", re.ASCII)

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from functools import singledispatch
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from millrace.flows.declare.paths import joined, split, template
+from millrace.flows.documents import MISSING, Document, Refused, getter, plain, setter, taker
+from millrace.flows.records import Record
 from millrace.pipelines.model import steps
 from millrace.pipelines.model.expressions import DOC, RECORD, Loops, compiled, loops_of, validator
-from millrace.pipelines.model.paths import joined, split, template
-from millrace.pipelines.records import Record
 from millrace.pipelines.transform.casts import CASTS, to_string
-from millrace.pipelines.transform.places import MISSING, Document, Refused, getter, plain, setter, taker
 
 MAX_NAMES: Final = 10_000
 """Of a flattened document."""

@@ -15,12 +15,12 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from millrace.base.errors import MillraceError
-from millrace.pipelines.model.paths import split
+from millrace.flows.declare.paths import split
+from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
+from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup, Step
-from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
-from millrace.pipelines.transform.places import MISSING, Document, Refused, decoded, encoded, getter
 from millrace.runtime.sandbox.errors import TooMuchWork
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -17,6 +17,7 @@ import psutil
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
+from millrace.flows.sources.kafka.topics import Ends
 from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
 from millrace.pipelines.worker.in_hand import late
@@ -24,7 +25,6 @@ from millrace.pipelines.worker.limits import over_memory, taken_by
 from millrace.pipelines.worker.positions import COUNTS, positions_of
 from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
 from millrace.pipelines.worker.task import Done
-from millrace.pipelines.worker.topics import Ends
 from millrace.pipelines.worker.trend import EVERY_SECONDS, sample_of, samples_path
 from millrace.runtime.periodic import PeriodicTask
 

@@ -14,6 +14,10 @@ from millrace.base.errors import InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.flows.sinks.sink import sink_of
+from millrace.flows.sources.collection.documents import Rows
+from millrace.flows.sources.kafka.topics import Ends, Topics, task_of
+from millrace.flows.sources.models import KafkaSource
 from millrace.node.range_loop.definition import (
     CommitResult,
     LoopDefinition,
@@ -24,10 +28,8 @@ from millrace.node.range_loop.definition import (
 )
 from millrace.node.range_loop.failure import RangeFailure
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.model.status import State
 from millrace.pipelines.model.steps import Lookup
-from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.worker.beat import Beat
 from millrace.pipelines.worker.error_topic import ensure_topic
 from millrace.pipelines.worker.lookups import CollectionRows
@@ -40,11 +42,9 @@ from millrace.pipelines.worker.positions import (
     positions_uri,
     read_positions,
 )
-from millrace.pipelines.worker.rows import Rows
 from millrace.pipelines.worker.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
 from millrace.pipelines.worker.task import BULKS, Done, Task, Work
 from millrace.pipelines.worker.topic_admin import require_no_loop
-from millrace.pipelines.worker.topics import Ends, Topics, task_of
 
 _logger: Final = logging.getLogger(__name__)
 _SMALLEST_SHARE: Final = 20
@@ -91,7 +91,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
         """Make the table of positions and the error topic; note where partitions begin that have no position."""
         source = self.pipeline.source
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
-        sink_of(self.pipeline, self.settings).close()
+        sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.id, flush=self.pipeline.flush).close()
         table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
         places = self.places()
         try:

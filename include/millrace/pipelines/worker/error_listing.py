@@ -11,11 +11,11 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from millrace.base.errors import InvalidArgument
+from millrace.flows.records import Record
+from millrace.flows.sources.kafka.topics import Reader, Topics, task_of
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import Record
 from millrace.pipelines.worker.error_topic import PREFIX, error_source, is_of, origin_of
 from millrace.pipelines.worker.selection import Place, Selection
-from millrace.pipelines.worker.topics import Reader, Topics, task_of
 
 WINDOW: Final = 500
 """Records that are read at once."""

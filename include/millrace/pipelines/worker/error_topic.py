@@ -13,12 +13,12 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
-from millrace.pipelines.brokers import client_settings
+from millrace.flows.kafka.brokers import client_settings
+from millrace.flows.records import Failure, Record
+from millrace.flows.sources.kafka.topics import logger
+from millrace.flows.sources.models import KafkaSource
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sources import KafkaSource
-from millrace.pipelines.records import Failure, Record
 from millrace.pipelines.worker import topic_admin
-from millrace.pipelines.worker.topics import logger
 
 PREFIX: Final = "__connect.errors."
 MAX_BYTES: Final = 64 << 20

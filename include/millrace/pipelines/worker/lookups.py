@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.settings import Settings
+from millrace.flows.documents import Refused
 from millrace.pipelines.model.steps import Lookup
 from millrace.pipelines.transform.casts import to_string
-from millrace.pipelines.transform.places import Refused
 
 MAX_ROWS: Final = 1_000_000
 """What a lookup holds in memory, at most."""

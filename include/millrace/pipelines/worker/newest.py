@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from millrace.base.errors import InvalidArgument
+from millrace.flows.records import Record
+from millrace.flows.sources.kafka.topics import Reader, Topics, task_of
+from millrace.flows.sources.models import KafkaSource
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sources import KafkaSource
-from millrace.pipelines.records import Record
-from millrace.pipelines.worker.topics import Reader, Topics, task_of
 
 _BYTES: Final = 4 << 20
 """Of records that are read at once, about."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millrace.base.settings import Settings
-from millrace.pipelines.sinks.delta.sink import OUTPUTS
+from millrace.flows.sinks.delta.sink import OUTPUTS
 from millrace.storage.commit import AppTransaction, CommitOutcome, CommitPart, add_columns, commit_fenced
 from millrace.storage.file_sink import FileSink
 from millrace.storage.store import store_at

@@ -21,14 +21,14 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from millrace.base.errors import ChannelNotFound
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.flows.records import Record
+from millrace.flows.sinks.sink import sink_of
+from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of, task_of
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import Record
-from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.error_topic import error_source, is_of, origin_of
 from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.selection import EVERYTHING, Selection, kind_of
-from millrace.pipelines.worker.topics import Reader, Topics, consumer_of, error_of, task_of
 from millrace.pipelines.worker.tried import tried
 from millrace.runtime.sandbox.errors import TooMuchWork
 
@@ -97,7 +97,7 @@ def redrive(
     topics = Topics(source, group)
     open_rows = partial(CollectionRows, settings)
     transform = Transform(pipeline, open_rows=open_rows)
-    sink = sink_of(pipeline, settings)
+    sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
     seen: _Origins = OrderedDict()
     try:
         if not dry_run:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Self
 
 from millrace.base.errors import InvalidArgument
-from millrace.pipelines.records import Record
+from millrace.flows.records import Record
 from millrace.pipelines.worker.error_topic import PREFIX
 
 MAX_IDS: Final = 1000

@@ -14,19 +14,19 @@ from typing import Any, Final
 from millrace.base.errors import LogRegressed, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.flows.records import Action, Failure, Record
+from millrace.flows.sinks.sink import Sink, Written, sink_of
+from millrace.flows.sources.collection.documents import RowsReader
+from millrace.flows.sources.kafka.topics import Reader, task_of
+from millrace.flows.sources.models import KafkaSource
 from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sources import KafkaSource
-from millrace.pipelines.records import Action, Failure, Record
 from millrace.pipelines.samples.trying import COMPILED
-from millrace.pipelines.sinks.sink import Sink, Written, sink_of
 from millrace.pipelines.transform.operators import Open
 from millrace.pipelines.transform.transform import Transform, Transformed
 from millrace.pipelines.worker.error_topic import ErrorTopic
 from millrace.pipelines.worker.in_hand import InHand
 from millrace.pipelines.worker.positions import Position
-from millrace.pipelines.worker.rows import RowsReader
-from millrace.pipelines.worker.topics import Reader, task_of
 from millrace.pipelines.worker.tried import tried
 
 BULKS: Final = 4
@@ -119,7 +119,7 @@ class Task:
         )
         may_last = any(step.kind in COMPILED for step in pipeline.steps)
         self._hand = InHand(settings, pipeline.id, self._name) if may_last else None
-        self._sink: Sink = sink_of(pipeline, settings)
+        self._sink: Sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
         self._opened = False
         self._errors: ErrorTopic | None = None
 

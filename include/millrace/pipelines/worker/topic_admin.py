@@ -12,12 +12,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
-from millrace.pipelines.brokers import admin_settings, looked_at
-from millrace.pipelines.model.kafka import KafkaCluster
+from millrace.flows.kafka.brokers import admin_settings, looked_at
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.sinks.models import KafkaSink
+from millrace.flows.sources.kafka.topics import error_of, logger
+from millrace.flows.sources.models import KafkaSource
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sinks import KafkaSink
-from millrace.pipelines.model.sources import KafkaSource
-from millrace.pipelines.worker.topics import error_of, logger
 
 SECONDS: Final = 15.0
 _HEALTH_SECONDS: Final = 2.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millrace.flows.records import TRANSFORMATION, Failure, Record
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.records import TRANSFORMATION, Failure, Record
 from millrace.pipelines.samples.trying import TRYING, Trying
 from millrace.pipelines.transform.operators import Open
 from millrace.pipelines.worker.in_hand import LATE_SECONDS

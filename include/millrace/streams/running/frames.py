@@ -15,16 +15,16 @@ from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.client.schemas import schema
+from millrace.flows.sources.collection import frames as source
+from millrace.flows.sources.collection.rows import find_collection
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Selection
-from millrace.streams import source
 from millrace.streams.declare.checks import Finding, creates, planned
 from millrace.streams.declare.declaration import OFFERED, From, Into, Stream, Table, function_of
 from millrace.streams.declare.kept import Begun
 from millrace.streams.declare.operation import LOG_TIME
 from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import answered
-from millrace.streams.rows import find_collection
 from millrace.streams.running.operated import both_sides, log_time, operator_of, right_rows
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.sink import CollectionSink

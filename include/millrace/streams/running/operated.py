@@ -10,8 +10,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
+from millrace.flows.sources.collection import frames as source
+from millrace.flows.sources.collection.rows import Kinds
 from millrace.message.ids import LOGICAL_BITS, Moment
-from millrace.streams import source
 from millrace.streams.declare.checks import given_columns
 from millrace.streams.declare.declaration import Into, Stream
 from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, late_names, right_name, sink_names
@@ -19,7 +20,6 @@ from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.keyed.operator import Operator
-from millrace.streams.rows import Kinds
 from millrace.streams.sinks.frames import FrameSink, columns_of
 from millrace.streams.sinks.sink import Sink
 

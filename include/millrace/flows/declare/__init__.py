@@ -1,0 +1,1 @@
+"""What a declaration is made of: parts, secrets, addresses, paths."""

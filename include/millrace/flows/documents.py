@@ -1,0 +1,126 @@
+"""Values at paths of a document: taken, put, removed. Objects alone are gone through; a list is a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from millrace.flows.declare.paths import joined
+
+Document: TypeAlias = dict[str, Any]
+MISSING: Final = object()
+
+
+class Digits(float):
+    """A number with more digits than a float has: it is worked with as a float, and written as it came."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Digits:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    def __reduce__(self) -> tuple[type[Digits], tuple[str]]:
+        return Digits, (self.text,)
+
+
+_DIGITS: Final = re.compile(rb"[0-9][0-9.]{16}")
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    return found if len(text) < 17 or repr(found) == text else Digits(text)
+
+
+_decode: Final = msgspec.json.Decoder().decode
+_decode_exactly: Final = msgspec.json.Decoder(float_hook=_number).decode
+"""A hook for each number costs more than all of the rest of the decoding: it is for documents that may need it."""
+
+
+def decoded(value: bytes) -> Any:
+    """JSON, with all digits of its numbers. Raises what msgspec does."""
+    return _decode(value) if _DIGITS.search(value) is None else _decode_exactly(value)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Digits):
+        return msgspec.Raw(value.text.encode())
+    # msgspec's contract for a type that the hook does not know.
+    raise NotImplementedError(f"a value of type {type(value).__name__} is no JSON")
+
+
+encoded: Final = msgspec.json.Encoder(enc_hook=_written).encode
+"""A document as JSON in one line; a number that is none (NaN) is null."""
+
+
+def plain(document: Document) -> Document:
+    """A copy whose numbers are floats, for who takes nothing else."""
+    found: Document = _decode(encoded(document))
+    return found
+
+
+class Refused(Exception):
+    """A step cannot do its work on this document; `kind` is a stable name."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def getter(path: tuple[str, ...]) -> Callable[[Document], Any]:
+    """What gives the value at `path`, or MISSING."""
+    if len(path) == 1:
+        (name,) = path
+        return lambda document: document.get(name, MISSING)
+    *folders, last = path
+
+    def get(document: Document) -> Any:
+        for folder in folders:
+            document = document.get(folder, MISSING)
+            if type(document) is not dict:
+                return MISSING
+        return document.get(last, MISSING)
+
+    return get
+
+
+def taker(path: tuple[str, ...]) -> Callable[[Document], Any]:
+    """What removes the value at `path` and gives it, or MISSING."""
+    if len(path) == 1:
+        (name,) = path
+        return lambda document: document.pop(name, MISSING)
+    folder, last = getter(path[:-1]), path[-1]
+
+    def take(document: Document) -> Any:
+        inner = folder(document)
+        return inner.pop(last, MISSING) if type(inner) is dict else MISSING
+
+    return take
+
+
+def setter(path: tuple[str, ...]) -> Callable[[Document, Any], None]:
+    """What puts a value at `path`, making objects on the way. Raises Refused where something else is in the way."""
+    *folders, last = path
+    if not folders:
+
+        def put(document: Document, value: Any) -> None:
+            document[last] = value
+
+        return put
+
+    def put_inside(document: Document, value: Any) -> None:
+        for folder in folders:
+            inner = document.get(folder, MISSING)
+            if type(inner) is not dict:
+                if inner is not MISSING and inner is not None:
+                    raise Refused("NO_OBJECT", f"{joined(path)}: {folder!r} holds a {type(inner).__name__}, no object")
+                inner = document[folder] = {}
+            document = inner
+        document[last] = value
+
+    return put_inside

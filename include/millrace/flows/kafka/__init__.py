@@ -1,0 +1,1 @@
+"""Kafka's clusters as both sides reach them."""

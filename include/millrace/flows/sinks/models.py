@@ -1,0 +1,167 @@
+"""Where a pipeline's documents go. A sink's folder beside it does it; here is what it is told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+
+from millrace.flows.declare.addresses import check_address
+from millrace.flows.declare.part import Part, Secret, TopicName, check_certificates, check_json, words
+from millrace.flows.declare.paths import FieldPath
+from millrace.flows.kafka.cluster import KafkaCluster
+
+
+def _url(text: str) -> str:
+    check_address(text.partition("://")[2].removesuffix("/"))
+    return text
+
+
+Url: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^https?://[^\s/@?#]+/?$", max_length=500), AfterValidator(_url)
+]
+
+
+def _index(name: str) -> str:
+    if name in (".", "..") or name != name.lower() or len(name.encode()) > 255:
+        raise ValueError("is no name of an index: lower case, at most 255 bytes")
+    return name
+
+
+IndexName: TypeAlias = Annotated[
+    str,
+    StringConstraints(min_length=1, pattern=r"^[^\s_+\-\\/*?\"<>|,#:][^\s\\/*?\"<>|,#:]*$"),
+    AfterValidator(_index),
+]
+"""Of an index, an alias or a data stream, by OpenSearch's own rule."""
+
+
+def _index_body(value: dict[str, Any]) -> dict[str, Any]:
+    check_json(value)
+    settings = value.get("settings")
+    places = {name: value.get(name) for name in ("settings", "mappings", "aliases")}
+    if isinstance(settings, dict):
+        places["settings.index"] = settings.get("index")
+    for name, found in places.items():
+        if not (found is None or isinstance(found, dict)):
+            raise ValueError(f"its {name} is an object")
+    return value
+
+
+class Flush(Part):
+    """When a bulk goes out, at the latest; the end of a micro-batch always sends what there is."""
+
+    mib: float = words("flushMiB: bytes of a bulk", default=5, ge=0.001, le=100)
+    items: int = words("flushItems: documents of a bulk", default=10_000, ge=1, le=1_000_000)
+    seconds: float = words("flushIntervalSec: age of its first document", default=3, ge=0.01, le=3600)
+
+
+class OpenSearchSink(Part):
+    """Documents into an index by bulk requests, item by item."""
+
+    kind: Literal["opensearch"] = "opensearch"
+    hosts: Annotated[tuple[Url, ...], Field(min_length=1, max_length=32)] = words("http(s)://host:port each")
+    index_base: IndexName = words("the index (or alias) that documents go into")
+    create_index: bool = words("make the index where it is not there; otherwise that is an error", default=False)
+    index_body: Annotated[dict[str, Any], AfterValidator(_index_body)] = words(
+        "settings and mappings of an index that is made", default_factory=dict
+    )
+    ids: Literal["position", "key", "template"] = words(
+        "a document's id: topic-partition-offset; the record's key; or what the step template_id made",
+        default="position",
+    )
+    versions: bool = words(
+        "with ids by key or template: the record's offset is the document's external version, so that the newest wins;"
+        " keys of one id have to be in one partition",
+        default=True,
+    )
+    version_field: FieldPath | None = words(
+        "a path in the document to a whole number or time (ISO 8601 with zone) that replaces the offset as the version:"
+        " the larger wins, of equal ones the later",
+        default=None,
+    )
+    tombstones: Literal["delete", "ignore", "error"] = words(
+        "what a record without a value does to its key", default="delete"
+    )
+    username: str = words("", default="", max_length=256, pattern=r"^[^:\x00-\x1f\x7f]*$")
+    password: Secret = words("write-only", default=Secret(""))
+    ca: str = words(
+        "certificates (PEM) that sign the hosts'; empty: those of the system", default="", max_length=1 << 18
+    )
+    timeout_ms: int = words("longest wait for one bulk request", default=30_000, ge=10, le=600_000)
+    refresh: bool = words("make each bulk searchable at once; costs throughput", default=False)
+    requests: int = words("bulk requests of one task in flight, each with other keys", default=2, ge=1, le=16)
+    backoff_ms: int = words(
+        "first pause when the cluster says 429 or 503, or does not answer; doubles, with jitter",
+        default=200,
+        ge=1,
+        le=60_000,
+    )
+    max_backoff_ms: int = words("longest such pause", default=10_000, ge=1, le=600_000)
+    patience_ms: int = words(
+        "how long one bulk is tried again before its task fails, and is recovered later",
+        default=60_000,
+        ge=0,
+        le=3_600_000,
+    )
+
+    @field_validator("ca")
+    @classmethod
+    def _signs(cls, ca: str, info: ValidationInfo) -> str:
+        if any(host.startswith("https") for host in info.data.get("hosts", ())):
+            check_certificates(ca)
+        return ca
+
+    @model_validator(mode="after")
+    def _fits(self) -> OpenSearchSink:
+        if bool(self.username) != bool(self.password.get_secret_value()):
+            raise ValueError("username and password belong together: give both, or none")
+        if self.max_backoff_ms < self.backoff_ms:
+            raise ValueError("max_backoff_ms is at least backoff_ms")
+        if self.version_field is not None and (not self.versions or self.ids == "position"):
+            raise ValueError("version_field is for versions, with ids by key or template: say versions: true, and ids")
+        if self.version_field is not None and self.tombstones == "delete":
+            raise ValueError(
+                "with version_field a record without a value has no version: tombstones is ignore or error"
+            )
+        if self.index_body and not self.create_index:
+            raise ValueError("index_body is for an index that is made: say create_index")
+        return self
+
+
+class KafkaSink(KafkaCluster):
+    """Documents as JSON into a topic, acknowledged by all in-sync replicas."""
+
+    kind: Literal["kafka"] = "kafka"
+    topic: TopicName = words("the output topic")
+    ids: Literal["position", "key", "template"] = words(
+        "the record's key: topic-partition-offset; the source's key as it is; or what the step template_id made",
+        default="key",
+    )
+    tombstones: Literal["delete", "ignore", "error"] = words(
+        "whether records without a value are handed on", default="delete"
+    )
+    compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = words("of what is produced", default="lz4")
+
+
+class CollectionSink(Part):
+    """Documents as rows of a collection of this deployment; a tombstone deletes its key's row."""
+
+    kind: Literal["collection"] = "collection"
+    collection: str = words("its name", min_length=1, max_length=255)
+    tombstones: Literal["delete", "ignore", "error"] = words(
+        "what a record without a value does to its key", default="delete"
+    )
+
+
+class DeltaSink(Part):
+    """Documents appended to a Delta table."""
+
+    kind: Literal["delta"] = "delta"
+    table: str = words(
+        "its name below the deployment's tables", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+    )
+    tombstones: Literal["ignore", "error"] = words("a table of appends deletes nothing", default="error")
+
+
+Sink: TypeAlias = Annotated[OpenSearchSink | KafkaSink | CollectionSink | DeltaSink, Field(discriminator="kind")]

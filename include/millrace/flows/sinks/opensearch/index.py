@@ -1,0 +1,189 @@
+"""The index (or alias) of a sink: whether it exists, its creation and removal, and the identity of its cluster."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import ConnectionError as NoConnection
+from opensearchpy.exceptions import OpenSearchException, TransportError
+
+from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
+from millrace.flows.sinks.models import OpenSearchSink as Declared
+from millrace.flows.sinks.opensearch.bulk import AGAIN, Json, is_answer
+from millrace.flows.sinks.opensearch.connection import LookingConnection
+
+GC_DELETES: Final = "24h"
+"""How long a created index remembers versions of deleted documents: an older record cannot restore one that long."""
+_WORDS: Final = 500
+
+
+def client_of(declared: Declared, *, seconds: float | None = None) -> OpenSearch:
+    """Return a client that retries nothing, and waits `seconds` for an answer, or as long as was declared."""
+    options: dict[str, Any] = {}
+    if declared.username:
+        # In UTF-8, as OpenSearch reads it (RFC 7617); the client's own way takes latin-1 alone.
+        login = f"{declared.username}:{declared.password.get_secret_value()}".encode()
+        options["headers"] = {"authorization": f"Basic {b64encode(login).decode()}"}
+    if any(host.startswith("https") for host in declared.hosts):
+        import ssl
+
+        options["ssl_context"] = ssl.create_default_context(cadata=declared.ca or None)
+    return OpenSearch(
+        [host.rstrip("/") for host in declared.hosts],
+        timeout=declared.timeout_ms / 1000 if seconds is None else seconds,
+        max_retries=0,
+        retry_on_timeout=False,
+        retry_on_status=(),
+        pool_maxsize=declared.requests,
+        serializer=Json(),
+        connection_class=LookingConnection,
+        **options,
+    )
+
+
+def index_path(index: str) -> str:
+    """The path of `index`: a name with a percent sign is that name, and nothing that the server decodes from it."""
+    return f"/{quote(index, safe='')}"
+
+
+def exists(client: OpenSearch, declared: Declared) -> bool:
+    """Whether it is there. Raises SinkBusy, SinkRefused."""
+    try:
+        return bool(client.transport.perform_request("HEAD", index_path(declared.index_base)))  # False: 404
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+
+
+class Target(NamedTuple):
+    """What `index_base` names."""
+
+    alias: bool = False
+    identity: str = ""
+    """The index's identity, which differs for a later one of the same name; empty for an alias, or if unknown."""
+
+
+def target_of(client: OpenSearch, declared: Declared) -> Target:
+    """Return what the name leads to.
+
+    Raises SinkBusy, and SinkRefused if that takes no documents as it is: closed, a data stream, an alias without a
+    write index, removed.
+    """
+    name = declared.index_base
+    told = _asked(client, declared, f"/_resolve/index{index_path(name)}") or {}
+    if told.get("data_streams"):
+        raise SinkRefused(f"{name} is a data stream, which takes no versions, no updates and no deletes: name an index")
+    if any("closed" in each.get("attributes", ()) for each in told.get("indices", ()) if each.get("name") == name):
+        raise SinkRefused(f"index {name} is closed: open it")
+    if any(each.get("name") == name for each in told.get("aliases", ())):
+        _require_writable(name, _asked(client, declared, f"{index_path(name)}/_alias{index_path(name)}") or {})
+        return Target(alias=True)
+    return Target(identity=identity_of(client, declared))
+
+
+def identity_of(client: OpenSearch, declared: Declared) -> str:
+    """As `Target` has it. Raises SinkRefused where there is no such index any more, SinkBusy."""
+    found = _asked(client, declared, f"{index_path(declared.index_base)}/_settings/index.uuid")
+    if found is None:
+        return ""
+    known = found.get(declared.index_base)
+    return "" if known is None else str(known["settings"]["index"]["uuid"])
+
+
+def is_healthy(client: OpenSearch, declared: Declared) -> bool:
+    """Whether all its primaries are there. False where nobody says so."""
+    try:
+        found = client.transport.perform_request("GET", f"/_cluster/health{index_path(declared.index_base)}")
+        return isinstance(found, dict) and found.get("status") in ("green", "yellow")
+    except OpenSearchException:
+        return False
+
+
+def _require_writable(name: str, indices: dict[str, Any]) -> None:
+    flags = [each["aliases"].get(name, {}).get("is_write_index") for each in indices.values() if "aliases" in each]
+    if flags and not any(flags) and (len(flags) > 1 or flags[0] is False):
+        raise SinkRefused(
+            f"{name} is an alias of {len(flags)} indices without a write index: name one (is_write_index)"
+        )
+
+
+def _asked(client: OpenSearch, declared: Declared, path: str) -> dict[str, Any] | None:
+    """What the cluster says of its indices; None where this login may not ask, or the server knows no such question."""
+    try:
+        found = client.transport.perform_request("GET", path)
+    except TransportError as error:
+        if error.error == "index_not_found_exception":
+            raise SinkRefused(f"index {declared.index_base} is gone: somebody deleted it") from None
+        if error.status_code in (400, 401, 403, 404, 405):
+            return None
+        raise error_of(error, declared) from None
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+    return found if isinstance(found, dict) else None
+
+
+def make(client: OpenSearch, declared: Declared) -> None:
+    """Make it; no effect where it is there. Raises SinkBusy, SinkRefused."""
+    try:
+        client.transport.perform_request("PUT", index_path(declared.index_base), body=_with_memory(declared.index_body))
+    except TransportError as error:
+        if error.error != "resource_already_exists_exception":
+            raise error_of(error, declared) from None
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+
+
+def remove(client: OpenSearch, declared: Declared, index: str) -> None:
+    """Remove `index`, if it exists, and nothing else that its name may match. Raises SinkBusy, SinkRefused."""
+    try:
+        client.transport.perform_request("DELETE", index_path(index), params={"expand_wildcards": "none"})
+    except TransportError as error:
+        if error.status_code != 404:
+            raise error_of(error, declared) from None
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+
+
+def cluster_of(client: OpenSearch, declared: Declared) -> str:
+    """Return what identifies the cluster: its id, or its addresses if it hides it. Raises SinkBusy, SinkRefused."""
+    try:
+        return str(client.transport.perform_request("GET", "/")["cluster_uuid"])
+    except TransportError as error:
+        if error.status_code in (401, 403):  # a login that may use its index, and no more
+            return ",".join(declared.hosts)
+        raise error_of(error, declared) from None
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+    except (KeyError, TypeError):
+        raise SinkRefused(f"{declared.hosts[0]} does not answer as an OpenSearch does") from None
+
+
+def error_of(error: OpenSearchException, declared: Declared) -> MillraceError:
+    """Translate a client's error into one of ours.
+
+    Reveals nothing of an answer that is not OpenSearch's: it may come from a server that is nobody's business here.
+    """
+    pause = declared.backoff_ms / 1000
+    if isinstance(error, NoConnection):
+        return SinkBusy(f"OpenSearch does not answer: {told(error)}", retry_after=pause)
+    if isinstance(error, TransportError):
+        status = error.status_code
+        words = f"{status} {told(error)}" if is_answer(error) else f"HTTP {status}"
+        if status in AGAIN:
+            return SinkBusy(f"OpenSearch: {words}", retry_after=pause)
+        return SinkRefused(f"index {declared.index_base}: {words}")
+    return SinkBusy(f"OpenSearch: {told(error)}", retry_after=pause)
+
+
+def told(error: OpenSearchException) -> str:
+    """Its words, in one line."""
+    return " ".join(str(error).split())[:_WORDS]
+
+
+def _with_memory(body: dict[str, Any]) -> dict[str, Any]:
+    """An index's body with what external versions of deletes need."""
+    settings = body.get("settings") or {}
+    known = {"index.gc_deletes", "gc_deletes"} & settings.keys() or "gc_deletes" in (settings.get("index") or {})
+    return body if known else {**body, "settings": {**settings, "index.gc_deletes": GC_DELETES}}

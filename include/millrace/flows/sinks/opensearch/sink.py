@@ -1,0 +1,301 @@
+"""The OpenSearch sink: lanes of bulk requests, each with its own ids, retried with jittered pauses, item by item.
+
+An id's actions are in one lane, in order. Without external versions no bulk holds an id twice, so that a retried item
+never follows a later one. The effect of an unanswered request is unknown: it is repeated, which is idempotent.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from millrace.base.backoff import Backoff
+from millrace.base.errors import SinkBusy, SinkRefused
+from millrace.base.settings import Settings
+from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.models import OpenSearchSink as Declared
+from millrace.flows.sinks.opensearch.bulk import Busy, Item, Refused, TooLarge, Verdict, send
+from millrace.flows.sinks.opensearch.index import (
+    Target,
+    client_of,
+    exists,
+    identity_of,
+    index_path,
+    is_healthy,
+    make,
+    target_of,
+)
+from millrace.flows.sinks.opensearch.window import Window
+from millrace.flows.sinks.sink import Written, require_some
+
+MAX_ID_BYTES: Final = 512
+STEP: Final = "opensearch"
+_ID_LENGTH: Final = "ID_LENGTH"
+_DOCUMENTS_FAULT: Final = frozenset(
+    {
+        "mapper_parsing_exception",
+        "strict_dynamic_mapping_exception",
+        "document_parsing_exception",
+        "HTTP_413",
+        "HTTP_500",
+    }
+)
+"""Kinds that only a document can be the cause of. Of any other the index is looked at."""
+_TRIES: Final = 3
+"""How often a document is answered with 500, at least, before it is known to be the cause."""
+_LOOK_SECONDS: Final = 1.0
+
+
+class OpenSearchSink:
+    """Documents of one task into one index."""
+
+    def __init__(
+        self,
+        declared: Declared,
+        *,
+        flush_items: int,
+        flush_bytes: int,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._declared = declared
+        self._client = client_of(declared)
+        self._window = Window(items=flush_items, size=flush_bytes)
+        self._sleep, self._clock = sleep, clock
+        self._equal_wins = declared.version_field is not None
+        self._once = declared.ids != "position" and (not declared.versions or self._equal_wins)
+        self._target: Target | None = None
+        self._looked = 0.0
+        self._threads: ThreadPoolExecutor | None = None
+
+    def open(self) -> None:
+        """As millrace.flows.sinks.sink.Sink says."""
+        if not exists(self._client, self._declared):
+            if not self._declared.create_index:
+                raise SinkRefused(f"there is no index {self._declared.index_base}: make it, or say create_index")
+            make(self._client, self._declared)
+        self._target, self._looked = target_of(self._client, self._declared), self._clock()
+
+    def write(self, actions: Sequence[Action], /) -> Written:
+        """As millrace.flows.sinks.sink.Sink says."""
+        written = Written()
+        if self._clock() - self._looked >= _LOOK_SECONDS:
+            self._require_same()
+        lanes: list[list[Action]] = [[] for _ in range(self._declared.requests)]
+        for action in actions:
+            name = action.id.encode(errors="surrogatepass")
+            if not 0 < len(name) <= MAX_ID_BYTES:
+                reason = f"an id has 1 to {MAX_ID_BYTES} bytes, and this one has {len(name)}"
+                written.failures.append(Failure(action.record, TASK_PUT, STEP, _ID_LENGTH, reason))
+            else:
+                lanes[zlib.crc32(name) % len(lanes)].append(action)
+        busy = [lane for lane in lanes if lane]
+        if len(busy) < 2:
+            done = [self._lane(lane) for lane in busy]
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._declared.requests, thread_name_prefix="bulk")
+            started = [self._threads.submit(self._apart, lane) for lane in busy]
+            outcomes = [each.exception() or each.result() for each in started]  # all have ended, before one is raised
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            done = [outcome for outcome in outcomes if isinstance(outcome, Written)]
+        for each in done:
+            written.add(each)
+        if written.failures:
+            self._require_documents_fault(written)
+        if busy:
+            self._require_same()
+        return written
+
+    def _require_same(self) -> None:
+        """Raise SinkRefused if the index is gone or was replaced by another of its name, with arbitrary mappings."""
+        if self._target is None:
+            self.open()
+        elif self._target.identity:
+            if identity_of(self._client, self._declared) != self._target.identity:
+                target_of(self._client, self._declared)  # says it better where the name is no index any more
+                raise SinkRefused(
+                    f"index {self._declared.index_base} was replaced during the run: check its mappings, and set the"
+                    " offsets to where its documents begin"
+                )
+            self._looked = self._clock()
+
+    def _require_documents_fault(self, written: Written) -> None:
+        """Raise SinkRefused if the index itself refuses documents: otherwise everything would go to the error topic."""
+        refused = [each for each in written.failures if each.kind != _ID_LENGTH]
+        if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
+            target_of(self._client, self._declared)  # what was known of the index stays: it may be another one by now
+        require_some(written, refused, f"index {self._declared.index_base}")
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        self._client.close()
+
+    def _apart(self, actions: Sequence[Action]) -> Written:
+        """A lane in a thread of its own."""
+        begun = time.thread_time()
+        written = self._lane(actions)
+        written.cpu_seconds = time.thread_time() - begun
+        return written
+
+    def _lane(self, actions: Sequence[Action]) -> Written:
+        """All of a lane, bulk by bulk."""
+        written = Written()
+        left = deque(actions)
+        backoff = Backoff(self._declared.backoff_ms / 1000, self._declared.max_backoff_ms / 1000)
+        since = self._clock()
+        whole = 0
+        """Largest bulk that may be right by size where one was refused as a whole; 0: none was."""
+        behind: dict[int, int] = {}
+        tries: dict[str, int] = {}
+        """By position, of documents that were answered with 500 by themselves."""
+        while left:
+            bulk = self._cut(left, whole)
+            written.bulks += 1
+            try:
+                items = send(
+                    self._client,
+                    index_path(self._declared.index_base),
+                    bulk,
+                    refresh=self._declared.refresh,
+                    alias=self._target is not None and self._target.alias,
+                    equal_wins=self._equal_wins,
+                )
+            except TooLarge as error:
+                if len(bulk) == 1:
+                    written.failures.append(Failure(bulk[0].record, TASK_PUT, STEP, error.kind, str(error)))
+                    since = self._clock()
+                else:
+                    left.extendleft(reversed(bulk))
+                    whole = len(bulk) // 2
+                continue
+            except Busy as error:
+                if error.internal:
+                    whole = max(1, len(bulk) // 2)  # one of them may be the cause: smaller bulks find it
+                alone = bulk if error.internal and len(bulk) == 1 else []
+                if self._again(left, bulk, written, str(error), since, backoff, alone, tries):
+                    since = self._clock()
+                    backoff.reset()
+                continue
+            except Refused as error:
+                raise SinkRefused(f"index {self._declared.index_base}: {error}") from None
+            whole = 0
+            again, alone, reason = [], [], ""
+            for action, item in zip(bulk, items, strict=True):
+                match item.verdict:
+                    case Verdict.DONE:
+                        written.acknowledged += 1
+                    case Verdict.STALE:
+                        _count_late(written, item, action, actions, behind)
+                    case Verdict.REPEATED:
+                        written.acknowledged += 1
+                        written.repeated += 1
+                    case Verdict.FAILED:
+                        written.failures.append(Failure(action.record, TASK_PUT, STEP, item.kind, item.reason))
+                    case Verdict.AGAIN:
+                        again.append(action)
+                        alone += [action] if item.internal else []
+                        reason = f"{item.kind}: {item.reason}"
+                    case Verdict.REFUSED:
+                        raise SinkRefused(f"index {self._declared.index_base}: {item.kind}: {item.reason}")
+            if len(again) < len(bulk):
+                since = self._clock()
+                backoff.reset()
+            if again:
+                if self._again(left, again, written, reason, since, backoff, alone, tries):
+                    since = self._clock()
+            else:
+                self._window.grow()
+        return written
+
+    def _again(
+        self,
+        left: deque[Action],
+        bulk: Sequence[Action],
+        written: Written,
+        reason: str,
+        since: float,
+        backoff: Backoff,
+        suspects: Sequence[Action],
+        tries: dict[str, int],
+    ) -> bool:
+        """Put `bulk` before what is left, in smaller bulks, after a pause; return whether documents were put aside.
+
+        When patience has run out, `suspects` (documents that were answered with 500 on their own, counted in `tries`)
+        are put aside if the index takes others. Raises SinkBusy if there are none.
+        """
+        aside: set[int] = set()
+        for each in suspects:
+            tries[each.record.position] = tries.get(each.record.position, 0) + 1
+        certain = all(tries[each.record.position] >= _TRIES for each in suspects)
+        if certain and self._clock() - since >= self._declared.patience_ms / 1000:
+            if suspects and (written.acknowledged or is_healthy(self._client, self._declared)):
+                aside = {id(each) for each in suspects}
+                for each in suspects:
+                    words = (
+                        f"OpenSearch fails on document {each.id[:MAX_ID_BYTES]!r} ({each.record.position}): {reason}"
+                    )
+                    written.failures.append(Failure(each.record, TASK_PUT, STEP, "HTTP_500", words))
+            if not aside:
+                first = bulk[0]
+                raise SinkBusy(
+                    f"OpenSearch does not take {len(bulk)} documents, the first {first.id[:100]!r}"
+                    f" ({first.record.position}): {reason}",
+                    retry_after=self._declared.max_backoff_ms / 1000,
+                )
+        left.extendleft(each for each in reversed(bulk) if id(each) not in aside)
+        written.retries += len(bulk) - len(aside)
+        if len(aside) < len(bulk):
+            self._window.shrink()
+            self._sleep(backoff.next_delay())
+        return bool(aside)
+
+    def _cut(self, left: deque[Action], most: int) -> list[Action]:
+        """The next bulk, taken from `left`: at least one action."""
+        items, size = self._window.items, self._window.bytes
+        items = min(items, most) if most else items
+        bulk: list[Action] = []
+        ids: set[str] = set()
+        while left and len(bulk) < items and (size > 0 or not bulk):
+            if self._once:
+                if left[0].id in ids:
+                    break
+                ids.add(left[0].id)
+            action = left.popleft()
+            size -= len(action.body or b"") + len(action.id) + 64
+            bulk.append(action)
+        return bulk
+
+
+def _count_late(
+    written: Written, item: Item, action: Action, actions: Sequence[Action], behind: dict[int, int]
+) -> None:
+    """Count an action of `actions` that a newer version preceded.
+
+    `behind` gets, once, by action the largest version of its id from it on.
+    """
+    if not behind:
+        newest: dict[str, int] = {}
+        for each in reversed(actions):
+            behind[id(each)] = newest[each.id] = max(newest.get(each.id, 0), each.version or 0)
+    written.acknowledged += 1
+    # Where one that comes behind it replaced it, in an earlier attempt, it was written, too.
+    if item.there is not None and item.there <= behind[id(action)]:
+        written.repeated += 1
+    else:
+        written.stale += 1
+
+
+def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> OpenSearchSink:
+    """The sink that flow `flow` declares."""
+    return OpenSearchSink(declared, flush_items=flush.items, flush_bytes=max(1, int(flush.mib * (1 << 20))))

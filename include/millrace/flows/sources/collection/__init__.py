@@ -1,0 +1,1 @@
+"""A collection's rows as a source."""

@@ -1,0 +1,305 @@
+"""Topics as a worker reads them: which partitions there are, where they begin and end, and the records of a range."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka.admin import AdminClient
+
+from millrace.base.errors import (
+    ChannelNotFound,
+    InvalidSettings,
+    LogRegressed,
+    LogUnavailable,
+    MillraceError,
+    PositionTruncated,
+)
+from millrace.flows.kafka.brokers import admin_settings, client_settings, looked_at
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.records import Record
+from millrace.flows.sources.models import KafkaSource
+
+_AT_ONCE: Final = 100
+"""Records that one call of the client returns at most: it limits only their number, and each may be of any size."""
+_GUESS: Final = 1 << 20
+"""Bytes of a record, before any was seen."""
+_QUEUED_KIB: Final = 16 << 10
+"""What the client reads ahead, unasked."""
+_ID_SECONDS: Final = 5.0
+_NO_ID: Final = str(Uuid(0, 0))
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    }
+)
+
+logger: Final = logging.getLogger("millrace.pipelines.kafka")
+logger.setLevel(logging.CRITICAL)  # what fails is raised, with its reason
+
+
+class Ends(NamedTuple):
+    """Of a partition: the earliest record that is kept, and the offset behind the newest."""
+
+    low: int
+    high: int
+
+
+class Places(Protocol):
+    """Where the tasks of a source begin and end: Topics, or Rows of a collection."""
+
+    def ends(self) -> dict[str, Ends]: ...
+
+    def ids(self) -> dict[str, str]:
+        """The id of each topic, which one of its name that is made anew has not; none where that is not known."""
+        ...
+
+    def at(self, milliseconds: int) -> dict[str, int]:
+        """Of each task the offset at which a moment begins."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def task_of(topic: str, partition: int) -> str:
+    """The name of a partition's task."""
+    return f"{topic}-{partition}"
+
+
+def error_of(error: KafkaError, what: str) -> MillraceError:
+    """One of ours for one of the client's."""
+    if error.code() in _REFUSED:
+        return InvalidSettings(f"{what}: the brokers refuse it: {error.str()}")
+    if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
+        return ChannelNotFound(f"{what}: there is no such topic or partition: create it")
+    return LogUnavailable(f"{what}: {error.str()}")
+
+
+def consumer_of(source: KafkaSource, group: str, **more: Any) -> Consumer:
+    """A consumer that is assigned partitions by hand, and commits by hand."""
+    return Consumer(
+        {
+            **client_settings(source),
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 100,
+            "reconnect.backoff.max.ms": 2_000,
+            **more,
+        },
+        logger=logger,
+    )
+
+
+def topic_ids(cluster: KafkaCluster, topics: Sequence[str]) -> dict[str, str]:
+    """The ids of `topics`; without those that the brokers do not tell."""
+    admin = AdminClient(dict(admin_settings(cluster)), logger=logger)
+    found = {}
+    try:
+        for topic, told in admin.describe_topics(TopicCollection(list(topics)), request_timeout=_ID_SECONDS).items():
+            found[topic] = str(told.result(timeout=2 * _ID_SECONDS).topic_id)
+    except (KafkaException, TimeoutError) as error:
+        logger.debug("the brokers tell no ids of topics: %s", error)
+    return {topic: each for topic, each in found.items() if each != _NO_ID}
+
+
+class Topics:
+    """The partitions of a source, looked at again and again. One thread at a time."""
+
+    def __init__(self, source: KafkaSource, group: str, *, metadata_seconds: float = 10.0) -> None:
+        self._source, self._group = source, group
+        self._consumer: Consumer | None = None
+        self._metadata_seconds = metadata_seconds
+        self._looked = 0.0
+        self._partitions: list[tuple[str, int]] = []
+        self._ids: dict[str, str] = {}
+        self._described = -math.inf
+        self._wait = min(source.socket_timeout_ms / 1000, 10.0)
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """Topic and partition of each task. Raises LogUnavailable, ChannelNotFound, InvalidSettings."""
+        if not self._partitions or time.monotonic() - self._looked > self._metadata_seconds:
+            found = []
+            for topic in self._source.topics:
+                told = self._ask(
+                    f"topic {topic}", lambda name=topic: looked_at(self._client().list_topics(name, timeout=self._wait))
+                )
+                known = told.topics.get(topic)
+                if known is None or known.error is not None:
+                    raise (
+                        ChannelNotFound(f"there is no topic {topic}: create it")
+                        if known is None
+                        else error_of(known.error, f"topic {topic}")
+                    )
+                found += [(topic, partition) for partition in sorted(known.partitions)]
+            self._partitions, self._looked = found, time.monotonic()
+        return self._partitions
+
+    def ends(self) -> dict[str, Ends]:
+        """Of each task. Raises as `partitions`."""
+        found = {}
+        for topic, partition in self.partitions():
+            place = TopicPartition(topic, partition)
+            low, high = self._ask(
+                task_of(topic, partition),
+                lambda where=place: self._client().get_watermark_offsets(where, timeout=self._wait),
+            )
+            found[task_of(topic, partition)] = Ends(low, high)
+        return found
+
+    def ids(self) -> dict[str, str]:
+        """Of each topic, by name; of brokers that have none (Kafka before 2.8), or do not say, nothing."""
+        if time.monotonic() - self._described > self._metadata_seconds:
+            self._described = time.monotonic()
+            self._ids = topic_ids(self._source, self._source.topics) or self._ids
+        return self._ids
+
+    def at(self, milliseconds: int) -> dict[str, int]:
+        """Return, for each task, the first record of that time or later by record timestamps, or the end."""
+        ends = self.ends()
+        places = [TopicPartition(topic, partition, milliseconds) for topic, partition in self.partitions()]
+        found = self._ask("offsets of a moment", lambda: self._client().offsets_for_times(places, timeout=self._wait))
+        offsets = {}
+        for each in found:
+            if each.error is not None:
+                raise error_of(each.error, task_of(each.topic, each.partition))
+            task = task_of(each.topic, each.partition)
+            offsets[task] = each.offset if each.offset >= 0 else ends[task].high
+        return offsets
+
+    def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
+        """Commit (topic, partition, offset) to the consumer group, for other tools. Errors are ignored."""
+        places = [TopicPartition(topic, partition, offset) for topic, partition, offset in offsets]
+        if places:
+            try:
+                self._client().commit(offsets=places, asynchronous=True)
+            except KafkaException as error:
+                logger.warning("the consumer group was not told: %s", error)
+
+    def committed(self) -> dict[str, int]:
+        """What the consumer group says, by task."""
+        places = [TopicPartition(topic, partition) for topic, partition in self.partitions()]
+        found = self._ask("the consumer group", lambda: self._client().committed(places, timeout=self._wait))
+        return {
+            task_of(each.topic, each.partition): each.offset
+            for each in found
+            if each.offset != OFFSET_INVALID and each.offset >= 0
+        }
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _client(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = consumer_of(self._source, self._group)
+        return self._consumer
+
+    def _ask(self, what: str, call: Any) -> Any:
+        try:
+            return call()
+        except KafkaException as error:
+            raise error_of(error.args[0], what) from None
+
+
+class Reader:
+    """The records of one partition, in order."""
+
+    def __init__(self, source: KafkaSource, group: str, topic: str, partition: int) -> None:
+        self._place = TopicPartition(topic, partition)
+        self._what = task_of(topic, partition)
+        self._poll = source.poll_timeout_ms / 1000
+        self._patience = source.socket_timeout_ms / 1000
+        # The client waits a second after its queue was full; a small queue would run dry meanwhile.
+        ahead = {"queued.max.messages.kbytes": _QUEUED_KIB, "fetch.queue.backoff.ms": 10}
+        self._consumer = consumer_of(source, group, **ahead)
+        self._next: int | None = None
+        self._size = _GUESS
+        """Bytes of a record, as they came lately."""
+
+    def read(self, start: int, end: int, *, items: int, size: int, seconds: float) -> tuple[list[Record], int]:
+        """Return the records from offset `start` below `end`, and the next offset.
+
+        At most about `items` records and `size` bytes, within `seconds`. What exceeds `size` is one record, or few if
+        they grow suddenly. The next offset may be after a gap (compacted, or a transaction's end); it is beyond `start`
+        if anything came. Raises LogUnavailable if nothing came; PositionTruncated or LogRegressed if `start` is outside
+        of the partition.
+        """
+        if self._next != start:
+            self._consumer.assign([TopicPartition(self._place.topic, self._place.partition, start)])
+            self._next = start
+        found: list[Record] = []
+        place, left = start, size
+        begun = time.monotonic()
+        while place < end and len(found) < items and left > 0:
+            waited = time.monotonic() - begun
+            if found and waited >= seconds:
+                break
+            if not found and waited >= self._patience:
+                self._next = None
+                raise LogUnavailable(f"{self._what}: no record at offset {start} within {self._patience:.0f} s")
+            wanted = min(_AT_ONCE, items - len(found), end - place, 1 + left // self._size)
+            before, had = left, len(found)
+            for message in self._consumer.consume(wanted, timeout=self._poll if not found else min(self._poll, 0.05)):
+                error = message.error()
+                offset = int(message.offset() or 0)
+                if error is None:
+                    if offset >= end:
+                        self._next = None  # the next range begins with it
+                        return found, end
+                    value = message.value()
+                    found.append(_record(message, value))
+                    left -= len(value or b"") + len(message.key() or b"") + 64
+                    place = offset + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    place = max(place, offset)
+                else:
+                    self._next = None
+                    self._raise(error, start)
+            if len(found) > had:
+                self._size = max(1, (before - left) // (len(found) - had), self._size // 8)
+        if self._next is not None:
+            self._next = place
+        return found, place
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._consumer.close()
+
+    def _raise(self, error: KafkaError, start: int) -> None:
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            low, high = self._consumer.get_watermark_offsets(self._place, timeout=self._patience)
+            if start < low:
+                raise PositionTruncated(
+                    f"{self._what}: offset {start} was removed by retention; the earliest is {low}."
+                    " Set the offset (docs/pipelines.md)",
+                    earliest=(0, low),
+                )
+            raise LogRegressed(
+                f"{self._what}: offset {start} lies beyond the end {high}: the topic was made anew, or lost records"
+            )
+        raise error_of(error, self._what)
+
+
+def _record(message: Any, value: bytes | None) -> Record:
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.key(),
+        value,
+        message.timestamp()[1],
+        message.headers() or (),
+    )

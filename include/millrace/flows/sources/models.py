@@ -1,0 +1,67 @@
+"""Where a pipeline's documents come from: topics of Kafka, or a collection of Millrace's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, StringConstraints, model_validator
+
+from millrace.flows.declare.part import Part, TopicName, words
+from millrace.flows.kafka.cluster import KafkaCluster
+
+ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+"""Of a VChannel or a PChannel."""
+
+
+class KafkaSource(KafkaCluster):
+    """JSON documents, one a record, of plain topics. Each partition is a task of the pipeline."""
+
+    kind: Literal["kafka"] = "kafka"
+    topics: Annotated[tuple[TopicName, ...], Field(min_length=1, max_length=64)] = words("the input topics")
+    group: str = words(
+        "consumer group to which positions are mirrored for other tools; empty: millrace-<id>",
+        default="",
+        max_length=249,
+        pattern=r"^[A-Za-z0-9._-]*$",
+    )
+    offset_reset: Literal["earliest", "latest", "error"] = words(
+        "autoOffsetReset: where a partition begins that has no position yet", default="earliest"
+    )
+    session_timeout_ms: int = words("sessionTimeoutMs", default=45_000, ge=1, le=3_600_000)
+    max_poll_interval_ms: int = words("maxPollIntervalMs", default=300_000, ge=1, le=86_400_000)
+    poll_timeout_ms: int = words("how long one long poll waits for records", default=500, ge=1, le=60_000)
+    isolation: Literal["read_committed", "read_uncommitted"] = words(
+        "whether records of open or aborted transactions are read", default="read_committed"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> KafkaSource:
+        if len(set(self.topics)) < len(self.topics):
+            raise ValueError("topics: each once")
+        if self.max_poll_interval_ms < self.session_timeout_ms:
+            raise ValueError("max_poll_interval_ms is at least session_timeout_ms (librdkafka refuses it otherwise)")
+        return self
+
+    def client_settings(self) -> dict[str, str | int]:
+        return {
+            **super().client_settings(),
+            "session.timeout.ms": self.session_timeout_ms,
+            "max.poll.interval.ms": self.max_poll_interval_ms,
+            "isolation.level": self.isolation,
+        }
+
+
+class CollectionSource(Part):
+    """Rows of a collection of this deployment, as they become visible; one task."""
+
+    kind: Literal["collection"] = "collection"
+    collection: str = words("its name", min_length=1, max_length=255)
+    start: Literal["earliest", "latest"] = words(
+        "all rows that it holds first, or only what comes from now on", default="earliest"
+    )
+    channels: tuple[ChannelName, ...] = words(
+        "its VChannels, or PChannels, whose rows alone are read; empty: all", default=(), max_length=1024
+    )
+
+
+Source: TypeAlias = Annotated[KafkaSource | CollectionSource, Field(discriminator="kind")]
