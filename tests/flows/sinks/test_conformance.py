@@ -25,6 +25,7 @@ from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink, sink_of
 from millrace.pipelines.model.pipeline import Pipeline
 from tests import running_brokers
+from tests.flows.sinks.batches import put
 from tests.pipelines.faulty import Faulty, cut_off, html, in_part, refused, trips_over
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
@@ -111,15 +112,15 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 @pytest.mark.quick_cases(1)
 def test_all_are_acknowledged_and_there_and_again_without_effect(place: Place) -> None:
     actions = [_action(number) for number in range(500)]
-    done = place.sink.write(actions)
+    done = put(place.sink, actions)
     assert (done.acknowledged, done.failures) == (500, [])
     expected = {f"in-0-{number}": {"number": number} for number in range(500)}
     assert place.look() == expected
     place.sink.open()
-    assert place.sink.write(actions).acknowledged == 500
-    assert place.sink.write(actions[100:200]).acknowledged == 100
+    assert put(place.sink, actions).acknowledged == 500
+    assert put(place.sink, actions[100:200]).acknowledged == 100
     assert place.look() == expected
-    assert place.sink.write([]).acknowledged == 0
+    assert put(place.sink, []).acknowledged == 0
 
 
 def test_of_one_key_the_last_wins_and_a_delete_deletes(place: Place) -> None:
@@ -130,7 +131,7 @@ def test_of_one_key_the_last_wins_and_a_delete_deletes(place: Place) -> None:
         for number in range(7)
     ]
     told.append(_action(10_000, key="k3", version=10_000, delete=True))
-    assert place.sink.write(told).acknowledged == len(told)
+    assert put(place.sink, told).acknowledged == len(told)
     assert place.look() == {f"k{number}": {"number": (rounds - 1) * 7 + number} for number in range(7) if number != 3}
 
 
@@ -166,7 +167,7 @@ def test_versions_never_go_back_in_whatever_order_they_are_told(seed: int) -> No
         expected[action.id] = None if action.body is None else json.loads(action.body)
     for start in range(0, len(mixed), 97):
         part = mixed[start : start + 97]
-        assert place.sink.write(part).acknowledged == len(part)
+        assert put(place.sink, part).acknowledged == len(part)
     assert place.look() == {key: value for key, value in expected.items() if value is not None}
     place.sink.close()
 
@@ -198,7 +199,7 @@ def test_what_may_pass_is_sent_again_until_all_is_there(fault: Any) -> None:
     place, proxy, sink, slept = _faulty()
     proxy.faults += [fault, fault, fault]
     told = [_action(number, key=f"k{number % 40}", version=number) for number in range(100)]
-    done = sink.write(told)
+    done = put(sink, told)
     assert (done.acknowledged, done.failures) == (100, [])
     assert done.retries > 0
     assert len(slept) == 3
@@ -211,7 +212,7 @@ def test_bulks_shrink_when_refused_and_grow_again() -> None:
     _, proxy, sink, _ = _faulty()
     sink._window.items = 400
     proxy.faults += [refused(429, "busy")] * 3
-    sink.write([_action(number) for number in range(400)])
+    put(sink, [_action(number) for number in range(400)])
     assert proxy.bulks[:4] == [400, 200, 100, 50]
     assert proxy.bulks[4:6] == [63, 79]
     sink.close()
@@ -222,7 +223,7 @@ def test_patience_ends_with_when_to_come_back() -> None:
     _, proxy, sink, _ = _faulty(patience_ms=0)
     proxy.faults += [refused(429, "busy")]
     with pytest.raises(SinkBusy) as caught:
-        sink.write([_action(1)])
+        put(sink, [_action(1)])
     assert caught.value.retry_after > 0
     sink.close()
     proxy.close()
@@ -232,7 +233,7 @@ def test_rights_that_are_missing_are_nobody_s_document() -> None:
     _, proxy, sink, _ = _faulty()
     proxy.faults += [refused(403, "security_exception")]
     with pytest.raises(SinkRefused):
-        sink.write([_action(1)])
+        put(sink, [_action(1)])
     sink.close()
     proxy.close()
 
@@ -247,7 +248,7 @@ def test_a_document_that_does_not_fit_is_its_own_failure() -> None:
         _action(4, key="object", body={"number": {"a": 1}}),
     ]
     good = [_action(number, key=f"g{number}") for number in range(10, 20)]
-    done = place.sink.write([bad[0], *good[:5], bad[1], bad[2], *good[5:], bad[3]])
+    done = put(place.sink, [bad[0], *good[:5], bad[1], bad[2], *good[5:], bad[3]])
     assert done.acknowledged == 10
     assert {failure.record.offset for failure in done.failures} == {1, 2, 3, 4}
     assert all(failure.kind and failure.reason for failure in done.failures)
@@ -259,7 +260,7 @@ def test_without_versions_an_older_document_never_comes_behind_a_newer_of_its_id
     place, proxy, sink, _ = _faulty(versions=False)
     proxy.faults += [in_part, in_part, in_part]
     told = [_action(number, key=f"k{number % 5}") for number in range(50)]
-    assert sink.write(told).acknowledged == 50
+    assert put(sink, told).acknowledged == 50
     assert place.look() == {f"k{number}": {"number": 45 + number} for number in range(5)}
     assert max(proxy.bulks) <= 5
     sink.close()
@@ -288,10 +289,10 @@ def test_what_takes_no_documents_stops_the_sink_and_says_why(befalls: Callable[[
     sink, client = place.sink, OpenSearch(running_brokers.opensearch().url)
     assert isinstance(sink, OpenSearchSink)
     sink.open()
-    assert sink.write([_action(1)]).acknowledged == 1
+    assert put(sink, [_action(1)]).acknowledged == 1
     befalls(client, sink._declared.index_base)
     with pytest.raises(SinkRefused, match=r"closed|write index|data stream|anew"):
-        sink.write([_action(2)])
+        put(sink, [_action(2)])
     with pytest.raises(SinkRefused, match=r"closed|write index|data stream"):
         sink.open()
     sink.close()
@@ -305,12 +306,12 @@ def test_an_alias_with_a_write_index_takes_documents_and_one_that_is_gone_is_not
     client.indices.create(index=f"{name}-1", body={"aliases": {name: {}}})
     client.indices.create(index=f"{name}-2", body={"aliases": {name: {"is_write_index": True}}})
     sink.open()
-    assert sink.write([_action(1), _action(2)]).acknowledged == 2
+    assert put(sink, [_action(1), _action(2)]).acknowledged == 2
     assert len(place.look()) == 2
     for number in (1, 2):
         client.indices.delete_alias(index=f"{name}-{number}", name=name)
     with pytest.raises(SinkRefused):
-        sink.write([_action(3)])
+        put(sink, [_action(3)])
     assert not client.indices.exists(index=name)
     sink.close()
 
@@ -323,18 +324,18 @@ def test_an_index_that_is_deleted_while_it_runs_is_made_as_it_was_declared_or_no
     name, now = sink._declared.index_base, [0.0]
     sink._clock = lambda: now[0]
     sink.open()
-    sink.write([_action(1)])
+    put(sink, [_action(1)])
     client.indices.delete(index=name)
     now[0] += 5
     with pytest.raises(SinkRefused, match="gone"):
-        sink.write([_action(2)])
+        put(sink, [_action(2)])
     assert not client.indices.exists(index=name)
     sink.open()
     assert client.indices.get_mapping(index=name)[name]["mappings"]["dynamic"] == "strict"
     # In the moment between a look and a bulk: what the bulk makes is seen before anything of it counts as done.
     client.indices.delete(index=name)
     with pytest.raises(SinkRefused, match="replaced during the run"):
-        sink.write([_action(3)])
+        put(sink, [_action(3)])
     sink.close()
 
 
@@ -342,7 +343,7 @@ def test_an_answer_that_is_no_opensearch_s_is_nobody_s_document() -> None:
     _, proxy, sink, _ = _faulty()
     proxy.lasting.append(html)
     with pytest.raises(SinkRefused, match="not by OpenSearch"):
-        sink.write([_action(number) for number in range(8)])
+        put(sink, [_action(number) for number in range(8)])
     sink.close()
     proxy.close()
 
@@ -358,7 +359,7 @@ def test_a_document_that_opensearch_fails_on_is_put_aside_by_name(whole: bool, o
         sink._declared = sink._declared.model_copy(update={"patience_ms": 100})
         now = [0.0]
         sink._sleep, sink._clock = lambda _: now.__setitem__(0, now[0] + 0.02), lambda: now[0]
-    done = sink.write(told)
+    done = put(sink, told)
     (failure,) = done.failures
     assert (done.acknowledged, failure.kind, failure.record.offset) == (others, "HTTP_500", 7)
     assert "'in-0-7' (in-0-7)" in failure.reason
@@ -371,7 +372,7 @@ def test_a_cluster_that_fails_on_everything_is_busy_and_names_what_it_was_told()
     _, proxy, sink, _ = _faulty(patience_ms=0)
     proxy.lasting.append(refused(503, "unavailable"))
     with pytest.raises(SinkBusy, match="in-0-1"):
-        sink.write([_action(1)])
+        put(sink, [_action(1)])
     sink.close()
     proxy.close()
 
@@ -380,10 +381,10 @@ def test_where_every_document_is_refused_the_sink_stops_and_of_few_each_is_its_o
     place = _opensearch(index_body={"mappings": {"dynamic": "strict", "properties": {"number": {"type": "long"}}}})
     place.sink.open()
     wrong = [_action(number, body={"other": 1}) for number in range(100)]
-    assert len(place.sink.write(wrong[:5]).failures) == 5
+    assert len(put(place.sink, wrong[:5]).failures) == 5
     with pytest.raises(SinkRefused, match=r"none of 100 documents.*in-0-.*strict_dynamic_mapping_exception"):
-        place.sink.write(wrong)
-    done = place.sink.write([*wrong, _action(1000)])
+        put(place.sink, wrong)
+    done = put(place.sink, [*wrong, _action(1000)])
     assert (done.acknowledged, len(done.failures)) == (1, 100)
     place.sink.close()
 
@@ -391,10 +392,10 @@ def test_where_every_document_is_refused_the_sink_stops_and_of_few_each_is_its_o
 def test_what_is_older_than_the_index_is_stale_and_what_is_told_again_is_not() -> None:
     place = _opensearch()
     place.sink.open()
-    place.sink.write([_action(10, key="k", version=10)])
-    older = place.sink.write([_action(3, key="k", version=3)])
-    again = place.sink.write([_action(10, key="k", version=10)])
-    gone = place.sink.write([_action(12, key="k", version=12, delete=True), _action(11, key="k", version=11)])
+    put(place.sink, [_action(10, key="k", version=10)])
+    older = put(place.sink, [_action(3, key="k", version=3)])
+    again = put(place.sink, [_action(10, key="k", version=10)])
+    gone = put(place.sink, [_action(12, key="k", version=12, delete=True), _action(11, key="k", version=11)])
     assert (older.acknowledged, older.stale, older.repeated) == (1, 1, 0)
     assert (again.acknowledged, again.stale, again.repeated) == (1, 0, 1)
     assert (gone.acknowledged, gone.stale) == (2, 1)
@@ -405,7 +406,7 @@ def test_by_a_field_the_larger_version_wins_and_of_equal_ones_the_later() -> Non
     place = _opensearch(version_field="number", tombstones="error")
     place.sink.open()
     told = [_action(1, key="k", version=5, body={"n": "a"}), _action(2, key="k", version=5, body={"n": "b"})]
-    done = place.sink.write([*told, _action(3, key="k", version=4, body={"n": "c"})])
+    done = put(place.sink, [*told, _action(3, key="k", version=4, body={"n": "c"})])
     assert (done.acknowledged, done.stale) == (3, 1)
     assert place.look() == {"k": {"n": "b"}}
     place.sink.close()

@@ -17,7 +17,8 @@ from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch import sink as sinks
 from millrace.flows.sinks.opensearch.bulk import Item, Verdict, send
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
-from millrace.flows.sinks.sink import Written
+from millrace.flows.sinks.sink import Verdicts
+from tests.flows.sinks.batches import put
 
 
 def _action(offset: int, key: str, version: int | None = None) -> Action:
@@ -37,7 +38,7 @@ def test_all_actions_of_an_id_go_one_way_in_their_order(keys: list[str], lanes: 
     lock, lanes_of, one_lane = threading.Lock(), dict[str, int](), sink._lane
     numbers = count()
 
-    def lane(actions: Sequence[Action]) -> Written:
+    def lane(actions: Sequence[Action]) -> Verdicts:
         with lock:
             number = next(numbers)
             for each in actions:
@@ -57,7 +58,7 @@ def test_all_actions_of_an_id_go_one_way_in_their_order(keys: list[str], lanes: 
         patched.setattr(sinks, "send", sent)
         patched.setattr(sink, "_lane", lane)
         told = [_action(offset, key) for offset, key in enumerate(keys)]
-        assert sink.write(told).acknowledged == len(told)
+        assert put(sink, told).acknowledged == len(told)
     sink.close()
     for key, places in went.items():
         assert places == [offset for offset, each in enumerate(keys) if each == key]
@@ -94,7 +95,7 @@ def test_what_an_action_of_the_same_range_replaced_before_is_told_again_and_not_
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sinks, "send", sent)
-        done = sink.write([_action(3, "a", 3), _action(4, "b", 4), _action(9, "a", 9), _action(10, "a", 8)])
+        done = put(sink, [_action(3, "a", 3), _action(4, "b", 4), _action(9, "a", 9), _action(10, "a", 8)])
     # The last one came behind the newer one, and was never written.
     assert (done.acknowledged, done.repeated, done.stale) == (4, 2, 2)
     sink.close()

@@ -19,6 +19,7 @@ from millrace.base.settings import Settings
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.sink import SINKS, Sink, sink_of
 from millrace.pipelines.model.pipeline import Pipeline
+from tests.flows.sinks.batches import put
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 
@@ -59,13 +60,13 @@ def test_documents_become_rows_and_what_does_not_fit_is_its_own_failure(
         _action(8, "6", None),
         _action(9, "no number", None),
     ]
-    done = sink.write(told)
+    done = put(sink, told)
     assert {failure.record.offset for failure in done.failures} == {2, 3, 5, 6, 9}
     assert done.acknowledged == 5
     assert all(failure.reason for failure in done.failures)
     rows = {row["id"]: row["name"] for row in collection.read().to_pylist()}
     assert rows == {1: "newer", 2: "b"}
-    again = sink.write(told)
+    again = put(sink, told)
     assert (again.acknowledged, len(again.failures)) == (5, 5)
     assert {row["id"]: row["name"] for row in collection.read().to_pylist()} == rows
     sink.close()
@@ -90,15 +91,15 @@ def test_a_delta_table_has_each_record_once_whatever_is_repeated(tmp_path: Path)
     first, second = (_sink(settings, {"kind": "delta", "table": "out"}) for _ in range(2))
     told = [_action(offset, f"k{offset}", {"n": offset}, partition=offset % 2) for offset in range(20) if offset != 7]
     first.open()
-    assert first.write(told[:10]).acknowledged == 10
+    assert put(first, told[:10]).acknowledged == 10
     second.open()
-    done = second.write(told)
+    done = put(second, told)
     assert (done.acknowledged, done.repeated) == (19, 10)
-    assert first.write(told[5:]).repeated == 14
+    assert put(first, told[5:]).repeated == 14
     # What failed once and comes later, by a redrive, is before the mark and comes in all the same, once.
     late = _action(7, "k7", {"n": 7}, partition=1)
-    assert first.write([late]).repeated == 0
-    assert second.write([late, told[0]]).repeated == 2
+    assert put(first, [late]).repeated == 0
+    assert put(second, [late, told[0]]).repeated == 2
     expected = [(offset % 2, offset, f"k{offset}", f'{{"n": {offset}}}') for offset in range(20)]
     assert _table(settings, "out") == sorted(expected)
     first.close()
@@ -124,7 +125,7 @@ def test_a_document_stays_where_a_later_one_of_its_key_is_refused(deployment: mi
         _action(3, "1", {"id": 1, "name": {"again": 1}}),
         _action(4, "2", {"id": 2, "name": "other"}),
     ]
-    done = sink.write(told)
+    done = put(sink, told)
     assert [each.record.offset for each in sorted(done.failures, key=lambda each: each.record.offset)] == [2, 3]
     assert done.acknowledged == 3
     assert {row["id"]: row["name"] for row in collection.read().to_pylist()} == {1: "good", 2: "other"}
@@ -139,9 +140,9 @@ def test_a_collection_that_takes_no_document_stops_the_sink_and_says_why(
     sink.open()
     wrong = [_action(number, str(number), {"id": number, "other": 1}) for number in range(30)]
     with pytest.raises(SinkRefused, match=r"strict took none of 30 documents, the last of them in-0-"):
-        sink.write(wrong)
-    assert len(sink.write(wrong[:5]).failures) == 5
-    mixed = sink.write([*wrong, _action(99, "99", {"id": 99, "name": "good"})])
+        put(sink, wrong)
+    assert len(put(sink, wrong[:5]).failures) == 5
+    mixed = put(sink, [*wrong, _action(99, "99", {"id": 99, "name": "good"})])
     assert (mixed.acknowledged, len(mixed.failures)) == (1, 30)
     assert [row["id"] for row in collection.read().to_pylist()] == [99]
     sink.close()

@@ -1,46 +1,59 @@
-"""What a sink is: it is told what to do for each record, and says for each what became of it, when that is sure.
+"""The contract of a sink: it takes a batch of a lane, and returns a verdict on each row when that is durable.
 
-The promise, which the conformance suite holds:
+The promises, which the conformance suite tests:
 
-- `write` returns when every action is acknowledged durably or is one of the failures; nothing is in flight then.
-- Repetition is idempotent: the same actions again, all or some, after an error or a crash, leave the same documents.
-- Of one id the action with the larger version wins, in any order and number of repetitions; without versions the last.
-- One action's error (a malformed document) is its own failure. An error of all actions is raised: SinkBusy with the
-  seconds to wait if it may pass; SinkRefused if somebody has to fix something, or if it takes none of many.
+- `write` returns when every row is acknowledged durably or is one of the failures; nothing is in flight then.
+- Replaying a batch is idempotent, by one of two ways. An exactly-once sink stores the position of each lane in its own
+  transaction, and returns it from `standing`. Any other sink gets the same documents from the same rows again:
+  effectively once by id and version, or by headers from which a reader recognises repeats.
+- Of one id the document with the larger version wins, in any order and number of repetitions; without versions the
+  last of the lane.
+- A verdict concerns one row: a malformed document is its own failure. A fault of the sink as a whole is raised:
+  SinkBusy with the seconds to wait if it may pass; SinkRefused if somebody has to fix something, or if the sink takes
+  none of many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, Protocol
 
+import pyarrow as pa
+
 from millrace.base.errors import InvalidSettings, SinkRefused
 from millrace.base.settings import Settings
-from millrace.flows.records import Action, Failure
+from millrace.flows.batch import Batch
+from millrace.flows.records import Failure
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.models import Sink as Declared
 
 
 @dataclass(slots=True)
-class Written:
-    """What became of some actions."""
+class Verdicts:
+    """What became of the rows of a batch: acknowledged + rejected + failures are all of them, unless `again`."""
 
     acknowledged: int = 0
+    """Rows that took effect, or were sent."""
+    rejected: int = 0
+    """Rows that the sink put aside durably itself, in the same transaction: dead letters of a collection."""
+    again: bool = False
+    """Whether an earlier attempt took the whole batch; `acknowledged` and `rejected` are those of that attempt."""
     stale: int = 0
-    """Of those, documents that were left out: the sink holds a newer version of their id."""
+    """Of the acknowledged ones, documents that were left out: the sink holds a newer version of their id."""
     repeated: int = 0
-    """Of those, what the sink held already, from an earlier attempt."""
+    """Of the acknowledged ones, what the sink held already, from an earlier attempt."""
     failures: list[Failure] = field(default_factory=list)
     bulks: int = 0
     retries: int = 0
-    """Actions that were sent again."""
+    """Rows that were sent again."""
     cpu_seconds: float = 0.0
     """Of other threads than the one that called."""
 
-    def add(self, other: Written) -> None:
+    def add(self, other: Verdicts) -> None:
         self.acknowledged += other.acknowledged
+        self.rejected += other.rejected
         self.stale += other.stale
         self.repeated += other.repeated
         self.failures += other.failures
@@ -53,12 +66,12 @@ ALL_REFUSED: Final = 20
 """Number of documents from which a sink that takes none is at fault: fewer may each be malformed."""
 
 
-def require_some(written: Written, refused: Sequence[Failure], sink: str) -> None:
+def require_some(verdicts: Verdicts, refused: Sequence[Failure], sink: str) -> None:
     """Check that the documents of `refused` failed on their own.
 
     Raises SinkRefused if `sink` took none of many: otherwise the whole stream would go to the error topic.
     """
-    if len(refused) >= ALL_REFUSED and not written.acknowledged:
+    if len(refused) >= ALL_REFUSED and not verdicts.acknowledged:
         last = refused[-1]
         raise SinkRefused(
             f"{sink} took none of {len(refused)} documents, the last of them"
@@ -67,18 +80,29 @@ def require_some(written: Written, refused: Sequence[Failure], sink: str) -> Non
 
 
 class Sink(Protocol):
-    """One task's way into the sink. Not thread-safe."""
+    """One runner's way into a sink. Not thread-safe."""
 
-    def open(self) -> None:
-        """Reach it, and make what it was declared to make. Raises SinkBusy, SinkRefused."""
+    def check(self, schema: pa.Schema, /) -> None:
+        """Raise InvalidArgument if rows of these columns can never be taken. Documents are not checked."""
         ...
 
-    def write(self, actions: Sequence[Action], /) -> Written:
-        """Perform all of `actions`. Raises SinkBusy, SinkRefused: then none is reported, and all may be repeated."""
+    def open(self) -> None:
+        """Reach the sink, and create what is declared to be created. Raises SinkBusy, SinkRefused."""
+        ...
+
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return the position after the last batch that the sink stores, by lane.
+
+        A lane that the sink stores no position of is absent; a sink that stores none returns nothing.
+        """
+        ...
+
+    def write(self, batch: Batch, /) -> Verdicts:
+        """Take a batch. Raises SinkBusy, SinkRefused: then nothing is reported, and all of it may be repeated."""
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release what the sink holds. Idempotent."""
         ...
 
 

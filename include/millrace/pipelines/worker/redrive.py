@@ -21,8 +21,9 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from millrace.base.errors import ChannelNotFound
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.flows.batch import outside_of_ranges
 from millrace.flows.records import Record
-from millrace.flows.sinks.sink import sink_of
+from millrace.flows.sinks.sink import Verdicts, sink_of
 from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of, task_of
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.transform.transform import Transform
@@ -126,7 +127,9 @@ def redrive(
                         chosen = _by_place([*chosen, *left])
                     if chosen and not dry_run:
                         made = transform.run(chosen)
-                        written = sink.write(made.actions)
+                        written = Verdicts()
+                        for batch in outside_of_ranges(made.actions):
+                            written.add(sink.write(batch))
                         counts["written"] += written.acknowledged - written.stale
                         counts["stale"] += written.stale
                         counts["filtered"] += made.filtered

@@ -14,8 +14,9 @@ from typing import Any, Final
 from millrace.base.errors import LogRegressed, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.flows.records import Action, Failure, Record
-from millrace.flows.sinks.sink import Sink, Written, sink_of
+from millrace.flows.batch import Batch
+from millrace.flows.records import Failure, Record
+from millrace.flows.sinks.sink import Sink, Verdicts, sink_of
 from millrace.flows.sources.collection.documents import RowsReader
 from millrace.flows.sources.kafka.topics import Reader, task_of
 from millrace.flows.sources.models import KafkaSource
@@ -143,7 +144,7 @@ class Task:
         begun = time.monotonic()
         transformed = self.process_json(records)
         processed = time.monotonic()
-        written = self.execute(transformed.actions)
+        written = self.execute(Batch(self._name, total.position, position, documents=transformed.actions))
         hit("pipeline.written")
         failures = [*transformed.failures, *written.failures]
         if failures:
@@ -200,12 +201,12 @@ class Task:
         done.failures += failures
         return done
 
-    def execute(self, actions: Sequence[Action]) -> Written:
-        """Do `actions` in the sink; all are acknowledged or failures when this returns."""
+    def execute(self, batch: Batch) -> Verdicts:
+        """Write `batch` into the sink; all of its documents are acknowledged or failures when this returns."""
         if not self._opened:
             self._sink.open()
             self._opened = True
-        return self._sink.write(actions)
+        return self._sink.write(batch)
 
     def fail(self, failures: Sequence[Failure]) -> None:
         """Into the error topic, acknowledged."""

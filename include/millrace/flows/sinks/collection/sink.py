@@ -7,20 +7,23 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from millrace.base.errors import MillraceError, PermissionDenied, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.client.collection import Collection
 from millrace.client.database import Database, connect
+from millrace.flows.batch import Batch
 from millrace.flows.documents import Digits, decoded
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.models import CollectionSink as Declared
 from millrace.flows.sinks.models import Flush
-from millrace.flows.sinks.sink import Written, require_some
+from millrace.flows.sinks.sink import Verdicts, require_some
 from millrace.message.schema import CollectionSchema
 
 STEP: Final = "collection"
@@ -42,6 +45,9 @@ class CollectionSink:
         self._database: Database | None = None
         self._collection: Collection | None = None
 
+    def check(self, schema: pa.Schema, /) -> None:
+        """As millrace.flows.sinks.sink.Sink says."""
+
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
         try:
@@ -51,12 +57,17 @@ class CollectionSink:
         except MillraceError as error:
             raise self._whole(error) from None
 
-    def write(self, actions: Sequence[Action], /) -> Written:
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return nothing: replayed in order, the same rows result."""
+        return {}
+
+    def write(self, batch: Batch, /) -> Verdicts:
         """As millrace.flows.sinks.sink.Sink says."""
+        actions = batch.documents or ()
         if self._collection is None:
             self.open()
         assert self._collection is not None, "it was opened"
-        written = Written(bulks=1 if actions else 0)
+        written = Verdicts(bulks=1 if actions else 0)
         stacks: dict[Any, list[_Row]] = {}
         for action in actions:
             try:

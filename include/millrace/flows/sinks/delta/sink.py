@@ -1,13 +1,13 @@
 """The sink of a Delta table: one row for each record, by the fenced commit, exactly once.
 
 Columns: id, document (JSON), topic, partition, offset, timestamp. The app id of each partition holds the offset after
-the last record in the table, and moves in the commit that adds the rows. A record before that offset (a redrive) is
-looked up, and added if it is missing.
+the last range in the table, and moves in the commit that adds the rows. A record before that offset, or in a batch that
+moves no position (a redrive), is looked up, and added if it is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import CommitFenced, MillraceError, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
-from millrace.flows.records import Action
+from millrace.flows.batch import Batch
+from millrace.flows.records import Action, Record
 from millrace.flows.sinks.models import DeltaSink as Declared
 from millrace.flows.sinks.models import Flush
-from millrace.flows.sinks.sink import Written
+from millrace.flows.sinks.sink import Verdicts
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.file_sink import FileSink
 from millrace.storage.table import TableHandle, create_table
@@ -44,6 +45,9 @@ class DeltaSink:
         self._uri, self._pipeline = uri, pipeline
         self._table: TableHandle | None = None
 
+    def check(self, schema: pa.Schema, /) -> None:
+        """As millrace.flows.sinks.sink.Sink says."""
+
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
         try:
@@ -55,18 +59,20 @@ class DeltaSink:
                 f"the table {self._uri} has other columns than {', '.join(COLUMNS.names)}: choose another name"
             )
 
-    def write(self, actions: Sequence[Action], /) -> Written:
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
         """As millrace.flows.sinks.sink.Sink says."""
-        if self._table is None:
-            self.open()
-        assert self._table is not None, "it was opened"
-        places: dict[tuple[str, int], list[Action]] = {}
-        for action in actions:
-            places.setdefault((action.record.topic, action.record.partition), []).append(action)
-        written = Written(bulks=1 if actions else 0)
+        table = self._opened()
+        table.refresh()
+        found = {lane: table.app_version(self._app(lane)) for lane in lanes}
+        return {lane: position for lane, position in found.items() if position}
+
+    def write(self, batch: Batch, /) -> Verdicts:
+        """As millrace.flows.sinks.sink.Sink says."""
+        documents = batch.documents or ()
+        written = Verdicts(acknowledged=len(documents), bulks=1 if documents else 0)
         try:
-            for (topic, partition), told in places.items():
-                self._append(self._table, topic, partition, told, written)
+            if documents:
+                self._append(batch, documents, written)
         except MillraceError as error:
             raise self._whole(error) from None
         return written
@@ -75,25 +81,32 @@ class DeltaSink:
         """Idempotent."""
         self._table = None
 
-    def _append(
-        self, table: TableHandle, topic: str, partition: int, actions: Sequence[Action], written: Written
-    ) -> None:
+    def _opened(self) -> TableHandle:
+        if self._table is None:
+            self.open()
+        assert self._table is not None, "it was opened"
+        return self._table
+
+    def _app(self, lane: str) -> str:
+        return f"pipeline-sink/{self._pipeline}/{lane}"
+
+    def _append(self, batch: Batch, documents: Sequence[Action], written: Verdicts) -> None:
+        table, app = self._opened(), self._app(batch.lane)
         table.refresh()
-        app = f"pipeline-sink/{self._pipeline}/{topic}-{partition}"
         mark = table.app_version(app)
-        early = sorted({each.record.offset for each in actions if each.record.offset < mark})
-        there = self._there(table, topic, partition, early) if early else set()
-        new = {each.record.offset: each for each in actions if each.record.offset not in there}
-        written.acknowledged += len(actions)
-        written.repeated += len(actions) - len(new)
+        moves = batch.end > batch.start
+        early = sorted({each.record.offset for each in documents if not moves or each.record.offset < mark})
+        there = self._there(table, documents[0].record, early) if early else set()
+        new = {each.record.offset: each for each in documents if each.record.offset not in there}
+        written.repeated = len(documents) - len(new)
         if not new:
             return
         rows = [
             {
                 "id": each.id,
                 "document": (each.body or b"null").decode(),
-                "topic": topic,
-                "partition": partition,
+                "topic": each.record.topic,
+                "partition": each.record.partition,
                 "offset": offset,
                 "timestamp": each.record.timestamp * 1000,
             }
@@ -101,18 +114,17 @@ class DeltaSink:
         ]
         sink = FileSink.at(self._uri, COLUMNS, ("partition", "offset"))
         sink.write(pa.Table.from_pylist(rows, schema=COLUMNS), {})
-        behind = max(mark, max(new) + 1)
         # A commit that moves no app id is no fence: records before the mark rely on the lookup, and on one redrive at a
         # time.
-        moves = {app: AppTransaction(mark, behind)} if behind > mark else {}
-        outcome = commit_fenced(table, [CommitPart(adds=sink.finish(), app_transactions=moves)])
+        transactions = {app: AppTransaction(mark, batch.end)} if moves and batch.end > mark else {}
+        outcome = commit_fenced(table, [CommitPart(adds=sink.finish(), app_transactions=transactions)])
         if outcome.fenced:
             raise CommitFenced(f"{app} was moved by another worker")
 
-    def _there(self, table: TableHandle, topic: str, partition: int, offsets: Sequence[int]) -> set[int]:
+    def _there(self, table: TableHandle, place: Record, offsets: Sequence[int]) -> set[int]:
         wanted = (
-            (pc.field("topic") == topic)
-            & (pc.field("partition") == partition)
+            (pc.field("topic") == place.topic)
+            & (pc.field("partition") == place.partition)
             & (pc.field("offset") >= offsets[0])
             & (pc.field("offset") <= offsets[-1])
         )

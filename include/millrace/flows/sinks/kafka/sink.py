@@ -8,18 +8,20 @@ ends in the same documents.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
+from millrace.flows.batch import Batch
 from millrace.flows.kafka.brokers import client_settings, looked_at
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.models import KafkaSink as Declared
-from millrace.flows.sinks.sink import Written, require_some
+from millrace.flows.sinks.sink import Verdicts, require_some
 
 POSITION: Final = "millrace.position"
 STEP: Final = "kafka"
@@ -63,6 +65,9 @@ class KafkaSink:
             logger=_quiet(),
         )
 
+    def check(self, schema: pa.Schema, /) -> None:
+        """As millrace.flows.sinks.sink.Sink says."""
+
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
         wait = self._declared.socket_timeout_ms / 1000
@@ -74,9 +79,14 @@ class KafkaSink:
         if topic is None or topic.error is not None:
             raise SinkRefused(f"there is no topic {self._declared.topic}: make it")
 
-    def write(self, actions: Sequence[Action], /) -> Written:
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return nothing: a topic keeps repeats, and their headers tell a reader so."""
+        return {}
+
+    def write(self, batch: Batch, /) -> Verdicts:
         """As millrace.flows.sinks.sink.Sink says."""
-        written = Written(bulks=1 if actions else 0)
+        actions = batch.documents or ()
+        written = Verdicts(bulks=1 if actions else 0)
         trouble: list[KafkaError] = []
 
         def told(action: Action) -> Callable[[KafkaError | None, Any], None]:
@@ -102,7 +112,7 @@ class KafkaSink:
         require_some(written, written.failures, f"topic {self._declared.topic}")
         return written
 
-    def _produce(self, action: Action, told: Callable[[KafkaError | None, Any], None], written: Written) -> None:
+    def _produce(self, action: Action, told: Callable[[KafkaError | None, Any], None], written: Verdicts) -> None:
         deadline = self._clock() + _DELIVERY_MS / 1000
         position: list[tuple[str, str | bytes | None]] = [(POSITION, action.record.position.encode())]
         while True:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
+
+import pyarrow as pa
 
 from millrace.base.backoff import Backoff
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
+from millrace.flows.batch import Batch
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.models import OpenSearchSink as Declared
@@ -31,7 +34,7 @@ from millrace.flows.sinks.opensearch.index import (
     target_of,
 )
 from millrace.flows.sinks.opensearch.window import Window
-from millrace.flows.sinks.sink import Written, require_some
+from millrace.flows.sinks.sink import Verdicts, require_some
 
 MAX_ID_BYTES: Final = 512
 STEP: Final = "opensearch"
@@ -73,6 +76,9 @@ class OpenSearchSink:
         self._looked = 0.0
         self._threads: ThreadPoolExecutor | None = None
 
+    def check(self, schema: pa.Schema, /) -> None:
+        """As millrace.flows.sinks.sink.Sink says."""
+
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
         if not exists(self._client, self._declared):
@@ -81,9 +87,14 @@ class OpenSearchSink:
             make(self._client, self._declared)
         self._target, self._looked = target_of(self._client, self._declared), self._clock()
 
-    def write(self, actions: Sequence[Action], /) -> Written:
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return nothing: ids and versions make a replay idempotent."""
+        return {}
+
+    def write(self, batch: Batch, /) -> Verdicts:
         """As millrace.flows.sinks.sink.Sink says."""
-        written = Written()
+        actions = batch.documents or ()
+        written = Verdicts()
         if self._clock() - self._looked >= _LOOK_SECONDS:
             self._require_same()
         lanes: list[list[Action]] = [[] for _ in range(self._declared.requests)]
@@ -105,7 +116,7 @@ class OpenSearchSink:
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
-            done = [outcome for outcome in outcomes if isinstance(outcome, Written)]
+            done = [outcome for outcome in outcomes if isinstance(outcome, Verdicts)]
         for each in done:
             written.add(each)
         if written.failures:
@@ -127,7 +138,7 @@ class OpenSearchSink:
                 )
             self._looked = self._clock()
 
-    def _require_documents_fault(self, written: Written) -> None:
+    def _require_documents_fault(self, written: Verdicts) -> None:
         """Raise SinkRefused if the index itself refuses documents: otherwise everything would go to the error topic."""
         refused = [each for each in written.failures if each.kind != _ID_LENGTH]
         if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
@@ -141,16 +152,16 @@ class OpenSearchSink:
             self._threads = None
         self._client.close()
 
-    def _apart(self, actions: Sequence[Action]) -> Written:
+    def _apart(self, actions: Sequence[Action]) -> Verdicts:
         """A lane in a thread of its own."""
         begun = time.thread_time()
         written = self._lane(actions)
         written.cpu_seconds = time.thread_time() - begun
         return written
 
-    def _lane(self, actions: Sequence[Action]) -> Written:
+    def _lane(self, actions: Sequence[Action]) -> Verdicts:
         """All of a lane, bulk by bulk."""
-        written = Written()
+        written = Verdicts()
         left = deque(actions)
         backoff = Backoff(self._declared.backoff_ms / 1000, self._declared.max_backoff_ms / 1000)
         since = self._clock()
@@ -222,7 +233,7 @@ class OpenSearchSink:
         self,
         left: deque[Action],
         bulk: Sequence[Action],
-        written: Written,
+        written: Verdicts,
         reason: str,
         since: float,
         backoff: Backoff,
@@ -278,7 +289,7 @@ class OpenSearchSink:
 
 
 def _count_late(
-    written: Written, item: Item, action: Action, actions: Sequence[Action], behind: dict[int, int]
+    written: Verdicts, item: Item, action: Action, actions: Sequence[Action], behind: dict[int, int]
 ) -> None:
     """Count an action of `actions` that a newer version preceded.
 

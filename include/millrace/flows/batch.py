@@ -1,0 +1,63 @@
+"""What moves through a flow: a batch is a range of one lane, with a payload and its positions.
+
+A *lane* is a totally ordered sequence of batches, by name: a topic's partition (``topic-partition``), a VChannel, a key
+shard, or a whole Spark query. Positions are int64 and ordered within a lane; those of two lanes cannot be compared. A
+Spark query's position is the number of its micro-batch. Assume nothing about range boundaries: after a rebalance or a
+restart the same positions come in other ranges.
+
+A batch has one payload:
+
+- `records`: as a source read them, undecoded. Key, headers and time are each record's own.
+- `documents`: what a sink is to do for each record, as JSON bytes. Documents stay bytes from the transform to the sink:
+  as Arrow columns, each bulk would cost two more conversions.
+- `rows`: Arrow batches. Operation, key, position and time are columns, those of a collection's changes
+  (``_change``, ``_vchannel``, ``_time_tick``, ``_write_tick``), each of which may be absent.
+
+Documents become rows, and rows documents, in one module of this room and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.flows.records import Action, Record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The range [start, end) of a lane."""
+
+    lane: str
+    start: int
+    """The position before the batch: everything before it is in earlier batches."""
+    end: int
+    """The position after the batch. Equal to `start` if the batch moves no position: a part of a range, a redrive."""
+    records: Sequence[Record] | None = None
+    documents: Sequence[Action] | None = None
+    rows: Iterable[pa.RecordBatch] | None = None
+    """May be read once, and only as it is needed: the first batch may have no rows, and gives the columns."""
+    frame: Any = None
+    """The Spark DataFrame that `rows` are made from; None if the host is not Spark."""
+
+    def table(self) -> pa.Table:
+        """Return `rows` as one table. A batch without columns gives an empty table."""
+        found = list(self.rows or ())
+        return pa.Table.from_batches(found) if found else pa.table({})
+
+
+def outside_of_ranges(documents: Iterable[Action]) -> list[Batch]:
+    """Return documents that are sent again outside of their ranges (a redrive), a batch for each lane of their records.
+
+    The batches move no position.
+    """
+    lanes: dict[tuple[str, int], list[Action]] = {}
+    for each in documents:
+        lanes.setdefault((each.record.topic, each.record.partition), []).append(each)
+    return [
+        Batch(f"{topic}-{partition}", found[0].record.offset, found[0].record.offset, documents=found)
+        for (topic, partition), found in lanes.items()
+    ]
