@@ -50,7 +50,7 @@ from bench import (
     sink_bench,
 )
 from bench.growth import parts as growth
-from bench.published import commits, key_index, publishing
+from bench.published import commits, key_index, publishing, visible_reads
 from bench.tables import reads, writes
 from millrace.brokers.registry import META_STORES
 from millrace.rpc.discovery import read_record
@@ -322,6 +322,7 @@ def _published(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     }
     for rows in (50_000, 200_000) if quick else (1_000_000, 10_000_000):
         parts[f"key index, {rows:,} rows"] = partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
+        parts[f"reads, {rows:,} rows"] = partial(visible_reads.updated, folder / f"reads-{rows}", rows=rows)
         parts[f"upserts, {rows:,} rows"] = partial(publishing.upserts, folder / f"upserts-{rows}", rows=rows)
     count = 100 if quick else 1_000
     parts[f"ten of {count:,} collections"] = partial(publishing.many, folder / "many", collections=count)

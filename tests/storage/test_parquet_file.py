@@ -14,9 +14,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.base import files
@@ -30,6 +31,7 @@ from millrace.storage.parquet_file import (
     read_file,
     read_filtered,
     read_rows,
+    scan_rows,
     take_rows,
 )
 
@@ -84,6 +86,68 @@ def test_rows_that_are_kept_by_one_column_come_with_the_others(
             read_filtered(store, names, SCHEMA, columns=[], filter_columns=["n"], keep=kept)["n"].to_pylist()
             == expected
         )
+
+
+@example([[[4]], [[5, 1], [7, 8, 9]]], {0, 3}, None, 2)
+@example([[], [[1], [7, 8, 9]]], {1, 2}, 5, 4)
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3), max_size=3),
+    st.sets(st.integers(0, 8)),
+    st.none() | st.integers(0, 9),
+    st.integers(1, 4),
+)
+def test_hidden_rows_are_left_out_by_their_position_before_any_filter(
+    contents: list[list[list[int]]], gone: set[int], least: int | None, batch_rows: int
+) -> None:
+    """`least` excludes row groups by their bounds: positions count the rows of these, too (trino#28885)."""
+    wanted = [
+        (n, number % 2)
+        for number, groups in enumerate(contents)
+        for place, n in enumerate(n for group in groups for n in group)
+        if (number % 2 == 0 or place not in gone) and (least is None or n >= least)
+    ]
+    with TemporaryDirectory() as folder:
+        store = LocalStore(Path(folder))
+        hidden: dict[str, npt.NDArray[np.int64]] = {}
+        for number, groups in enumerate(contents):
+            columns = SCHEMA if number else SCHEMA.remove(1)  # the first file has no names
+            file = ParquetFileWriter(store, f"{number}.parquet", columns, options={})
+            for group in groups:
+                file.write(rows(*group).select(columns.names))
+            count = file.close({}, []).rows
+            hidden[file.name] = np.array([each for each in sorted(gone) if number % 2 and each < count], dtype=np.int64)
+        batches = scan_rows(
+            store,
+            hidden,
+            SCHEMA,
+            columns=SCHEMA.names,
+            where=None if least is None else (pc.field("n") >= least),
+            batch_rows=batch_rows,
+            hidden=hidden,
+        )
+        found = [row for batch in batches for row in batch.to_pylist()]
+        assert sorted(row["n"] for row in found) == sorted(n for n, _ in wanted)
+        assert all(row["name"] in (None, str(row["n"])) for row in found)
+
+
+def test_a_row_group_whose_rows_are_all_hidden_is_not_read(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    file = ParquetFileWriter(store, "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False})
+    for group in (rows(1111, 2222), rows(3333, 4444)):
+        file.write(group)
+    path = tmp_path / file.close({}, []).path
+    page = b"\x04\0\0\0".join([b"", b"1111", b"2222"])
+    assert page in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(page, page[:-1] + b"3"))
+
+    def read(*gone: int) -> list[int]:
+        hidden = {path.name: np.array(gone)}
+        batches = scan_rows(store, hidden, SCHEMA, columns=SCHEMA.names, where=None, batch_rows=9, hidden=hidden)
+        return [n for batch in batches for n in batch["n"].to_pylist()]
+
+    assert read(0, 1, 3) == [3333]
+    with pytest.raises(TableDamaged, match="recovery"):
+        read(0, 3)
 
 
 def test_of_a_row_group_without_a_row_that_is_kept_the_other_columns_are_not_read(tmp_path: Path) -> None:

@@ -64,7 +64,10 @@ class LocalTables:
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         source = self._source(collection)
-        return read_fresh(*source, at=at, seconds=seconds, selection=selection, from_log=self._no_job())
+        with self._open.taken() as tables:
+            return read_fresh(
+                *source, at=at, seconds=seconds, selection=selection, from_log=self._no_job(), tables=tables
+            )
 
     def get(
         self,

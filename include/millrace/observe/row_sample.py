@@ -19,7 +19,8 @@ from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_columns, to_fields
 from millrace.observe.models import RowSample
 from millrace.observe.payloads import row_objects
-from millrace.tables.read.arrow import count_rows, deleted_mask
+from millrace.tables.read.arrow import count_rows
+from millrace.tables.read.deleted import deleted_mask
 from millrace.tables.read.plan import ReadPlan, plan_read
 from millrace.wal.visible.collection_rows import align_to_schema, deletes_file_schema, rows_read_schema
 

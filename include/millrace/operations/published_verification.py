@@ -78,7 +78,12 @@ def _verified(settings: Settings, service: LogService, number: int, table: Publi
         try:
             made.rows, made.digest = _summed(db, table.read_by_delta_rs(), table.schema)
             plan = plan_read(
-                settings, number, at=table.tick, deadline=0.0, confirmed=_confirmed(settings, service, table.tick)
+                settings,
+                number,
+                at=table.tick,
+                deadline=0.0,
+                confirmed=_confirmed(settings, service, table.tick),
+                use_published=False,  # else the version would be compared with itself
             )
             pieces = read_pieces(plan, max_bytes=PIECE_BYTES)
             made.read_rows, made.read_digest = _summed(db, pieces, table.schema)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -44,6 +45,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 TAKE_BATCH_ROWS: Final = 1 << 14
 """Rows that are decoded at once to take some of them."""
+
+_MASKED_FILES: Final = 32
+"""Files with hidden rows that are scanned at once."""
 
 RowGroupFilter: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
 """Returns the row groups to read, from a file's footer."""
@@ -254,16 +258,84 @@ def scan_rows(
     where: pc.Expression | None,
     batch_rows: int,
     groups: RowGroupFilter | None = None,
+    hidden: Mapping[str, npt.NDArray[np.int64]] = MappingProxyType({}),
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows as :func:`read_rows` does, batch by batch in the files' order.
+    """Yield rows as :func:`read_rows` does, batch by batch, except those at the `hidden` positions (ascending) of a
+    file.
 
-    Memory: the row groups of two files, which our writers end at 64 MiB, and some batches. Raises TableDamaged.
+    Files without hidden rows come first. `columns` have those of `where` if there are hidden rows. Memory: the row
+    groups of two files, which our writers end at 64 MiB, and some batches. Raises TableDamaged.
     """
+    files = list(names)
+    whole = [name for name in files if not len(hidden.get(name, ()))]
+    masked = [name for name in files if len(hidden.get(name, ()))]
     with translate_read_errors(store):
-        scanner = dataset(store, names, schema, groups=groups).scanner(
-            columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
-        )
-        yield from scanner.to_batches()
+        if whole:
+            found = dataset(store, whole, schema, groups=groups)
+            yield from _batches(found, columns, where, batch_rows)
+        for start in range(0, len(masked), _MASKED_FILES):
+            part = {name: hidden[name] for name in masked[start : start + _MASKED_FILES]}
+            yield from _shown(store, part, schema, columns, where, batch_rows, groups)
+
+
+def _batches(
+    found: ds.Dataset, columns: Sequence[str], where: pc.Expression | None, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    scanner = found.scanner(
+        columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
+    )
+    yield from scanner.to_batches()
+
+
+def _shown(
+    store: TableStore,
+    hidden: Mapping[str, npt.NDArray[np.int64]],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    where: pc.Expression | None,
+    batch_rows: int,
+    groups: RowGroupFilter | None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files that are not hidden and match `where`.
+
+    Positions count before any filter, so `where` chooses row groups, and then rows of what was read.
+    """
+    fragments: list[ds.ParquetFileFragment] = []
+    places: list[npt.NDArray[np.int64]] = []
+    total = 0
+    for name, positions in hidden.items():
+        fragment = _CHECKED.make_fragment(name, store.filesystem)
+        footer = fragment.metadata
+        wanted = set(range(footer.num_row_groups) if groups is None else groups(footer))
+        if where is not None:
+            wanted &= {each.id for each in fragment.subset(filter=where, schema=schema).row_groups}
+        kept, first = [], 0
+        for number in range(footer.num_row_groups):
+            rows = footer.row_group(number).num_rows
+            low, high = np.searchsorted(positions, [first, first + rows])
+            if number in wanted and high - low < rows:
+                kept.append(number)
+                places.append(positions[low:high] - first + total)
+                total += rows
+            first += rows
+        if kept:
+            fragments.append(fragment.subset(row_group_ids=kept))
+    if not fragments:
+        return
+    gone = np.concatenate(places)
+    at = 0
+    found = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem)
+    for batch in _batches(found, columns, None, batch_rows):
+        low, high = np.searchsorted(gone, [at, at + batch.num_rows])
+        rows = batch
+        if high > low:
+            keep = np.ones(batch.num_rows, dtype=bool)
+            keep[gone[low:high] - at] = False
+            rows = batch.filter(pa.array(keep))
+        at += batch.num_rows
+        yield rows if where is None else rows.filter(where)
+    if at != total:
+        raise TableDamaged(f"files of {store.uri} have {at} rows where their footers say {total}: {REPAIR_HINT}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ ROWS_FOLDER: Final = "_rows"
 """Folder of the rows table, below the published one. Engines leave folders with ``_`` alone when they list files."""
 VECTOR_FOLDER: Final = f"{ROWS_FOLDER}/_vectors"
 """Folder of the deletion vectors. Neither table's VACUUM looks into it."""
+CONVERTED: Final = "_converted"
+"""Folder of converted files, the published table's own; below it one folder for each set of converted columns."""
 APP_ID: Final = "millrace/published"
 """App id whose version is the tick of the published rows."""
 COMMIT_SECONDS: Final = 60.0
@@ -133,6 +135,11 @@ class PublishedChange:
     """Table properties to set. The others stay."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the commit's info."""
+
+
+def inner_path(path: str) -> str:
+    """Return the file of the rows table, relative to it, whose rows a published file has."""
+    return path.split("/", 2)[2] if path.startswith(f"{CONVERTED}/") else path.removeprefix(f"{ROWS_FOLDER}/")
 
 
 class PublishedTable:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -98,6 +99,8 @@ class TableHandle:
         """
         self._apps: tuple[int, dict[str, int]] = (-1, {})
         """A version of the table, and the app versions read at it so far."""
+        self._actions: tuple[int, pa.Table] | None = None
+        """A version of the table, and its live files."""
 
     @property
     def uri(self) -> str:
@@ -157,11 +160,16 @@ class TableHandle:
         Bounds with a character beyond the basic plane are left out. Any writer may write them as escaped surrogate
         pairs, which delta-rs (1.6) misreads (U+20000 as U+10000), so that a file with matching rows would be pruned.
         """
+        known = self._actions
+        if known is not None and known[0] == self.version:
+            return known[1]
+        version = self.version
         found = pa.table(self.delta.get_add_actions(flatten=True))
         for place, name in enumerate(found.column_names):
             if name.startswith(("min.", "max.")) and pa.types.is_string(found.schema.field(name).type):
                 doubtful = pc.match_substring_regex(found[name], r"[\x{10000}-\x{10FFFF}]")
                 found = found.set_column(place, name, pc.if_else(doubtful, None, found[name]))
+        self._actions = version, found
         return found
 
     def live_files(self) -> dict[str, int]:
@@ -286,9 +294,19 @@ class TableHandle:
         where: pc.Expression | None,
         batch_rows: int,
         groups: RowGroupFilter | None = None,
+        hidden: Mapping[str, npt.NDArray[np.int64]] = MappingProxyType({}),
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows of some of its files, batch by batch. Raises TableDamaged."""
-        return scan_rows(self.store, names, schema, columns=columns, where=where, batch_rows=batch_rows, groups=groups)
+        """Yield rows of some of its files, batch by batch, except those at `hidden` positions. Raises TableDamaged."""
+        return scan_rows(
+            self.store,
+            names,
+            schema,
+            columns=columns,
+            where=where,
+            batch_rows=batch_rows,
+            groups=groups,
+            hidden=hidden,
+        )
 
     def is_newest(self) -> bool:
         """Return whether this is the newest version and still exists."""

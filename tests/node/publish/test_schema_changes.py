@@ -11,9 +11,8 @@ import pytest
 
 from millrace.client.collection import Collection
 from millrace.node.publish.definition import publish
-from millrace.node.publish.shape import CONVERTED
 from millrace.storage.local import local_path
-from millrace.storage.published import PublishedTable
+from millrace.storage.published import CONVERTED, PublishedTable
 from millrace.storage.published_log import physical_names
 from millrace.storage.store import store_at
 from millrace.tables.collections.data_tables import published_uri

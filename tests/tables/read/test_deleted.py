@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.tables.read.arrow import deleted_mask
+from millrace.tables.read.deleted import deleted_mask
 
 NAMES = ("id", "_partition_id", "_time_tick", "_write_tick")
 PLACES = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))

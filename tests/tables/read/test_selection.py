@@ -19,7 +19,9 @@ from millrace.client.dataset import referenced_columns
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
+from millrace.node.publish.definition import publish
 from millrace.rpc.selection import Selection
+from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_arrow, read_pieces, read_stream
 from millrace.tables.read.plan import plan_read
 from tests.laws.profile import examples
@@ -46,7 +48,7 @@ STEPS = st.lists(
         st.tuples(st.just("insert"), st.lists(ROW, min_size=1, max_size=4), st.integers(0, 1)),
         st.tuples(st.just("delete"), st.lists(KEYS, min_size=1, max_size=3), st.integers(0, 1)),
         st.tuples(st.sampled_from(["begin", "commit"]), st.just([]), st.just(1)),
-        st.tuples(st.just("flush"), st.integers(1, 100), st.just(0)),
+        st.tuples(st.just("flush"), st.integers(1, 100), st.integers(0, 1)),  # and publish
     ),
     min_size=2,
     max_size=14,
@@ -86,6 +88,8 @@ def committed(maker: WalMaker, collection: Collection, steps: list[tuple[Any, ..
             maker.commit()
             ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
             flush_to_end(maker.settings, up_to_tick=ticks[(len(ticks) - 1) * what // 100])
+            if txn:
+                publish(maker.settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
             continue
         if kind == "begin" or (kind == "commit" and opened):
             opened = 1 if kind == "begin" else 0
@@ -127,6 +131,8 @@ def test_a_selection_is_that_of_the_whole_at_every_tick(
         collection = Collection(maker, vchannels=2, schema=SCHEMA)
         collection.create()
         maker.commit()
+        if limit % 2:
+            KeyIndex.open(maker.settings.key_index_path(1)).request()
         ticks = committed(maker, collection, steps)
         for tick in {*ticks[limit::4], ticks[-1]}:
             settings = maker.settings

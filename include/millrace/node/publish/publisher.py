@@ -37,11 +37,18 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.node.publish.positions import Deletes, RowJudge, union
 from millrace.node.publish.progress import TablesProgress
-from millrace.node.publish.shape import CONVERTED, PublishedShape, inner_path, is_converted
+from millrace.node.publish.shape import PublishedShape, is_converted
 from millrace.runtime.periodic import MAINTENANCE_ERRORS
 from millrace.storage.deletion_vectors import NO_POSITIONS, Positions
 from millrace.storage.parquet_file import file_statistics, open_file
-from millrace.storage.published import ROWS_FOLDER, AddedFile, PublishedChange, PublishedTable
+from millrace.storage.published import (
+    CONVERTED,
+    ROWS_FOLDER,
+    AddedFile,
+    PublishedChange,
+    PublishedTable,
+    inner_path,
+)
 from millrace.storage.store import store_at
 from millrace.storage.table import TOMBSTONES, LiveFile, TableHandle, open_table
 from millrace.tables.collections.data_tables import (

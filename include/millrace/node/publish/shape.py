@@ -21,13 +21,10 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import needed_columns, to_fields
 from millrace.storage.file_sink import COMPRESSION
 from millrace.storage.parquet_file import FileAction, ParquetFileWriter, open_file
-from millrace.storage.published import ROWS_FOLDER
+from millrace.storage.published import CONVERTED
 from millrace.storage.published_log import PHYSICAL_NAME
 from millrace.storage.store import TableStore
 from millrace.wal.visible.collection_rows import align_to_schema
-
-CONVERTED: Final = "_converted"
-"""Folder of converted files in the published table; below it one folder for each set of converted columns."""
 
 ROW_GROUP_ROWS: Final = 1 << 17
 
@@ -103,11 +100,6 @@ class PublishedShape:
             writer.discard()
             raise
         return writer.close({}, names)
-
-
-def inner_path(path: str) -> str:
-    """Return the file of the rows table, relative to it, whose rows a published file has."""
-    return path.split("/", 2)[2] if path.startswith(f"{CONVERTED}/") else path.removeprefix(f"{ROWS_FOLDER}/")
 
 
 def is_converted(path: str, shape: PublishedShape) -> bool:

@@ -14,7 +14,6 @@ import pyarrow.fs as fs
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
-from millrace.node.publish.shape import CONVERTED
 from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
@@ -24,7 +23,7 @@ from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.pipelines.worker.positions import pipeline_tables
 from millrace.runtime.progress import Progress
 from millrace.storage.pins import TablePins
-from millrace.storage.published import PublishedTable
+from millrace.storage.published import CONVERTED, PublishedTable
 from millrace.storage.replaced_files import published_needs
 from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, open_table

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.tables.read.arrow import deleted_mask
+from millrace.tables.read.deleted import deleted_mask
 from millrace.wal.visible.catalog import VChannelInfo
 
 

@@ -198,7 +198,7 @@ class KeyIndex:
                     parts.append((order[found.key[here]], numbers[owner], position, found.tick[here]))
                     blocks += read
             except RunDamaged:
-                self.runs.remove(run)
+                self.runs = [each for each in self.runs if each is not run]
                 raise
         nothing = np.zeros(0, dtype=np.int64)
         key, file, position, tick = (np.concatenate([nothing, *(part[place] for part in parts)]) for place in range(4))

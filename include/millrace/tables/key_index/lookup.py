@@ -25,9 +25,8 @@ from millrace.storage.table import TableHandle
 from millrace.tables.key_index.hashes import KeyHashes, hash_keys, identifies_keys
 from millrace.tables.key_index.index import Candidates, KeyIndex
 from millrace.tables.key_index.run_file import Int64s, RunDamaged
-from millrace.tables.read.arrow import deleted_mask
+from millrace.tables.read.deleted import PLACE, deleted_mask
 
-_PLACE: Final = ("_partition_id", "_time_tick", "_write_tick")
 SCAN_ROWS: Final = 1 << 20
 """Rows of uncovered files that are compared at once."""
 
@@ -100,11 +99,43 @@ def find_hits(
     key, in its partition if it names one, whose (visible tick, write tick) is smaller. `files` limits the answer to
     some of the table's live files. Raises TableDamaged.
     """
+    found, unknown = covered_hits(index, table, schema, deletes, files=files)
+    keys = key_schema(schema)
+    columns = [*keys.names, *PLACE]
+    deletes = deletes.select(columns).cast(_columns(keys))
+    scanned: dict[str, list[Int64s]] = {}
+    parts: list[tuple[str, Int64s, pa.Table]] = []
+    held = 0
+    for path in unknown:
+        with table.open_file(path) as file:
+            rows = file.read(columns=columns).select(columns)
+        found.work.rows_scanned += rows.num_rows
+        held += rows.num_rows
+        parts.append((path, np.arange(rows.num_rows), rows))
+        if held >= SCAN_ROWS:
+            _compare(parts, deletes, keys, scanned)
+            parts, held = [], 0
+    _compare(parts, deletes, keys, scanned)
+    return Hits({**found.positions, **_positions(scanned)}, found.work)
+
+
+def covered_hits(
+    index: KeyIndex,
+    table: TableHandle,
+    schema: CollectionSchema,
+    deletes: pa.Table,
+    *,
+    files: Collection[str] | None = None,
+) -> tuple[Hits, tuple[str, ...]]:
+    """Return the rows of files that the index covers which `deletes` hit, and the other files that may have some.
+
+    Arguments as in :func:`find_hits`. Raises TableDamaged.
+    """
     work, found = LookupWork(), dict[str, list[Int64s]]()
     if deletes.num_rows == 0:
-        return Hits({}, work)
+        return Hits({}, work), ()
     keys = key_schema(schema)
-    columns = [*keys.names, *_PLACE]
+    columns = [*keys.names, *PLACE]
     deletes = deletes.select(columns).cast(_columns(keys))
     live = _reached(table, keys, deletes, int(pc.max(deletes["_time_tick"]).as_py()), files, work)
     wanted = _by_hash(deletes, keys)
@@ -122,18 +153,24 @@ def find_hits(
         work.rows_read += read
         parts.append((path, positions, rows.select(columns)))
     _compare(parts, deletes, keys, found)
-    parts, held = [], 0
-    for path in unknown:
-        with table.open_file(path) as file:
-            rows = file.read(columns=columns).select(columns)
-        work.rows_scanned += rows.num_rows
-        held += rows.num_rows
-        parts.append((path, np.arange(rows.num_rows), rows))
-        if held >= SCAN_ROWS:
-            _compare(parts, deletes, keys, found)
-            parts, held = [], 0
-    _compare(parts, deletes, keys, found)
-    return Hits({path: np.unique(np.concatenate(each)) for path, each in found.items()}, work)
+    return Hits(_positions(found), work), unknown
+
+
+def reachable_files(
+    table: TableHandle, schema: CollectionSchema, deletes: pa.Table, *, files: Collection[str]
+) -> set[str]:
+    """Return those of the live `files` that may have a row that `deletes` hit, by the bounds of ticks and keys.
+
+    `deletes` as in :func:`find_hits`.
+    """
+    if deletes.num_rows == 0:
+        return set()
+    last = int(pc.max(deletes["_time_tick"]).as_py())
+    return set(_reached(table, key_schema(schema), deletes, last, files, LookupWork()))
+
+
+def _positions(found: Mapping[str, list[Int64s]]) -> dict[str, Int64s]:
+    return {path: np.unique(np.concatenate(each)) for path, each in found.items()}
 
 
 def find_keys(
@@ -181,7 +218,7 @@ def _candidates(
 
 def _columns(keys: pa.Schema) -> pa.Schema:
     """Return the columns by which deletes hit rows."""
-    return pa.schema([*keys, *(pa.field(name, pa.int64()) for name in _PLACE)])
+    return pa.schema([*keys, *(pa.field(name, pa.int64()) for name in PLACE)])
 
 
 def _by_hash(deletes: pa.Table, keys: pa.Schema) -> _Wanted:

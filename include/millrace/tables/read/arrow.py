@@ -1,9 +1,7 @@
-"""``read_arrow``: a collection at a time tick as an Arrow table, without a JVM; and the rule for which deletes hit
-which rows.
+"""``read_arrow``: a collection at a time tick as an Arrow table, without a JVM.
 
-A delete at (t, w) hits the rows of its key, in its partition if it names one, whose (visible tick, write tick) is
-smaller.
-Inside a transaction, where visible ticks are equal, the order of writing decides.
+What a published version masks is left out by position (millrace.tables.read.base), and so are rows that later deletes
+hit, where the key index finds them. Other rows are judged by their keys and ticks (millrace.tables.read.deleted).
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +34,17 @@ from millrace.base.predicate.language import (
 )
 from millrace.base.settings import Settings
 from millrace.message.ids import Moment
-from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed_columns, single_column, to_fields
 from millrace.rpc.selection import ALL_ROWS, Selection
+from millrace.storage.deletion_vectors import Positions
 from millrace.storage.parquet_file import RowGroupFilter
 from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, table_at
 from millrace.tables.collections.layout import TABLES, earlier_name, has_earlier_layout
-from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
+from millrace.tables.key_index.lookup import covered_hits, reachable_files
+from millrace.tables.read.deleted import PLACE, TICKS, deleted_mask, name_no_partition
+from millrace.tables.read.open_tables import OpenTables
+from millrace.tables.read.plan import ReadPlan, plan_read
 from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter
 from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema, deletes_file_schema, rows_read_schema
 
@@ -56,14 +58,6 @@ BATCH_ROWS: Final = 65_536
 SORT_BYTES: Final = 1 << 30
 """Approximate size of rows that a sort without a limit may take. With a limit, twice the size of the limit's rows."""
 
-_TICKS: Final = ("_time_tick", "_write_tick")
-_PLACE: Final = ("_partition_id", *_TICKS)
-
-_SPREAD: Final = 4
-"""Integer keys need no hash table if their range is at most this many times their number."""
-
-Int64s = npt.NDArray[np.int64]
-
 
 def read_arrow(
     settings: Settings,
@@ -75,18 +69,28 @@ def read_arrow(
     uncommitted: Mapping[str, Sequence[pa.Table]] | None = None,
     selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
+    tables: OpenTables | None = None,
+    use_published: bool = True,
 ) -> pa.Table:
     """Return the rows of a collection that are visible at `at` (default: the newest tick that all its channels have
     reached).
 
     Columns are the collection's fields at that tick, or those of `selection`. `with_ticks` adds the columns that locate
-    a row (``_partition`` ...). Rows have no order unless `selection` asks for one. Memory: all selected rows, before
-    deletes, and all deletes up to that tick. Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged,
+    a row (``_partition`` ...). Rows have no order unless `selection` asks for one. `tables` and `use_published` are
+    those of :func:`plan_read`. Memory: all selected rows, and the deletes since the newest published version up to
+    that tick, or all deletes if none is published. Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged,
     InvalidArgument.
     """
     for last in (False, True):
         plan = plan_read(
-            settings, collection_id, at=at, deadline=deadline, confirmed=confirmed, uncommitted=uncommitted
+            settings,
+            collection_id,
+            at=at,
+            deadline=deadline,
+            confirmed=confirmed,
+            uncommitted=uncommitted,
+            tables=tables,
+            use_published=use_published,
         )
         try:
             return pa.concat_tables(read_pieces(plan, selection=selection, with_ticks=with_ticks))
@@ -108,7 +112,7 @@ def read_stream(
 ) -> pa.RecordBatchReader:
     """Return the rows of a planned read, batch by batch.
 
-    Memory: the deletes up to its tick, about PIECE_BYTES of rows, and the row groups of two files.
+    Memory: the deletes since the newest published version, about PIECE_BYTES of rows, and the row groups of two files.
     Raises InvalidArgument. Its batches raise TableDamaged.
     """
     names = selection.names(plan.schema.arrow())
@@ -127,7 +131,7 @@ def read_pieces(
     max_bytes: int | None = None,
     ticks: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a planned read at once, or in pieces of about `max_bytes`; at least one, which may be empty.
+    """Yield the rows of a planned read in few pieces, or in pieces of about `max_bytes`; at least one, maybe empty.
 
     With `ticks` (after, up to), only rows that became visible in between.
     """
@@ -165,12 +169,23 @@ def stored_dataset(settings: Settings, name: str) -> ds.Dataset:
 
 
 def count_rows(plan: ReadPlan, *, where: str | None = None) -> int:
-    """Return the number of rows of a planned read, from the tables' logs alone if nothing hides a row."""
+    """Return the number of rows of a planned read, from the tables' logs and vectors alone if they tell."""
     look = _Look(plan, Selection(where=where), [])
     stored = look.stored_rows()
-    if stored is not None:
-        return stored + sum(rows.num_rows for rows in plan.tail_rows(deletes=False))
-    return sum(piece.num_rows for piece in look.rows(PIECE_BYTES))
+    pieces = look.rows(PIECE_BYTES) if stored is None else look.tail_rows()
+    return (stored or 0) + sum(piece.num_rows for piece in pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files of the rows table that are read in one way."""
+
+    actions: pa.Table
+    """As :meth:`TableHandle.actions` has them."""
+    hidden: Mapping[str, Positions]
+    """By file the rows to leave out."""
+    judged: bool
+    """Whether no delete hits one of the other rows."""
 
 
 class _Look:
@@ -200,25 +215,26 @@ class _Look:
         whole = () if found is None else conjuncts(found)
         wide = [each for part in whole if (each := WidenedComparison.of(part, plan.schema)) is not None]
         self._groups = row_group_filter(wide) if wide else None
-        stored = rows_read_schema(plan.schema)
-        self._coarse = pruning_expression(And(tuple(self._conjuncts)), stored) if self._conjuncts else None
+        self._stored = rows_read_schema(plan.schema)
+        self._coarse = pruning_expression(And(tuple(self._conjuncts)), self._stored) if self._conjuncts else None
         if arrow_filter is not None:
             self._exact = _both(self._exact, arrow_filter.expression)
             if all(self._says_bounds(name) for name in arrow_filter.fields):
                 self._coarse = _both(self._coarse, arrow_filter.expression)
-        self._deletes = self._all_deletes()
-        first = plan.first_ticks()
-        self._replaced = any(first[name] < info.first_visible_tick(plan.tick) for name, info in plan.vchannels.items())
-        self._hides = bool(plan.partition_drops) or self._replaced
-        wanted = {*names, *selection.referenced_columns, *(() if arrow_filter is None else arrow_filter.fields)}
-        self._judged_by = [*_TICKS] if _name_no_partition(self._deletes) else [*_PLACE]
-        if self._deletes.num_rows:
-            wanted |= {*self._keys, *self._judged_by}
+        files = self._chosen_files()
+        masked = {} if plan.base is None or files is None else plan.base.judged(files)
+        since = self._judged_until(files, masked)
+        stored_deletes = self._deletes_after(since)
+        self._deletes = to_fields(stored_deletes, plan.schema, self._keys)
+        self._files = [] if files is None else self._ways(files, masked, stored_deletes)
+        begins = [info.first_visible_tick(plan.tick) for info in plan.vchannels.values()]
+        self._hides = any(tick > since for tick in (*begins, *(tick for _, _, tick in plan.partition_drops)))
+        self._names = list(dict.fromkeys([*names, *(name for name, _ in selection.order_by)]))
+        self._wanted = {*names, *selection.referenced_columns}
+        self._wanted |= set() if arrow_filter is None else set(arrow_filter.fields)
+        self._judged_by = [*TICKS] if name_no_partition(self._deletes) else [*PLACE]
         if self._hides:
-            wanted |= {"_vchannel", "_partition_id", "_time_tick"}
-        self._fields = [each for each in plan.schema.arrow().names if each in wanted]
-        there = {each.name for each in needed_columns(plan.schema, self._fields)} | (wanted & set(ROW_COLUMNS.names))
-        self._columns = [each for each in stored.names if each in there] or ["_time_tick"]
+            self._wanted |= {"_vchannel", "_partition_id", "_time_tick"}
 
     def _says_bounds(self, name: str) -> bool:
         """Return whether an expression on a field can be pushed to the files: same name, and no NaN, which bounds
@@ -229,50 +245,125 @@ class _Look:
         kind = self._plan.schema.arrow().field(name).type
         return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
+    def _chosen_files(self) -> pa.Table | None:
+        """Return the files of the rows table that may have selected rows; None without a table."""
+        table = self._plan.rows
+        if table is None:
+            return None
+        return files_within(table, self._stored, self._after, self._until, self._conjuncts)
+
+    def _judged_until(self, files: pa.Table | None, masked: Mapping[str, Positions]) -> int:
+        """Return the tick up to which nothing is left to judge: no delete and no drop up to it hides a row of these
+        files or of the tails that is not masked.
+        """
+        plan = self._plan
+        found = [plan.tick, *(tail.first_tick() - 1 for tail in plan.tails)]
+        if plan.base is not None and masked:
+            found.append(plan.base.tick)
+        if files is not None and len(masked) < files.num_rows:
+            if "min._time_tick" not in files.column_names:
+                return 0
+            for path, tick in zip(files["path"].to_pylist(), files["min._time_tick"].to_pylist(), strict=True):
+                if path not in masked:
+                    found.append((tick or 1) - 1)
+        return max(0, min(found))
+
+    def _ways(self, files: pa.Table, masked: Mapping[str, Positions], deletes: pa.Table) -> list[_Files]:
+        """Return the files whose dead rows are known by their positions, and those whose rows are to be judged."""
+        plan = self._plan
+        paths: list[str] = files["path"].to_pylist()
+        hidden = {path: positions for path, positions in masked.items() if len(positions)}
+        assert plan.rows is not None
+        doubtful: set[str] = set()
+        if deletes.num_rows and len(masked) < len(paths):
+            others = [path for path in paths if path not in masked]
+            doubtful |= reachable_files(plan.rows, plan.schema, deletes, files=others)
+        if plan.base is not None and masked:
+            late = deletes.filter(pc.greater(deletes["_time_tick"], plan.base.tick))
+            hits, unknown = covered_hits(plan.base.index, plan.rows, plan.schema, late, files=masked)
+            doubtful.update(unknown)
+            for path, positions in hits.positions.items():
+                hidden[path] = np.union1d(masked[path], positions)
+        open_ = np.array([path in doubtful for path in paths], dtype=bool)
+        return [
+            _Files(files.filter(pa.array(~open_)), hidden, judged=True),
+            _Files(files.filter(pa.array(open_)), hidden, judged=False),
+        ]
+
+    def _fields(self, *, judged: bool) -> list[str]:
+        """Return the fields to read; with those by which deletes hit rows, unless they are `judged`."""
+        wanted = self._wanted if judged or not self._deletes.num_rows else {*self._wanted, *self._keys}
+        return [each for each in self._plan.schema.arrow().names if each in wanted]
+
+    def _columns(self, *, judged: bool) -> list[str]:
+        """Return the columns to read."""
+        plan, wanted = self._plan, self._wanted
+        if not judged and self._deletes.num_rows:
+            wanted = {*wanted, *self._judged_by}
+        there = {each.name for each in needed_columns(plan.schema, self._fields(judged=judged))}
+        there |= wanted & set(ROW_COLUMNS.names)
+        return [each for each in self._stored.names if each in there] or ["_time_tick"]
+
     def rows(self, max_bytes: int | None) -> Iterator[pa.Table]:
-        """Yield the rows with the columns that the selection needs, and perhaps more."""
-        schema = rows_read_schema(self._plan.schema)
-        tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
-        if max_bytes is None and (living := self._living(schema)) is not None:
-            yield self._shown(living)
-            for piece in tail:
-                yield self._shown(piece, judged=True)
-            return
-        stored = stored_table_rows(
-            self._plan.rows,
-            schema,
+        """Yield the rows with the columns of the selection and those that it sorts by, in at least one piece."""
+        table = self._plan.rows
+        for files in self._files:
+            if table is None or not files.actions.num_rows:
+                continue
+            living = None if files.judged or max_bytes is not None else self._living(files)
+            stored = [living] if living is not None else self._scanned(table, files, max_bytes)
+            for piece in stored:
+                yield self._shown(piece, judged=files.judged or living is not None)
+        yield from self.tail_rows()
+
+    def tail_rows(self) -> Iterator[pa.Table]:
+        """Yield the rows of the tails as :meth:`rows` does, in at least one piece."""
+        columns = self._columns(judged=False)
+        yield self._shown(self._stored.empty_table().select(columns), judged=False)
+        for piece in self._plan.tail_rows(deletes=False):
+            yield self._shown(self._between(piece).select(columns), judged=False)
+
+    def _scanned(self, table: TableHandle, files: _Files, max_bytes: int | None) -> Iterator[pa.Table]:
+        return _rows_of_files(
+            table,
+            files.actions,
+            self._stored,
             self._until,
             max_bytes,
             after=self._after,
-            columns=self._columns,
+            columns=self._columns(judged=files.judged),
             where=self._coarse,
-            conjuncts=self._conjuncts,
             groups=self._groups,
+            hidden=files.hidden,
         )
-        whole = chain(stored, tail)
-        for piece in [pa.concat_tables(whole)] if max_bytes is None else whole:
-            yield self._shown(piece, judged=True)
 
-    def _shown(self, piece: pa.Table, *, judged: bool = False) -> pa.Table:
-        """Return the selected rows of a piece. `judged`: without those that a delete hits."""
-        piece = to_fields(piece, self._plan.schema, self._fields)
+    def _shown(self, piece: pa.Table, *, judged: bool) -> pa.Table:
+        """Return the selected rows of a piece. `judged`: no delete hits one of them."""
+        piece = to_fields(piece, self._plan.schema, self._fields(judged=judged))
         if self._exact is not None:
             piece = piece.filter(self._exact)
         if self._hides:
             piece = hide_dropped(piece, self._plan)
-        if judged and self._deletes.num_rows and piece.num_rows:
+        if not judged and self._deletes.num_rows and piece.num_rows:
             piece = piece.filter(pa.array(~deleted_mask(piece, self._deletes, self._plan.schema.key_names)))
-        return piece
+        return piece.select(self._names)
 
-    def _living(self, schema: pa.Schema) -> pa.Table | None:
-        """Return the table's rows that no delete hits, found by key and location; None if the read needs a filtered
+    def _living(self, files: _Files) -> pa.Table | None:
+        """Return the rows of files that no delete hits, found by key and location; None if the read needs a filtered
         scan.
 
-        Reads the other columns only of row groups with such rows. Also None if there are no deletes.
+        Reads the other columns only of row groups with such rows.
         """
-        table = self._plan.rows
+        table, paths = self._plan.rows, files.actions["path"].to_pylist()
         filtered = self._coarse is not None or self._groups is not None or self._after > 0
-        if table is None or not self._deletes.num_rows or filtered or tick_span(table)[1] > self._until:
+        last = _last_tick(files.actions)
+        if (
+            table is None
+            or filtered
+            or last is None
+            or last > self._until
+            or any(path in files.hidden for path in paths)
+        ):
             return None
         key = key_schema(self._plan.schema).names
 
@@ -280,14 +371,11 @@ class _Look:
             named = to_fields(rows, self._plan.schema, self._keys)
             return ~deleted_mask(named, self._deletes, self._plan.schema.key_names)
 
+        columns = self._columns(judged=True)
         rows = table.read_filtered(
-            table.actions()["path"].to_pylist(),
-            schema,
-            columns=self._columns,
-            filter_columns=[*key, *self._judged_by],
-            keep=kept,
+            paths, self._stored, columns=columns, filter_columns=[*key, *self._judged_by], keep=kept
         )
-        return align_to_schema(rows.select(self._columns), pa.schema([schema.field(name) for name in self._columns]))
+        return align_to_schema(rows.select(columns), pa.schema([self._stored.field(name) for name in columns]))
 
     def _between(self, piece: pa.Table) -> pa.Table:
         if self._after == 0 and self._until == self._plan.tick:
@@ -296,29 +384,58 @@ class _Look:
         return piece.filter(pa.array((ticks > self._after) & (ticks <= self._until)))
 
     def stored_rows(self) -> int | None:
-        """Return the table's row count from its files' statistics; None if they do not tell."""
-        table, tick = self._plan.rows, self._plan.tick
-        if self._exact is not None or self._hides or self._deletes.num_rows:
+        """Return the number of the table's rows that are shown, from the logs and what is masked; None if they do not
+        tell.
+        """
+        if self._exact is not None or self._hides:
             return None
-        actions = None if table is None else table.actions()
-        if actions is None or not actions.num_rows:
-            return 0
-        if tick_span(table)[1] > tick or actions["num_records"].null_count:
-            return None
-        return int(pc.sum(actions["num_records"]).as_py())
+        count = 0
+        for files in self._files:
+            actions = files.actions
+            if not actions.num_rows:
+                continue
+            last = _last_tick(actions)
+            if not files.judged or last is None or last > self._until or actions["num_records"].null_count:
+                return None
+            hidden = sum(len(files.hidden.get(path, ())) for path in actions["path"].to_pylist())
+            count += int(pc.sum(actions["num_records"]).as_py()) - hidden
+        return count
 
-    def _all_deletes(self) -> pa.Table:
-        """Return the deletes up to the tick, except those of keys that the predicate excludes anyway."""
+    def _deletes_after(self, since: int) -> pa.Table:
+        """Return the deletes after `since` up to the tick, except those of keys that the predicate excludes anyway.
+
+        Columns are those of the deletes table.
+        """
         plan = self._plan
         schema = deletes_file_schema(plan.schema)
         keys = key_schema(plan.schema)
         mine = [each for each in self._conjuncts if column_names(each) <= set(keys.names)]
         where = pruning_expression(And(tuple(mine)), keys) if mine else None
-        wanted = [*keys.names, *_PLACE]
-        found = [*stored_table_rows(plan.deletes, schema, plan.tick, None, columns=wanted, where=where, conjuncts=mine)]
+        wanted = [*keys.names, *PLACE]
+        found = [
+            *stored_table_rows(
+                plan.deletes, schema, plan.tick, None, after=since, columns=wanted, where=where, conjuncts=mine
+            )
+        ]
         if plan.has_tail_deletes():
             found += [piece.select(wanted) for piece in plan.tail_rows(deletes=True)]
-        return to_fields(pa.concat_tables(found), plan.schema, self._keys)
+        return pa.concat_tables(found)
+
+
+def files_within(
+    table: TableHandle, schema: pa.Schema, after: int, tick: int, conjuncts: Sequence[Condition] = ()
+) -> pa.Table:
+    """Return the live files (TableHandle.actions) that may have rows after `after` up to `tick` that satisfy all
+    `conjuncts`, by the bounds in the log.
+
+    `schema` has the columns of the files.
+    """
+    actions = table.actions()
+    ticks = ColumnRef(("_time_tick",))
+    wanted = [Compare("<=", ticks, Literal(tick)), *conjuncts]
+    if after:
+        wanted.append(Compare(">", ticks, Literal(after)))
+    return actions.filter(may_match(actions, schema, wanted))
 
 
 def stored_table_rows(
@@ -331,40 +448,65 @@ def stored_table_rows(
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
     conjuncts: Sequence[Condition] = (),
-    groups: RowGroupFilter | None = None,
 ) -> Iterator[pa.Table]:
     """Yield rows of a rows or deletes table after `after` up to `tick`, pruned by statistics, in pieces.
 
     `schema` has the columns of its files. Without `max_bytes`, one piece. Raises TableDamaged.
     """
     names = schema.names if columns is None else list(columns)
-    target = pa.schema([schema.field(name) for name in names])
-    actions = None if table is None else table.actions()
-    if table is None or actions is None or not actions.num_rows:
-        yield target.empty_table()
+    if table is None or not table.actions().num_rows:
+        yield pa.schema([schema.field(name) for name in names]).empty_table()
         return
-    actions = actions.filter(
-        may_match(actions, schema, [Compare("<=", ColumnRef(("_time_tick",)), Literal(tick)), *conjuncts])
-    )
+    files = files_within(table, schema, after, tick, conjuncts)
+    yield from _rows_of_files(table, files, schema, tick, max_bytes, after=after, columns=names, where=where)
+
+
+def _rows_of_files(
+    table: TableHandle,
+    files: pa.Table,
+    schema: pa.Schema,
+    tick: int,
+    max_bytes: int | None,
+    *,
+    after: int,
+    columns: Sequence[str],
+    where: pc.Expression | None,
+    groups: RowGroupFilter | None = None,
+    hidden: Mapping[str, Positions] = MappingProxyType({}),
+) -> Iterator[pa.Table]:
+    """Yield rows of `files` (TableHandle.actions) after `after` up to `tick`, without those at `hidden` positions."""
+    target = pa.schema([schema.field(name) for name in columns])
+    names = list(columns)
+    last = _last_tick(files) if files.num_rows else 0
+    limits = []
     if after:
-        actions = actions.filter(may_match(actions, schema, [Compare(">", ColumnRef(("_time_tick",)), Literal(after))]))
-        late = pc.field("_time_tick") > after
-        where = late if where is None else late & where
-    latest = actions["max._time_tick"] if "max._time_tick" in actions.column_names else None
-    if latest is None or latest.null_count or pc.any(pc.greater(latest, tick)).as_py():
-        early = pc.field("_time_tick") <= tick
-        where = early if where is None else early & where
-    paths = actions["path"].to_pylist()
-    if max_bytes is None or not paths:
-        yield align_to_schema(table.read_rows(paths, schema, columns=names, where=where, groups=groups), target)
+        limits.append(pc.field("_time_tick") > after)
+    if last is None or last > tick:
+        limits.append(pc.field("_time_tick") <= tick)
+    for each in limits:
+        where = each if where is None else each & where
+    if limits and "_time_tick" not in names:
+        names.append("_time_tick")
+    paths = files["path"].to_pylist()
+    if not paths or (max_bytes is None and not any(path in hidden for path in paths)):
+        yield align_to_schema(table.read_rows(paths, schema, columns=columns, where=where, groups=groups), target)
         return
     held: list[pa.RecordBatch] = []
-    for batch in table.scan_rows(paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS, groups=groups):
-        held.append(batch)
-        if sum(each.nbytes for each in held) >= max_bytes:
+    for batch in table.scan_rows(
+        paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS, groups=groups, hidden=hidden
+    ):
+        held.append(batch.select(list(columns)))
+        if max_bytes is not None and sum(each.nbytes for each in held) >= max_bytes:
             yield align_to_schema(pa.Table.from_batches(held), target)
             held = []
     yield align_to_schema(pa.Table.from_batches(held, held[0].schema) if held else target.empty_table(), target)
+
+
+def _last_tick(files: pa.Table) -> int | None:
+    """Return the last tick of any of some files; None if that is unknown."""
+    if "max._time_tick" not in files.column_names or files["max._time_tick"].null_count:
+        return None
+    return int(pc.max(files["max._time_tick"]).as_py())
 
 
 def _both(one: pc.Expression | None, other: pc.Expression) -> pc.Expression:
@@ -417,77 +559,3 @@ def hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
         if rows.num_rows and begin > ticks.min():
             hidden |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < begin)
     return rows.filter(pa.array(~hidden)) if hidden.any() else rows
-
-
-def deleted_mask(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Return a mask of `rows` that `deletes` hit by the fields `key`: shape ``(rows,)``."""
-    place, delete_key, span = _numbered(key_column(rows, key), key_column(deletes, key))
-    result = np.zeros(rows.num_rows, dtype=bool)
-    hit = np.flatnonzero(place >= 0)
-    if len(hit) == 0:
-        return result
-    some = len(hit) < rows.num_rows
-
-    def of_rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return values[hit] if some else values
-
-    row_key = of_rows(place)
-    d_partition, d_time, d_write = (deletes[name].to_numpy() for name in _PLACE)
-    r_time, r_write = (of_rows(rows[name].to_numpy()) for name in _TICKS)
-    # For each (key, partition), the last delete hits whatever any of them hits.
-    order = _in_order(d_time, d_write)
-    order = np.arange(len(delete_key)) if order is None else order
-    last = np.full(span, -1, dtype=np.int64)
-    struck = np.zeros(len(hit), dtype=bool)
-    groups = {} if _name_no_partition(deletes) else _by_value(of_rows(rows["_partition_id"].to_numpy()))
-    alone = bool((d_partition == d_partition[0]).all())
-    for number, mine in _by_value(d_partition[:1] if alone else d_partition[order]).items():
-        among = slice(None) if number == 0 else groups.get(number)
-        if among is None:
-            continue
-        places = order[mine]
-        theirs = delete_key[places]
-        last[theirs] = places  # the last delete of a repeated key wins
-        found = last[row_key[among]]
-        time, written = d_time[found], r_time[among]
-        later = time > written
-        if (same := time == written).any():
-            later |= same & (d_write[found] > r_write[among])
-        struck[among] |= (found >= 0) & later
-        last[theirs] = -1
-    result[hit] = struck
-    return result
-
-
-def _name_no_partition(deletes: pa.Table) -> bool:
-    """Return whether all deletes apply to every partition, so that the partition of a row does not matter."""
-    return not deletes["_partition_id"].to_numpy().any()
-
-
-def _numbered(row_keys: Any, delete_keys: Any) -> tuple[Int64s, Int64s, int]:
-    """Number the keys. Returns the rows' numbers (-1 without a delete), the deletes' numbers, and their upper bound."""
-    if pa.types.is_int64(delete_keys.type) and len(delete_keys):
-        theirs = delete_keys.to_numpy()
-        low, high = int(theirs.min()), int(theirs.max())
-        if high - low < _SPREAD * (len(row_keys) + len(theirs)):  # dense numbers are their own indices
-            mine = row_keys.to_numpy()
-            inside = (mine >= low) & (mine <= high)
-            return (mine - low if inside.all() else np.where(inside, mine - low, -1)), theirs - low, high - low + 1
-    keys = pc.unique(delete_keys)
-    place, number = pc.index_in(row_keys, keys), pc.index_in(delete_keys, keys)
-    return pc.fill_null(place, -1).to_numpy().astype(np.int64), number.to_numpy().astype(np.int64), len(keys)
-
-
-def _in_order(times: Int64s, writes: Int64s) -> Int64s | None:
-    """Return the order by time and write; None if they are sorted, as a deletes table usually is."""
-    behind = (times[1:] > times[:-1]) | ((times[1:] == times[:-1]) & (writes[1:] >= writes[:-1]))
-    return None if behind.all() else np.lexsort((writes, times))
-
-
-def _by_value(values: Int64s) -> dict[int, slice | Int64s]:
-    """Return the indices of each value, in order."""
-    if len(values) and (values == values[0]).all():
-        return {int(values[0]): slice(None)}
-    order = np.argsort(values, kind="stable")
-    found, begins = np.unique(values[order], return_index=True)
-    return dict(zip(found.tolist(), np.split(order, begins[1:]), strict=True))

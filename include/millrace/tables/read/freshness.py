@@ -166,23 +166,32 @@ def read_fresh(
     seconds: float,
     selection: Selection = ALL_ROWS,
     from_log: bool = False,
+    tables: OpenTables | None = None,
 ) -> pa.Table:
     """Return the selected rows of a collection at `at`, or of everything decided before the call.
 
     What the tables lack comes from the append host, as far as its buffer reaches. Otherwise waits for the tables; with
-    `from_log`, reads it from the log (:func:`uncommitted_messages`) instead of waiting.
+    `from_log`, reads it from the log (:func:`uncommitted_messages`) instead of waiting. `tables` are those of
+    :func:`millrace.tables.read.plan.plan_read`.
 
     Raises TickNotReached after `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
     rest: dict[str, list[pa.Table]] | None
-    decided = decided_messages(settings, client, collection_id, pchannels, at=at)
+    decided = decided_messages(settings, client, collection_id, pchannels, at=at, tables=tables)
     if decided is not None:
         confirmed, rest = decided
     else:
         confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
         rest = uncommitted_messages(settings, client, collection_id, confirmed) if from_log else None
     return read_arrow(
-        settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, uncommitted=rest, selection=selection
+        settings,
+        collection_id,
+        at=at,
+        deadline=0.0,
+        confirmed=confirmed,
+        uncommitted=rest,
+        selection=selection,
+        tables=tables,
     )
 
 

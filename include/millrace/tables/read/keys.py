@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed_columns, to_fields
 from millrace.rpc.selection import Selection
-from millrace.storage.published import ROWS_FOLDER
 from millrace.storage.table import TableHandle
-from millrace.tables.collections.data_tables import published_uri
 from millrace.tables.key_index.index import INDEX_FROM_ROWS
 from millrace.tables.key_index.lookup import files_with_keys, find_keys
-from millrace.tables.read.arrow import deleted_mask, hide_dropped
+from millrace.tables.read.arrow import hide_dropped
+from millrace.tables.read.deleted import deleted_mask
 from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.read.plan import ReadPlan
 from millrace.wal.visible.collection_rows import align_to_schema, deletes_file_schema, rows_read_schema
@@ -68,21 +67,19 @@ def _stored(
     """Return the rows of the keys in the rows table up to the plan's tick, judged by the published version."""
     index = tables.key_index(plan.settings.key_index_path(plan.collection_id))
     places = find_keys(index, table, plan.schema, wanted, until=plan.tick)
-    published = tables.published(published_uri(plan.settings, plan.collection_id)) if places.positions else None
-    if published is not None and not 0 < published.tick <= plan.tick:
-        published = None
+    base = plan.base
     parts = []
     for path, positions in places.positions.items():
         rows, _ = table.take_rows(path, positions, columns=target.names)
         rows = align_to_schema(rows, target)
-        name = f"{ROWS_FOLDER}/{path}"
-        if published is None or name not in published.files:
+        masked = None if base is None else base.masked(path)
+        if base is None or masked is None:
             parts.append(_judged(rows, 0))
             continue
         # A row of after the published tick is masked because it is not visible there yet.
-        late = rows["_time_tick"].to_numpy() > published.tick
-        shown = ~np.isin(positions, published.masked(name), assume_unique=True)
-        parts.append(_judged(rows, published.tick).filter(pa.array(shown | late)))
+        late = rows["_time_tick"].to_numpy() > base.tick
+        shown = ~np.isin(positions, masked, assume_unique=True)
+        parts.append(_judged(rows, base.tick).filter(pa.array(shown | late)))
     if places.unknown_rows >= INDEX_FROM_ROWS and not index.is_wanted:
         index.request()
     if places.unknown:

@@ -3,7 +3,9 @@
 All versions are pinned here, once, in the order checkpoints, deletes, rows, wal. So the pinned ``wal`` has everything
 after the tables' ticks, and a delete that compaction folded in and removed is gone from the rows too. The rows of a
 VChannel up to the tick F of its rows table (and its deletes up to the tick of its deletes table) come from the table,
-the rest up to T from the WAL. Each row is seen once, however far flusher and WAL are apart.
+the rest up to T from the WAL. Each row is seen once, however far flusher and WAL are apart. The base
+(millrace.tables.read.base) says what a published version masks in files of the pinned rows table, so it may be older or
+newer than these.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from millrace.storage.table import TableHandle
 from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.collections.staged_files import StagedFiles
+from millrace.tables.read.base import PublishedBase
 from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, follow, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
@@ -76,6 +79,19 @@ class WalTail:
             return True
         return any(_of_types(rows, types).num_rows for rows in (*(self.held or ()), *self.uncommitted))
 
+    def first_tick(self) -> int:
+        """Return a tick that no row of the tail precedes; MAX_TICK if it has none. Reads nothing."""
+        if self.range.files and self.held is None:
+            return min(self.row_ticks.values(), default=MAX_TICK - 1) + 1
+        first = MAX_TICK
+        for rows in (*(self.held or ()), *self.uncommitted):
+            ticks = rows["time_tick"].to_numpy()
+            for name, tick in self.row_ticks.items():
+                # A row becomes visible at its own tick, or at that of its transaction's commit on the VChannel.
+                late = ticks[pc.equal(rows["vchannel"].cast(pa.utf8()), name).to_numpy() & (ticks > tick)]
+                first = min(first, int(late.min())) if len(late) else first
+        return first
+
     def to_json(self) -> dict[str, Any]:
         return {
             "checkpoint": self.checkpoint.to_json(),
@@ -104,6 +120,8 @@ class ReadPlan:
     rows: TableHandle | None
     deletes: TableHandle | None
     tails: tuple[WalTail, ...]
+    base: PublishedBase | None = None
+    """What is published up to the tick; None if nothing is, or nothing hides a row."""
 
     def tail_bytes(self) -> int:
         """Return the approximate size of the tails' WAL and staged files. Reads one file of each tail."""
@@ -123,6 +141,16 @@ class ReadPlan:
     def has_tail_deletes(self) -> bool:
         """Return whether the tails may hold a delete, from the types of their messages alone."""
         return any(tail.has_any(store_at(self.settings.wal_uri), _DELETING) for tail in self.tails)
+
+    def may_hide_rows(self) -> bool:
+        """Return whether a delete or DDL may hide rows at this tick."""
+        first = self.first_ticks()
+        return (
+            tick_span(self.deletes)[0] <= self.tick
+            or bool(self.partition_drops)
+            or any(first[name] < info.first_visible_tick(self.tick) for name, info in self.vchannels.items())
+            or self.has_tail_deletes()
+        )
 
     def first_ticks(self) -> dict[str, int]:
         """Return by VChannel a tick that no row precedes, in the table or in the tail."""
@@ -149,6 +177,7 @@ def plan_read(
     confirmed: Mapping[str, int] | None = None,
     uncommitted: Mapping[str, Sequence[pa.Table]] | None = None,
     tables: OpenTables | None = None,
+    use_published: bool = True,
 ) -> ReadPlan:
     """Pin the versions and choose the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick.
 
@@ -156,14 +185,15 @@ def plan_read(
     table's own last tick (the table of an idle PChannel does not move, because a tick without news becomes no row).
     `uncommitted` gives by PChannel the messages that the log has after the ``wal`` table, up to its tick in `confirmed`
     or further (millrace.tables.read.freshness); then `confirmed` has all PChannels of the collection. `tables` are open
-    already; the plan holds until they are used again.
+    already; the plan holds until they are used again. `use_published`: whether a published version may be the base; the
+    rows are the same.
     Raises TickNotReached, TickTooOld, and CollectionNotFound if the collection is incomplete or dropped at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
     limit = Deadline.after(settings.read_deadline if deadline is None else deadline)
     tables = tables or OpenTables()
     while True:
-        plan = _plan(settings, collection_id, wanted, confirmed or {}, uncommitted, tables)
+        plan = _plan(settings, collection_id, wanted, confirmed or {}, uncommitted, tables, use_published)
         if isinstance(plan, ReadPlan):
             return plan
         follow(settings)
@@ -181,6 +211,7 @@ def _plan(
     known: Mapping[str, int],
     uncommitted: Mapping[str, Sequence[pa.Table]] | None,
     tables: OpenTables,
+    use_published: bool,
 ) -> ReadPlan | int:
     """Return the plan; or the tick reached, if it is not the wanted one yet."""
     checkpoints = tables.checkpoints(settings.checkpoints_uri)
@@ -225,7 +256,10 @@ def _plan(
         tails.append(replace(tail, row_ticks=row_ticks, delete_ticks=delete_ticks, staged_bytes=staged_bytes))
     _check_whole(collection_id, vchannels, tick)
     schema = newest_schema(vchannels.values(), tick)
-    return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
+    plan = ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
+    if not use_published or rows is None or not plan.may_hide_rows():
+        return plan
+    return replace(plan, base=PublishedBase.find(settings, collection_id, tick, tables))
 
 
 def tick_span(table: TableHandle | None) -> tuple[int, int]:

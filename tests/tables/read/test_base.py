@@ -1,0 +1,227 @@
+"""A read on top of a published version is what the model says, and costs what came since that version."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from millrace.base.settings import Settings
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.run import compact
+from millrace.rpc.selection import Selection
+from millrace.storage.local import local_path
+from millrace.storage.table import TableHandle, table_at
+from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
+from millrace.tables.key_index.index import KeyIndex
+from millrace.tables.read import arrow
+from millrace.tables.read.arrow import count_rows, read_arrow, read_pieces
+from millrace.tables.read.plan import ReadPlan, plan_read
+from tests.failpoints import at_failpoints
+from tests.laws.profile import examples
+from tests.node.publish.published_maker import PublishedMaker, rows_in
+from tests.node.publish.test_published_reads import AHEAD, FOLDED, WITH_PUBLISHING, published
+from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter
+from tests.tables.read_model import do, expected
+from tests.tables.wal_maker import SCHEMA
+
+PARAMS = CompactionParams(min_files=2, fold="always", vacuum=True)
+KILLS = ("publish.planned", "publish.vectors", "publish.checked", "publish.committed", "publish.indexed")
+STEPS = st.one_of(WITH_PUBLISHING, WITH_PUBLISHING, st.tuples(st.just("kill"), st.sampled_from(KILLS)))
+KILLED = [step for place in KILLS for step in (("upsert", [0, 1, 2], 1, 0), ("wal_commit", 0), ("kill", place))]
+
+
+class _Died(BaseException):
+    """Ends the publisher where it stands."""
+
+
+def run(made: PublishedMaker, operation: tuple[Any, ...], number: int) -> None:
+    """Do one step."""
+    match operation:
+        case ["wal_commit", _]:
+            made.maker.commit()
+        case ["flush", percent]:
+            made.flush(percent=percent)
+        case ["publish", _]:
+            made.publish()
+        case ["kill", place]:
+
+            def die(name: str) -> None:
+                if name == place:
+                    raise _Died
+
+            made.flush()
+            try:
+                with at_failpoints(die):
+                    made.publish()
+            except _Died:
+                pass
+        case ["fold", _]:
+            made.fold()
+        case ["compact", percent]:
+            ticks = sorted({m["time_tick"] for name in made.maker.pchannels for m in made.maker.accepted[name]})
+            compact(made.settings, PARAMS, history=ticks[(len(ticks) - 1) * percent // 100])
+        case _:
+            do(made.collection, operation, number)
+
+
+def check(made: PublishedMaker, first: int, step: int) -> int:
+    """Check reads at some of the ticks that can be read. Returns how many of them had a published base."""
+    maker = made.maker
+    created = [m["time_tick"] for n in maker.pchannels for m in maker.accepted[n] if m["type"] == "CREATE_COLLECTION"]
+    rows = local_path(rows_uri(made.settings, 1))
+    base = 0 if rows is None or not rows.exists() else earliest_readable_tick(table_at(rows))
+    reachable = min(maker.last_tick(name) for name in maker.pchannels)
+    ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
+    inside = [tick for tick in ticks if max(base, *created) <= tick <= reachable]
+    based = 0
+    for tick in {*inside[first::step], *inside[-1:]}:
+        wanted = expected(maker, tick, SCHEMA)
+        assert as_counter(read_arrow(made.settings, 1, at=tick)) == wanted, f"at {tick}"
+        plan = plan_read(made.settings, 1, at=tick)
+        based += plan.base is not None
+        pieces = list(read_pieces(plan, max_bytes=1, with_ticks=True))
+        assert as_counter(pa.concat_tables(pieces)) == wanted, f"at {tick}, in pieces"
+        assert count_rows(plan) == wanted.total()
+        some = read_arrow(made.settings, 1, at=tick, selection=Selection(columns=("body",), where="id < 3"))
+        assert sorted(some["body"].to_pylist()) == sorted(row[1] for row in wanted.elements() if row[0] < 3)
+    return based
+
+
+@example(FOLDED, True, 0)
+@example(AHEAD, True, 1)
+@example([*AHEAD, *KILLED], False, 0)
+@example(published(PARTITIONS), True, 0)
+@example(published(ACROSS), False, 0)
+@example([*published(IMPORTS), ("compact", 60), ("upsert", [1, 2], 1, 0), ("fold", 0)], True, 0)
+@given(st.lists(STEPS, max_size=30), st.booleans(), st.integers(0, 4))
+@examples(4)
+def test_a_read_on_a_published_version_is_what_the_model_says(
+    operations: list[tuple[Any, ...]], indexed: bool, first: int
+) -> None:
+    """Reads at any tick, whatever was published, killed, folded, compacted and removed in between."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        made = PublishedMaker(Settings(data_dir=folder / "data"))
+        if indexed:
+            KeyIndex.open(made.settings.key_index_path(1)).request()
+        for number, operation in enumerate(operations):
+            run(made, operation, number)
+            if operation[0] in ("fold", "compact", "kill"):
+                made.maker.commit()
+                check(made, 0, 1 << 30)
+        for last in (("wal_commit", 0), ("upsert", [1], 1, 0), ("wal_commit", 0)):
+            run(made, last, 99)
+        check(made, first, 5)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def made(settings: Settings) -> PublishedMaker:
+    """A published collection with 60 rows in three files, of which 20 were replaced, and the index."""
+    found = PublishedMaker(settings, vchannels=2)
+    KeyIndex.open(settings.key_index_path(1)).request()
+    for part in range(3):
+        found.write(range(part, 60, 3), "old")
+        found.flush()
+    found.write(range(20), "new")
+    found.flush()
+    found.publish()
+    return found
+
+
+def reads(made: PublishedMaker, **named: Any) -> pa.Table:
+    return read_arrow(made.settings, 1, confirmed=made.maker.confirmed(), **named)
+
+
+class Counted:
+    """What reads take of the deletes table, and rows that they judge by their keys."""
+
+    def __init__(self, made: PublishedMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.deletes: list[int] = []
+        """The ticks of the deletes that were read."""
+        self.judged = 0
+        uri = table_at(deletes_uri(made.settings, 1)).uri
+        read, scan, mask = TableHandle.read_rows, TableHandle.scan_rows, arrow.deleted_mask
+
+        def read_rows(table: TableHandle, *given: Any, **named: Any) -> pa.Table:
+            rows = read(table, *given, **named)
+            self.deletes += rows["_time_tick"].to_pylist() if table.uri == uri else []
+            return rows
+
+        def scan_rows(table: TableHandle, *given: Any, **named: Any) -> Iterator[pa.RecordBatch]:
+            assert table.uri != uri
+            yield from scan(table, *given, **named)
+
+        def deleted_mask(rows: pa.Table, *given: Any) -> Any:
+            self.judged += rows.num_rows
+            return mask(rows, *given)
+
+        monkeypatch.setattr(TableHandle, "read_rows", read_rows)
+        monkeypatch.setattr(TableHandle, "scan_rows", scan_rows)
+        monkeypatch.setattr(arrow, "deleted_mask", deleted_mask)
+
+
+def test_a_read_takes_no_delete_of_before_the_published_version(
+    made: PublishedMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(made, monkeypatch)
+    assert sorted(reads(made)["id"].to_pylist()) == list(range(60))
+    assert counted.deletes == []
+    assert counted.judged == 0
+    tick = made.table().tick  # type: ignore[union-attr]
+    made.delete([3])
+    made.write([30], "newest")
+    made.flush()
+    found = reads(made, selection=Selection(columns=("body",)))
+    assert found.num_rows == 59
+    assert pc.sum(pc.starts_with(found["body"], "newest")).as_py() == 1
+    assert len(counted.deletes) == 2, "one delete, one upsert"
+    assert min(counted.deletes) > tick
+    assert counted.judged <= 1, "the index finds the rows of published files, by no look at their keys"
+
+
+def test_a_read_in_the_past_takes_the_deletes_since_the_version_of_then(
+    made: PublishedMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = made.table().tick  # type: ignore[union-attr]
+    for number in range(3):
+        made.write([number], "later")
+        made.flush()
+        made.publish()
+    wanted = rows_in(reads(made, at=then + 1, use_published=False))
+    counted = Counted(made, monkeypatch)
+    assert rows_in(reads(made, at=then + 1)) == wanted
+    assert counted.deletes == []
+
+
+def test_a_read_judges_the_rows_of_a_file_whose_vector_is_gone(
+    made: PublishedMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = rows_in(reads(made, use_published=False))
+    for path in (made.folder / "_rows" / "_vectors").iterdir():
+        path.unlink()
+    assert rows_in(reads(made)) == wanted
+    assert "judges the rows" in caplog.text
+
+
+def test_a_plan_keeps_the_published_version_that_it_began_with(made: PublishedMaker) -> None:
+    def planned() -> ReadPlan:
+        return plan_read(made.settings, 1, confirmed=made.maker.confirmed())
+
+    plan = planned()
+    wanted = rows_in(pa.concat_tables(read_pieces(plan)))
+    made.write(range(10, 40), "later")
+    made.flush()
+    made.publish()
+    assert rows_in(pa.concat_tables(read_pieces(plan))) == wanted
+    assert rows_in(pa.concat_tables(read_pieces(planned()))) != wanted
