@@ -15,6 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.base.settings import Settings
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.publish.definition import publish
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.selection import Selection
@@ -29,7 +31,7 @@ from tests.failpoints import at_failpoints
 from tests.laws.profile import examples
 from tests.node.publish.published_maker import PublishedMaker, rows_in
 from tests.node.publish.test_published_reads import AHEAD, FOLDED, WITH_PUBLISHING, published
-from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter
+from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, tick_everywhere
 from tests.tables.read_model import do, expected
 from tests.tables.wal_maker import SCHEMA
 
@@ -212,6 +214,23 @@ def test_a_read_judges_the_rows_of_a_file_whose_vector_is_gone(
         path.unlink()
     assert rows_in(reads(made)) == wanted
     assert "judges the rows" in caplog.text
+
+
+def test_a_row_that_is_masked_because_it_was_not_visible_yet_is_there_at_its_tick(settings: Settings) -> None:
+    """Its PChannel was ahead of the other one, which decided the published tick. A deleted row beside it stays away."""
+    made = PublishedMaker(settings)
+    early, late = made.collection.keys_of(made.collection.vchannels[0], 2)
+    made.write([early], "early")
+    made.delete([early])
+    tick_everywhere(made.maker)
+    made.write([late], "late")
+    flush_to_end(settings)
+    tick = publish(settings, 1, confirm=lambda names: {})
+    table = made.table()
+    assert table is not None
+    assert (table.row_count, len(table.files)) == (0, 1), "both rows are masked"
+    assert reads(made, at=tick).num_rows == 0
+    assert reads(made)["body"].to_pylist() == [f"late:{late}"]
 
 
 def test_a_plan_keeps_the_published_version_that_it_began_with(made: PublishedMaker) -> None:
