@@ -64,6 +64,7 @@ TOGETHER = {
         "streams/operators/test_on_spark.py",
         "streams/running/test_operated.py",
         "streams/running/test_running.py",
+        "streams/running/test_topics.py",
         "streams/sinks/test_frames.py",
         "streams/test_joins_page.py",
         "streams/test_named_format.py",

@@ -91,9 +91,7 @@ def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
             stream_job=job,
             streams=[each.name for each in streams],
             watch_for=WATCH_FOR,
-            inlets=[
-                table_asset(name) for name in sorted({f"collection:{name}" for each in streams for name in each.reads})
-            ],
+            inlets=[table_asset(name) for name in sorted({name for each in streams for name in each.reads})],
             outlets=[table_asset(target) for target in sorted({target for each in streams for target in each.writes})],
             priority_weight=50,
         )
@@ -104,7 +102,7 @@ def _words(job: str, streams: Sequence[Stream]) -> str:
     lines = [f"Stream {job}: keeps its job alive (jobs/stream.py {job}).", ""]
     for each in streams:
         lines.append(
-            f"- `{each.name}`: {each.source.collection} to {each.sink.target},"
+            f"- `{each.name}`: {each.source.target} to {each.sink.target},"
             f" {each.chosen_guarantee}. {each.words}".rstrip()
         )
     return "\n".join(

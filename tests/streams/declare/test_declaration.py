@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,59 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_by_field(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidStream, match=words):
         stream(**changes)
+
+
+TOPIC = {"kafka": "h:1, i:2", "topics": ["flights"], "columns": {"id": "int64", "at": "timestamp?"}}
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"kafka": "nowhere"}, "source.kafka.bootstrap.0: "),
+        ({"topics": []}, "source.topics: "),
+        ({"topics": ["a", "a"]}, "source: topics: each once"),
+        ({"topics": ["a", "b"]}, "several topics are one table: say its 'name'"),
+        ({"record": ["_size"]}, "record: '_size' is none of _key, _value"),
+        ({"start": "some day"}, "source.start: "),
+        ({"collection": "flights"}, "source.collection: "),
+        ({"watermark": {"column": "at", "max_ahead": "1 day"}}, "records have none"),
+    ],
+)
+def test_what_is_wrong_with_a_source_of_topics_is_said_by_field(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidStream, match=words):
+        stream(source=TOPIC | changes)
+
+
+def test_a_source_of_topics_is_checked_without_its_brokers(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    page = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"][1]
+    (tmp_path / "topics.yaml").write_text(page, encoding="utf-8")
+    found = declared_stream(replace(settings, stream_declarations=str(tmp_path / "topics.yaml")), "flights_by_hour")
+    assert (found.source.target, found.reads) == ("kafka:flights", ("kafka:flights",))
+
+    def said(**changes: Any) -> list[str]:
+        made = stream(sink={"kafka": "h:1", "topic": "out"}, **changes)
+        return [f"{each.level} {each}" for each in check(settings, made)]
+
+    assert said(source=TOPIC) == []
+    assert said(source=TOPIC, sql="select id from flights") == []
+    assert said(source=TOPIC, sql="select id from other")[0] == "error sql: it does not read 'flights'"
+    assert said(source=TOPIC | {"watermark": {"column": "_record_time", "delay": "1 hour"}}) == []
+    for changes, words in [
+        ({"columns": {"id": "number"}}, "error source.columns: field 'id': unknown type 'number'"),
+        ({"watermark": {"column": "id", "delay": "1 hour"}}, "error source.watermark.column: 'id' is no timestamp"),
+        ({"dead_letters": "gone"}, "error source.dead_letters: there is no collection 'gone'"),
+    ]:
+        assert any(words in each for each in said(source=TOPIC | changes)), (words, said(source=TOPIC | changes))
+
+
+def test_the_fingerprint_of_a_topic_s_stream_is_of_its_rows_and_not_of_its_brokers() -> None:
+    one = stream(source=TOPIC)
+    assert one.fingerprint() == "c1e26909f08e4c97", "checkpoints of earlier builds go on"
+    for same in ({"kafka": {"bootstrap": ["other:1"]}}, {"start": "now"}, {"max_bytes": 1}, {"group": "g"}):
+        assert stream(source=TOPIC | same).fingerprint() == one.fingerprint()
+    for other in ({"columns": {"id": "int64"}}, {"topics": ["b"]}, {"tombstones": "ignore"}, {"record": ["_key"]}):
+        assert stream(source=TOPIC | other).fingerprint() != one.fingerprint()
 
 
 def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -333,7 +387,7 @@ def test_a_fingerprint_is_of_what_decides_the_rows() -> None:
 def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_path: Path) -> None:
     declared, derived = python_blocks("docs/declared-streams.md")
     (tmp_path / "pages_streams.py").write_text(declared.text, encoding="utf-8")
-    [yaml] = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"]
+    yaml, _ = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"]
     (tmp_path / "page.yaml").write_text(yaml, encoding="utf-8")
     names: dict[str, Any] = {"__name__": "pages_streams"}
     exec(compile(declared.text, "<page>", "exec"), names)
@@ -358,10 +412,10 @@ def test_the_operators_page_declares_streams_that_make_their_operators(tmp_path:
     }  # fmt: skip
     for each in found.values():
         assert Stream.of(each.model_dump(mode="json", exclude_defaults=True)) == each
-    assert found["flights_with_weather"].reads == ("flights", "weather")
+    assert found["flights_with_weather"].reads == ("collection:flights", "collection:weather")
     assert found["delays_by_hour"].writes == ("collection:delays_by_hour", "collection:flights_late")
     joined = stream(sql="select 1", tables={"then": {"collection": "planes"}})
-    assert (joined.reads, joined.writes) == (("flights", "planes"), ("collection:into",))
+    assert (joined.reads, joined.writes) == (("collection:flights", "collection:planes"), ("collection:into",))
 
 
 def test_a_stream_of_more_than_a_transform_is_no_derived_table() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -11,6 +11,11 @@ from millrace.flows.kafka.cluster import KafkaCluster
 
 ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 """Of a VChannel or a PChannel."""
+
+RECORD_TIME: Final = "_record_time"
+RECORD_COLUMNS: Final = ("_key", "_value", "_headers", "_topic", "_partition", "_offset", RECORD_TIME)
+"""The columns of a topic's record among rows. They begin with an underscore, as the columns of changes do, so that no
+field of a collection, and hardly one of a document, has one of these names."""
 
 
 class KafkaSource(KafkaCluster):

@@ -110,10 +110,14 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
 
     One declaration thus runs both as a stream and as a batch, with equal rows.
 
-    Raises InvalidArgument if the stream has no transform, or more than a transform.
+    Raises InvalidArgument if the stream reads no collection, or has no transform or more than a transform.
     """
+    from millrace.streams.declare.declaration import From
+
     if stream.transform is None:
         raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table needs a function")
+    if not isinstance(stream.source, From):
+        raise InvalidArgument(f"the stream {stream.name!r} reads {stream.source.target}: a table is of a collection")
     if stream.operator is not None or stream.tables:
         raise InvalidArgument(
             f"the stream {stream.name!r} has an operator or tables: a slice of a derived table may depend only on the "

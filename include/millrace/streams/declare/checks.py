@@ -16,7 +16,8 @@ from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import read_collection, read_collections
-from millrace.streams.declare.declaration import Into, Stream, Table, function_of
+from millrace.flows.sources.models import RECORD_TIME
+from millrace.streams.declare.declaration import From, FromTopics, Into, Stream, Table, function_of
 from millrace.streams.declare.operation import LOG_TIME, duration, late_names, sink_names
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import Operator, late_schema, one_name_each
@@ -78,8 +79,55 @@ def require_runnable(stream: Stream, findings: list[Finding]) -> None:
         raise InvalidStream(f"the stream {stream.name!r} cannot run: {'; '.join(errors)}")
 
 
+def source_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
+    """Return the columns of the stream's rows as they come out of its source, without a made event time.
+
+    None if its collection does not exist. Raises InvalidArgument if a topic's columns have no such types.
+    """
+    source = stream.source
+    if isinstance(source, FromTopics):
+        from millrace.flows.sources.kafka.columns import RecordRows
+
+        return RecordRows(source.columns, source.record_columns).schema
+    collection = known.get(source.collection)
+    return None if collection is None else rows_schema(collection, source.columns)
+
+
 def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     source = stream.source
+    found = _topics(stream, source, known) if isinstance(source, FromTopics) else _collection(stream, source, known)
+    yield from found
+    mark = source.watermark
+    if mark is not None and mark.delay.startswith("0 "):
+        yield Finding(
+            "warning", "source.watermark.delay", "without a delay a row as old as the newest one is late already"
+        )
+    if mark is None and stream.transform is not None:
+        yield Finding(
+            "warning",
+            "source.watermark",
+            "without one an aggregate, a join or a deduplication keeps its state for good",
+        )
+
+
+def _topics(stream: Stream, source: FromTopics, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    try:
+        schema = source_schema(stream, known)
+    except InvalidArgument as error:
+        yield Finding("error", "source.columns", str(error))
+        return
+    assert schema is not None
+    if source.dead_letters is not None:
+        yield from _letters("source.dead_letters", source.dead_letters, known)
+    mark = source.watermark
+    if mark is None:
+        return
+    if mark.column not in schema.names or not pa.types.is_temporal(schema.field(mark.column).type):
+        words = f"{mark.column!r} is no timestamp or date of the source's columns, and not {RECORD_TIME!r}"
+        yield Finding("error", "source.watermark.column", words)
+
+
+def _collection(stream: Stream, source: From, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     collection = known.get(source.collection)
     if collection is None:
         yield Finding("error", "source.collection", f"there is no collection {source.collection!r}")
@@ -100,12 +148,6 @@ def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Findin
         yield Finding("warning", "source.kinds", words)
     mark = source.watermark
     if mark is None:
-        if stream.transform is not None:
-            yield Finding(
-                "warning",
-                "source.watermark",
-                "without one an aggregate, a join or a deduplication keeps its state for good",
-            )
         return
     kinds = {field.name: field.type for field in collection.schema.fields}
     if mark.column == LOG_TIME:
@@ -114,10 +156,6 @@ def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Findin
         yield Finding("error", "source.watermark.column", f"{mark.column!r} is no timestamp of {source.collection!r}")
     elif source.columns and mark.column not in source.columns:
         yield Finding("error", "source.watermark.column", f"{mark.column!r} is none of the stream's columns")
-    if mark.delay.startswith("0 "):
-        yield Finding(
-            "warning", "source.watermark.delay", "without a delay a row as old as the newest one is late already"
-        )
 
 
 def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
@@ -135,7 +173,7 @@ def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterat
 
 def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """What can be told of the operator before a transform is asked: all, where there is none."""
-    operation, collection = stream.operator, known.get(stream.source.collection)
+    operation = stream.operator
     assert operation is not None
     right = None if operation.as_of is None else known.get(operation.as_of.collection)
     if operation.as_of is not None and right is None:
@@ -149,9 +187,9 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
             )
             yield Finding("error", "operator.as_of.keys", words)
             return
-    if collection is None or stream.transform is not None or stream.sql is not None:
+    schema = _plain_schema(stream, known)
+    if schema is None or stream.transform is not None or stream.sql is not None:
         return
-    schema = rows_schema(collection, stream.source.columns)
     if stream.source.watermark is not None and stream.source.watermark.column == LOG_TIME:
         schema = schema.append(pa.field(LOG_TIME, pa.timestamp("us", "UTC")))
     if not stream.source.columns:
@@ -184,11 +222,9 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
 
 def _rows(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
-    collection, into = known.get(stream.source.collection), known.get(str(stream.sink.collection))
-    names = set() if collection is None else set(change_schema(collection.schema).names)
-    if collection is None or into is None or not names.issuperset(stream.source.columns):
+    schema, into = _plain_schema(stream, known), known.get(str(stream.sink.collection))
+    if schema is None or into is None:
         return
-    schema = rows_schema(collection, stream.source.columns)
     by = stream.sink.partition_by
     try:
         require_fit(schema, into, changes=stream.sink.mode == "changes")
@@ -196,6 +232,14 @@ def _rows(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]
         yield Finding("error", "sink", str(error))
     if by is not None and by not in schema.names:
         yield Finding("error", "sink.partition_by", f"{by!r} is none of the stream's columns")
+
+
+def _plain_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
+    """The columns of the source's rows; None if :func:`_source` finds what is wrong with them."""
+    try:
+        return source_schema(stream, known)
+    except (InvalidArgument, KeyError):
+        return None
 
 
 def rows_schema(collection: CollectionInfo, columns: Sequence[str]) -> pa.Schema:
@@ -249,25 +293,25 @@ def _sink(stream: Stream, sink: Into, field: str, known: dict[str, CollectionInf
     elif sink.partition is not None and sink.partition not in collection.partitions:
         yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
     if sink.dead_letters is not None:
-        letters = known.get(sink.dead_letters)
-        if letters is None:
-            yield Finding(
-                "error",
-                f"{field}.dead_letters",
-                f"there is no collection {sink.dead_letters!r}: `millrace streams letters` makes it",
-            )
-        elif letters.schema.arrow() != LETTERS.arrow():
-            yield Finding(
-                "error", f"{field}.dead_letters", f"{sink.dead_letters!r} has other columns than dead letters have"
-            )
+        yield from _letters(f"{field}.dead_letters", sink.dead_letters, known)
     if sink.mode == "append" and stream.output_mode == "update":
         yield Finding(
             "error", f"{field}.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
         )
-    if sink.mode == "changes" and stream.source.kinds != "all":
+    if sink.mode == "changes" and isinstance(stream.source, FromTopics):
+        yield Finding("error", f"{field}.mode", "a topic has records and no changes: use 'upsert' or 'append'")
+    elif sink.mode == "changes" and isinstance(stream.source, From) and stream.source.kinds != "all":
         yield Finding("error", "source.kinds", "a sink that applies changes needs all of them: kinds 'all'")
-    if sink.collection == stream.source.collection:
+    if f"collection:{sink.collection}" == stream.source.target:
         yield Finding("error", f"{field}.collection", "a stream into its own source never ends")
+
+
+def _letters(field: str, name: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    letters = known.get(name)
+    if letters is None:
+        yield Finding("error", field, f"there is no collection {name!r}: `millrace streams letters` makes it")
+    elif letters.schema.arrow() != LETTERS.arrow():
+        yield Finding("error", field, f"{name!r} has other columns than dead letters have")
 
 
 def _sql(stream: Stream) -> Iterator[Finding]:
@@ -281,9 +325,9 @@ def _sql(stream: Stream) -> Iterator[Finding]:
         return
     tables = {each.name for each in parsed.find_all(exp.Table)}
     ours = {each.alias for each in parsed.find_all(exp.CTE)}
-    if stream.source.collection not in tables:
-        yield Finding("error", "sql", f"it does not read {stream.source.collection!r}")
-    for name in sorted(tables - ours - {stream.source.collection} - set(stream.tables)):
+    if stream.source.table not in tables:
+        yield Finding("error", "sql", f"it does not read {stream.source.table!r}")
+    for name in sorted(tables - ours - {stream.source.table} - set(stream.tables)):
         yield Finding("error", "sql", f"it reads {name!r}, which is neither the stream's source nor one of its tables")
     for name in sorted(set(stream.tables) - tables):
         yield Finding("warning", "sql", f"it does not read the table {name!r}")

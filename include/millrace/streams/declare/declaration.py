@@ -17,9 +17,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from millrace.base.errors import InvalidArgument, InvalidStream
+from millrace.flows.declare.part import TopicName
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.sources.models import RECORD_COLUMNS, RECORD_TIME, KafkaSource
 from millrace.message.ids import resolve_tick
 from millrace.streams.declare.operation import Operation, duration
 from millrace.streams.sinks.guarantee import Guarantee
@@ -74,7 +86,8 @@ class Watermark(_Model):
     """Which column is the event time, and how late a row may be that still counts."""
 
     column: str
-    """Of the rows; or ``_log_time``, which every row has: when it became visible, by its time tick."""
+    """Of the rows; or ``_log_time`` of a collection's rows (when a row became visible, by its time tick), or
+    ``_record_time`` of a topic's records (the record's timestamp)."""
     delay: str = Field(default="0 seconds", pattern=_DELAY)
     max_ahead: str | None = Field(default=None, pattern=_DELAY)
     """How far an event time may be ahead of its log time; an operator puts later rows aside. Default: no bound."""
@@ -105,6 +118,119 @@ class From(_Model):
         if self.after is not None and self.snapshot is not None:
             raise ValueError("it begins behind a tick (after) or with a snapshot, not both")
         return self
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"collection:{self.collection}"
+
+    @property
+    def table(self) -> str:
+        """The name of its rows in `sql`."""
+        return self.collection
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which rows it gives: where it begins, and how fast it reads, is not part of it."""
+        kept = self.model_dump(mode="json", exclude={"after", "snapshot", "max_bytes"})
+        if not self.channels:
+            del kept["channels"]
+        if self.watermark is not None and self.watermark.max_ahead is None:
+            del kept["watermark"]["max_ahead"]
+        return kept
+
+
+def _cluster(value: object) -> object:
+    """The brokers' addresses alone stand for a cluster without TLS and SASL."""
+    return {"bootstrap": [each.strip() for each in value.split(",")]} if isinstance(value, str) else value
+
+
+class FromTopics(_Model):
+    """What a stream reads: records of Kafka topics."""
+
+    kafka: Annotated[KafkaCluster, BeforeValidator(_cluster)]
+    """The brokers: ``host:port`` with commas, or a mapping with ``bootstrap``, ``security``, ``socket_timeout_ms``."""
+    topics: Annotated[tuple[TopicName, ...], Field(min_length=1, max_length=64)]
+    name: str = ""
+    """The name of its rows in `sql`; default: the topic's."""
+    columns: dict[str, str] = {}
+    """Fields of the values, JSON objects, with their types ("int64"; "string?" may be missing or null). Empty: values
+    stay bytes, in ``_value``."""
+    record: tuple[str, ...] = ()
+    """Columns of the record beside them: ``_key``, ``_value``, ``_headers``, ``_topic``, ``_partition``, ``_offset``,
+    ``_record_time``. Without `columns` the default is all of them."""
+    start: Annotated[str | int, BeforeValidator(lambda each: each if each == "earliest" else _moment(each))] = (
+        "earliest"
+    )
+    """Where it begins: "earliest", "now", or with the records of a moment on."""
+    tombstones: Literal["error", "ignore"] = "error"
+    """With `columns`, whether a record without a value is put aside or left out."""
+    dead_letters: str | None = None
+    """A collection for records that do not decode. Without it they are kept in the stream's folder."""
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    group: str = Field(default="", max_length=249, pattern=r"^[A-Za-z0-9._-]*$")
+    """A consumer group that offsets are committed to for other tools; default: ``millrace-<stream>``."""
+    watermark: Watermark | None = None
+    max_bytes: int = Field(default=64 << 20, gt=0)
+    """Of a micro-batch, about."""
+    max_records: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> FromTopics:
+        if len(set(self.topics)) < len(self.topics):
+            raise ValueError("topics: each once")
+        if len(self.topics) > 1 and not self.name:
+            raise ValueError("several topics are one table: say its 'name'")
+        for each in self.record:
+            if each not in RECORD_COLUMNS:
+                raise ValueError(f"record: {each!r} is none of {', '.join(RECORD_COLUMNS)}")
+        if self.watermark is not None and self.watermark.max_ahead is not None:
+            raise ValueError("watermark.max_ahead compares with the log time of rows, and records have none")
+        return self
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"kafka:{','.join(self.topics)}"
+
+    @property
+    def table(self) -> str:
+        """The name of its rows in `sql`."""
+        return self.name or self.topics[0]
+
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns of the record that its rows have."""
+        given = self.record or (() if self.columns else RECORD_COLUMNS)
+        marked = self.watermark is not None and self.watermark.column == RECORD_TIME
+        return (*given, RECORD_TIME) if marked and RECORD_TIME not in given else given
+
+    def kafka_source(self, stream: str) -> KafkaSource:
+        """How the topics are read by `stream`."""
+        return KafkaSource(
+            **{name: getattr(self.kafka, name) for name in KafkaCluster.model_fields},
+            topics=self.topics,
+            group=self.group or f"millrace-{stream}",
+            isolation=self.isolation,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which rows it gives. A topic's own id tells it from one of its name on other brokers."""
+        return self.model_dump(
+            mode="json", include={"topics", "name", "columns", "record", "tombstones", "isolation", "watermark"}
+        )
+
+
+def _kind_of_source(value: object) -> str:
+    names: Any = value if isinstance(value, dict) else ()
+    return _TOPICS if isinstance(value, FromTopics) or "kafka" in names or "topics" in names else _COLLECTION
+
+
+_COLLECTION: Final = "<collection>"
+_TOPICS: Final = "<topics>"
+"""Tags of the kinds of sources, which no path of an error shows."""
+Source = Annotated[
+    Annotated[From, Tag(_COLLECTION)] | Annotated[FromTopics, Tag(_TOPICS)], Discriminator(_kind_of_source)
+]
 
 
 class Into(_Model):
@@ -184,10 +310,10 @@ class Stream(_Model):
     """A declared stream. :meth:`of` raises InvalidStream, which names each field; the constructor pydantic's error."""
 
     name: str = Field(pattern=_NAME)
-    source: Annotated[From, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)]
+    source: Annotated[Source, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)]
     transform: Function = None
     sql: str | None = None
-    """Instead of a transform: a query over a table with the collection's name."""
+    """Instead of a transform: a query over a table with the name of the collection, or of the topic."""
     tables: dict[str, Table] = {}
     """Collections that rows are joined with, by the name they have in `sql`, or as which the transform gets them."""
     operator: Operation | None = None
@@ -240,10 +366,10 @@ class Stream(_Model):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of all collections that it reads."""
+        """All that it reads, as :attr:`Into.target` calls it, its source first."""
         joined = None if self.operator is None else self.operator.as_of
         more = [each.collection for each in self.tables.values()] + ([] if joined is None else [joined.collection])
-        return tuple(dict.fromkeys([self.source.collection, *more]))
+        return tuple(dict.fromkeys([self.source.target, *(f"collection:{each}" for each in more)]))
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -260,15 +386,10 @@ class Stream(_Model):
 
     def fingerprint(self) -> str:
         """Identify the declaration of a checkpoint: covers everything that decides which rows the stream gives."""
-        kept = self.model_dump(mode="json", include={"source", "transform", "sql", "sink", "output_mode", "version"})
-        for name in ("after", "snapshot", "max_bytes"):
-            del kept["source"][name]
+        kept = self.model_dump(mode="json", include={"transform", "sql", "sink", "output_mode", "version"})
+        kept["source"] = self.source.identity()
         if not self.sink.create:
             del kept["sink"]["create"]
-        if not self.source.channels:
-            del kept["source"]["channels"]
-        if self.source.watermark is not None and self.source.watermark.max_ahead is None:
-            del kept["source"]["watermark"]["max_ahead"]
         # An omitted optional field adds nothing, so that checkpoints from before it existed continue.
         kept |= self.model_dump(mode="json", include={"tables", "operator", "late"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
@@ -278,7 +399,7 @@ def words(error: ValidationError) -> str:
     """What pydantic found, field by field, in one line."""
     found = []
     for each in error.errors():
-        place = ".".join(str(part) for part in each["loc"]) or "it"
+        place = ".".join(str(part) for part in each["loc"] if part not in (_COLLECTION, _TOPICS)) or "it"
         found.append(f"{place}: {each['msg'].removeprefix('Value error, ')}")
     return "; ".join(found)
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Final, Self
 from millrace.base.errors import InvalidStream, StreamBusy, UnsupportedVersion
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
-from millrace.streams.declare.declaration import Stream
+from millrace.streams.declare.declaration import From, Stream
 
 VERSION: Final = 1
 """Of state.json; one without a version is of an earlier build, and is read as version 1."""
@@ -25,7 +25,10 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The start of an incarnation: after a tick, with a snapshot at one, after `ticks` by PChannel, or as declared."""
+    """The start of an incarnation: after a tick, with a snapshot at one, after `ticks` by lane, or as declared.
+
+    The tick of a lane that is a topic's partition is its offset.
+    """
 
     after: int | str | None = None
     snapshot: int | str | None = None
@@ -130,7 +133,9 @@ class Kept:
             return state
 
     def replay(self, stream: Stream, begun: Begun) -> State:
-        """Begin anew elsewhere, by a new checkpoint. Raises StreamBusy."""
+        """Begin anew elsewhere, by a new checkpoint. Raises StreamBusy, InvalidStream for a snapshot of a topic."""
+        if begun.snapshot is not None and not isinstance(stream.source, From):
+            raise InvalidStream(f"the stream {stream.name!r} reads topics, which have no snapshot: replay after a time")
         with self.locked():
             return self._next(replace(self.state, fingerprint=stream.fingerprint()), begun)
 
@@ -165,7 +170,9 @@ class Lock:
 
 
 def position(checkpoint: Path) -> dict[str, int] | None:
-    """Return, by PChannel, the tick that the last completed micro-batch reached, from Spark's checkpoint.
+    """Return, by lane, the position that the last completed micro-batch reached, from Spark's checkpoint.
+
+    A lane is a PChannel with its tick, or a topic's partition with its offset.
 
     None without one, and for an incomplete snapshot: there is no tick after which to continue.
     """
@@ -174,6 +181,8 @@ def position(checkpoint: Path) -> dict[str, int] | None:
         return None
     lines = (checkpoint / "offsets" / str(max(numbers))).read_text(encoding="utf-8").splitlines()
     place = json.loads(lines[2])
+    if "offsets" in place:
+        return {str(lane): int(offset) for lane, offset in place["offsets"].items()}
     if place.get("snapshot") and place["given"] < place["snapshot"]:
         return None
     return {str(name): int(tick) for name, tick in place["ticks"].items()}

@@ -17,15 +17,18 @@ from millrace.client.database import connect
 from millrace.client.schemas import schema
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import find_collection
-from millrace.message.ids import Moment, resolve_tick
+from millrace.flows.sources.kafka import spark_source as topics
+from millrace.flows.sources.kafka.planner import Place, Start
+from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
 from millrace.rpc.selection import Selection
 from millrace.streams.declare.checks import Finding, creates, planned
-from millrace.streams.declare.declaration import OFFERED, From, Into, Stream, Table, function_of
+from millrace.streams.declare.declaration import OFFERED, From, FromTopics, Into, Stream, Table, function_of
 from millrace.streams.declare.kept import Begun
 from millrace.streams.declare.operation import LOG_TIME
 from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import answered
 from millrace.streams.running.operated import both_sides, log_time, operator_of, right_rows
+from millrace.streams.running.undecoded import undecoded_folder
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.delta import DeltaSink
@@ -53,6 +56,13 @@ def rows_of(
 ) -> DataFrame:
     """The stream's source as a streaming DataFrame, from where `begun` says, with its watermark."""
     given = stream.source
+    if isinstance(given, FromTopics):
+        read = given.kafka_source(stream.name)
+        if begun.ticks is not None:
+            first = topics.beginning(read, offsets=begun.ticks)
+        else:
+            first = topics.beginning(read, _topic_start(given.start if begun.after is None else begun.after))
+        return _marked(stream, topics.stream(spark, _topic_options(settings, stream, given, first)))
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
     frame = source.stream(
         spark,
@@ -83,18 +93,24 @@ def batch_of(
     Of the rows behind `after` (without it: from where the declaration begins) up to `until` (without it: to now).
     """
     given = stream.source
-    if after is None and given.after != "now":
-        after = given.after
-    rows = source.changes(
-        spark,
-        settings,
-        given.collection,
-        after=after,
-        until=until,
-        channels=given.channels,
-        columns=_asked(given),
-        kinds=given.kinds,
-    )
+    if isinstance(given, FromTopics):
+        read = given.kafka_source(stream.name)
+        first = topics.beginning(read, _topic_start(given.start if after is None else after))
+        last = topics.beginning(read, "latest" if until is None else tick_physical_ms(resolve_tick(until)) + 1)
+        rows = topics.batch(spark, _topic_options(settings, stream, given, first), last)
+    else:
+        if after is None and given.after != "now":
+            after = given.after
+        rows = source.changes(
+            spark,
+            settings,
+            given.collection,
+            after=after,
+            until=until,
+            channels=given.channels,
+            columns=_asked(given),
+            kinds=given.kinds,
+        )
     frame = transformed(spark, settings, stream, _marked(stream, rows))
     if stream.operator is None:
         return frame
@@ -102,6 +118,26 @@ def batch_of(
     ahead = None if given.watermark is None else given.watermark.ahead
     joined = both_sides(stream, frame, right)
     return answered(joined, operator_of(stream, frame), stream.operator.shards, max_ahead=ahead)
+
+
+def _topic_start(moment: Moment) -> Start | int:
+    """Return where a stream begins in its topics; 0 is the beginning, as of a collection."""
+    if moment in ("earliest", 0):
+        return "earliest"
+    return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
+
+
+def _topic_options(settings: Settings, stream: Stream, given: FromTopics, first: Place) -> dict[str, str]:
+    return topics.options_of(
+        given.kafka_source(stream.name),
+        first,
+        columns=given.columns,
+        record=given.record_columns,
+        tombstones=given.tombstones,
+        undecoded=undecoded_folder(settings, stream.name),
+        max_bytes=given.max_bytes,
+        max_records=given.max_records,
+    )
 
 
 def _asked(given: From) -> tuple[str, ...]:
@@ -114,7 +150,7 @@ def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
     given, mark = stream.source, stream.source.watermark
     if mark is None:
         return frame
-    if mark.column == LOG_TIME:
+    if mark.column == LOG_TIME and isinstance(given, From):
         frame = frame.withColumn(LOG_TIME, log_time())
         frame = frame if _asked(given) == given.columns else frame.drop(TICK)
     return frame.withWatermark(mark.column, mark.delay)
@@ -125,7 +161,7 @@ def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: D
     beside = {name: table_rows(spark, settings, each) for name, each in stream.tables.items()}
     try:
         if stream.sql is not None:
-            for name, each in {stream.source.collection: rows, **beside}.items():
+            for name, each in {stream.source.table: rows, **beside}.items():
                 each.createOrReplaceTempView(f"`{name}`")
             return spark.sql(stream.sql)
         found = rows if stream.transform is None else function_of(stream.transform)(rows, **beside)
@@ -159,7 +195,8 @@ def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: 
     with connect(settings=settings) as db:
         known = [each.name for each in db.catalog.collections()]
         if into.collection not in known:
-            vchannels = len(find_collection(settings, stream.source.collection).vchannels)
+            given = stream.source
+            vchannels = len(find_collection(settings, given.collection).vchannels) if isinstance(given, From) else 1
             db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
 
 

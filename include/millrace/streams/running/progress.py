@@ -49,9 +49,18 @@ class Told(StreamingQueryListener):
         self.facts: dict[str, Any] = {
             "pid": os.getpid(), "stream": stream, "at": time.time(), "batches": 0,
             "rows": 0, "out": 0, "rejected": 0, "late": 0, "state_rows": 0, "state_bytes": 0,
-            "watermark": None, "lag_seconds": None, "pchannels": {}, "rows_per_second": 0.0,
+            "watermark": None, "lag_seconds": None, "lag_records": None, "pchannels": {}, "rows_per_second": 0.0,
             "operated": None,
         }  # fmt: skip
+
+    def undecoded(self, records: int) -> None:
+        """Count records of the source that came in and are no rows."""
+        if records:
+            with self._guard:
+                self.facts["rows"] += records
+                self.facts["rejected"] += records
+            self._metrics.stream_rows_total.labels(self._stream, "in").inc(records)
+            self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(records)
 
     def taken(self, batch_id: int, taken: Taken) -> None:
         """The sink has taken a micro-batch."""
@@ -120,6 +129,7 @@ class Told(StreamingQueryListener):
         ticks = _ticks(sources[0].get("endOffset"))
         lags = [_lag(_ticks(each.get("endOffset")), _ticks(each.get("latestOffset"))) for each in sources]
         lag = max((each for each in lags if each is not None), default=None)
+        behind = [_records_behind(each.get("endOffset"), each.get("latestOffset")) for each in sources]
         with self._guard:
             facts = self.facts
             facts["batches"] += 1
@@ -130,6 +140,7 @@ class Told(StreamingQueryListener):
             facts |= {
                 "at": time.time(),
                 "lag_seconds": lag,
+                "lag_records": next((each for each in behind if each is not None), None),
                 "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
                 "pchannels": {name: {"tick": tick} for name, tick in ticks.items()},
             }
@@ -150,6 +161,14 @@ class Told(StreamingQueryListener):
 def _ticks(offset: Any) -> dict[str, int]:
     value = json.loads(offset) if isinstance(offset, str) else offset
     return {str(name): int(tick) for name, tick in (value or {}).get("ticks", {}).items()}
+
+
+def _records_behind(here: Any, newest: Any) -> int | None:
+    """Records of a topic after the ones that were read; None of another source."""
+    first, last = (json.loads(each) if isinstance(each, str) else each or {} for each in (here, newest))
+    if "offsets" not in first or "offsets" not in last:
+        return None
+    return sum(max(0, end - first["offsets"].get(lane, 0)) for lane, end in last["offsets"].items())
 
 
 def _lag(here: dict[str, int], newest: dict[str, int]) -> float | None:

@@ -17,8 +17,9 @@ from millrace.streams.running.frames import create_sink, rows_of, sink_of, trans
 from millrace.streams.running.operated import both_sides, operated_sink, operator_of, right_rows
 from millrace.streams.running.progress import Told
 from millrace.streams.running.status import progress_name
+from millrace.streams.running.undecoded import Undecoded
 from millrace.streams.sinks.frames import FrameSink, columns_of, sink_folder, start
-from millrace.streams.sinks.sink import Sink
+from millrace.streams.sinks.sink import Sink, Taken
 
 
 def streams_of(settings: Settings, job: str) -> list[Stream]:
@@ -63,6 +64,12 @@ class StreamQuery:
             create_sink(settings, stream, stream.late, aside)
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
         told = Told(settings, stream.name, metrics, spark.streams)
+        undecoded = Undecoded(settings, stream)
+
+        def taken(batch_id: int, result: Taken) -> None:
+            told.undecoded(undecoded.collect(batch_id))
+            told.taken(batch_id, result)
+
         spark.streams.addListener(told)
         try:
             return start(
@@ -73,7 +80,7 @@ class StreamQuery:
                 seconds=stream.seconds,
                 available_now=available_now,
                 output_mode=stream.output_mode,
-                told=told.taken,
+                told=taken,
                 begins=kept.hand,
             )
         except BaseException:

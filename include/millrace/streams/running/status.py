@@ -20,7 +20,7 @@ DAG_PREFIX: Final = "stream_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
-    """A stream and how it is doing. Rows are those since its process began; lag is in seconds of log time."""
+    """A stream and how it is doing. Rows are those since its process began."""
 
     name: str
     words: str
@@ -44,6 +44,9 @@ class StreamStatus:
     late: int
     rows_per_second: float
     lag_seconds: float | None
+    """Of a collection's rows, in log time."""
+    lag_records: int | None = None
+    """Of topics: records that were not read yet."""
     watermark: str | None
     state_rows: int
     state_bytes: int
@@ -95,9 +98,9 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
     return StreamStatus(
         name=stream.name,
         words=stream.words,
-        source=f"collection:{stream.source.collection}",
+        source=stream.source.target,
         sink=stream.sink.target,
-        reads=tuple(f"collection:{each}" for each in stream.reads),
+        reads=stream.reads,
         writes=tuple(stream.writes),
         guarantee=stream.chosen_guarantee,
         job=stream.job,
@@ -111,6 +114,7 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
         late=told.get("late", 0),
         rows_per_second=told.get("rows_per_second", 0.0) if lives else 0.0,
         lag_seconds=told.get("lag_seconds"),
+        lag_records=told.get("lag_records"),
         watermark=told.get("watermark"),
         state_rows=told.get("state_rows", 0),
         state_bytes=told.get("state_bytes", 0),

@@ -105,9 +105,10 @@ def topic_ids(cluster: KafkaCluster, topics: Sequence[str]) -> dict[str, str]:
     """The ids of `topics`; without those that the brokers do not tell."""
     admin = AdminClient(dict(admin_settings(cluster)), logger=logger)
     found = {}
+    seconds = min(_ID_SECONDS, cluster.socket_timeout_ms / 1000)
     try:
-        for topic, told in admin.describe_topics(TopicCollection(list(topics)), request_timeout=_ID_SECONDS).items():
-            found[topic] = str(told.result(timeout=2 * _ID_SECONDS).topic_id)
+        for topic, told in admin.describe_topics(TopicCollection(list(topics)), request_timeout=seconds).items():
+            found[topic] = str(told.result(timeout=2 * seconds).topic_id)
     except (KafkaException, TimeoutError) as error:
         logger.debug("the brokers tell no ids of topics: %s", error)
     return {topic: each for topic, each in found.items() if each != _NO_ID}

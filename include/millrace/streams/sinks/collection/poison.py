@@ -73,7 +73,7 @@ def letters(stream: str, batch_id: int, bad: Sequence[tuple[pa.Table, str]]) -> 
             "batch": batch_id,
             "reason": reason,
             "row": json.dumps(row.to_pylist()[0], default=str),
-            "payload": _bytes(row),
+            "payload": arrow_bytes(row),
         }
         for number, (row, reason) in enumerate(bad)
     ]
@@ -98,7 +98,8 @@ def redriven(found: pa.Table) -> list[pa.RecordBatch]:
     return batches
 
 
-def _bytes(row: pa.Table) -> Any:
+def arrow_bytes(row: pa.Table) -> Any:
+    """Return a row as the payload of a letter."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, row.schema) as writer:
         writer.write_table(row.combine_chunks())

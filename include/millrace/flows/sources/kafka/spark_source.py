@@ -1,0 +1,308 @@
+"""``millrace_topics``: topics of Kafka as a Spark data source, batch and stream, which each Spark process creates.
+
+A task reads a range of one partition. All options are text, made by :func:`options_of`:
+
+- ``source_and_secrets``: JSON of a KafkaSource. Spark shows no value of an option of such a name.
+- ``columns`` (JSON, types by name), ``record`` (names with commas) and ``tombstones``: those of
+  :class:`~millrace.flows.sources.kafka.columns.RecordRows`.
+- ``place`` and ``until``: JSON of places, where a stream or a batch begins, and where a batch ends.
+- ``max_bytes`` and ``max_records`` of a micro-batch, over all partitions.
+- ``undecoded``: a folder that all tasks reach, for records that do not decode, a file for each range. Without it such a
+  record is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pydantic import SecretStr
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
+from millrace.base.errors import InvalidSettings
+from millrace.base.files import replace_file
+from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, undecoded_rows
+from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Planner, Start
+from millrace.flows.sources.kafka.topics import Reader, Topics, task_of
+from millrace.flows.sources.models import KafkaSource
+from millrace.runtime.spark.worker_gc import freeze_modules
+
+FORMAT: Final = "millrace_topics"
+PART_RECORDS: Final = 10_000
+PART_BYTES: Final = 8 << 20
+"""Of a range what becomes one Arrow batch."""
+PROBE_BYTES: Final = 1 << 20
+
+
+def options_of(
+    source: KafkaSource,
+    place: Place,
+    *,
+    columns: Mapping[str, str],
+    record: Sequence[str],
+    tombstones: Tombstones = "error",
+    undecoded: Path | None = None,
+    max_bytes: int | None = None,
+    max_records: int | None = None,
+) -> dict[str, str]:
+    """Return the options of the data source."""
+    found = {
+        "source_and_secrets": json.dumps(_plain(source.model_dump(mode="python"))),
+        "columns": json.dumps(dict(columns)),
+        "record": ",".join(record),
+        "tombstones": tombstones,
+        "place": json.dumps(place.to_json()),
+    }
+    for name, value in (("undecoded", undecoded), ("max_bytes", max_bytes), ("max_records", max_records)):
+        if value is not None:
+            found[name] = str(value)
+    return found
+
+
+def beginning(
+    source: KafkaSource, start: Start | int = "earliest", *, offsets: Mapping[str, int] | None = None
+) -> Place:
+    """Return where a stream of `source` begins, chosen once, in the driver: see :meth:`Planner.begin`."""
+    topics = Topics(source, _group(source))
+    try:
+        return Planner(topics).begin(start, offsets=offsets)
+    finally:
+        topics.close()
+
+
+def stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """Return the rows from a place on as a streaming DataFrame, with the options of :func:`options_of`."""
+    spark.dataSource.register(TopicsSource)
+    return spark.readStream.format(FORMAT).options(**options).load()
+
+
+def batch(spark: SparkSession, options: Mapping[str, str], until: Place) -> DataFrame:
+    """Return the rows from a place up to `until` as a DataFrame, with the options of :func:`options_of`."""
+    spark.dataSource.register(TopicsSource)
+    return spark.read.format(FORMAT).options(**options, until=json.dumps(until.to_json())).load()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
+
+
+def _group(source: KafkaSource) -> str:
+    return source.group or "millrace-stream"
+
+
+class TopicsSource(DataSource):
+    """What Spark makes of the options, in each process anew."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    @cached_property
+    def _read(self) -> TopicsRead:
+        given = self.options.get("source_and_secrets")
+        if not given:
+            raise InvalidSettings(f"the source {FORMAT} needs the option 'source_and_secrets': a KafkaSource as JSON")
+        return TopicsRead(
+            KafkaSource.model_validate(json.loads(given)),
+            columns=json.loads(self.options.get("columns") or "{}"),
+            record=[each for each in (self.options.get("record") or "").split(",") if each],
+            tombstones=self.options.get("tombstones", "error"),
+            undecoded=self.options.get("undecoded") or "",
+        )
+
+    def _place(self, option: str) -> Place:
+        return Place.from_json(json.loads(self.options[option]))
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(self._read.rows().schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TopicsReader(self._read, self._place("place"), self._place("until"))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        limits = [int(self.options.get(name) or UNBOUNDED) for name in ("max_bytes", "max_records")]
+        return TopicsStreamReader(self._read, self._place("place"), *limits)
+
+
+class TopicsRead:
+    """What is read and how, as plain data: each task is sent a copy."""
+
+    def __init__(
+        self,
+        source: KafkaSource,
+        *,
+        columns: Mapping[str, str],
+        record: Sequence[str],
+        tombstones: Any = "error",
+        undecoded: str = "",
+    ) -> None:
+        self.source = source
+        self._columns, self._record, self._tombstones = dict(columns), tuple(record), tombstones
+        self._undecoded = undecoded
+
+    def rows(self) -> RecordRows:
+        """The rows of records. Raises InvalidArgument if columns have no such type."""
+        return RecordRows(self._columns, self._record, tombstones=self._tombstones)
+
+    def read(self, task: LaneRange) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range in order. Raises as Reader.read."""
+        rows = self.rows()
+        reader = Reader(self.source, _group(self.source), task.topic, task.partition)
+        place, undecoded = task.start, list[Undecoded]()
+        try:
+            while place < task.end:
+                records, after = reader.read(place, task.end, items=PART_RECORDS, size=PART_BYTES, seconds=1.0)
+                found, bad = rows.rows(records)
+                if bad and not self._undecoded:
+                    raise InvalidSettings(
+                        f"{bad[0].record.position}: {bad[0].reason}: correct the record's producer, or say where"
+                        " records that do not decode are put"
+                    )
+                undecoded += bad
+                if found.num_rows:
+                    yield found
+                place = after
+            if undecoded:
+                self._put_aside(task, undecoded)
+        finally:
+            reader.close()
+
+    def record_size(self, few: LaneRange) -> float:
+        """The mean bytes of the records of a short range, which costs a fetch: Kafka keeps no sizes."""
+        reader = Reader(self.source, _group(self.source), few.topic, few.partition)
+        try:
+            records, _ = reader.read(few.start, few.end, items=few.end - few.start, size=PROBE_BYTES, seconds=1.0)
+        finally:
+            reader.close()
+        sizes = [len(each.value or b"") + len(each.key or b"") for each in records]
+        return sum(sizes) / len(sizes) if sizes else 0.0
+
+    def _put_aside(self, task: LaneRange, bad: Sequence[Undecoded]) -> None:
+        table = undecoded_rows(bad)
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+        # Named by the range, not by the attempt: a range that is read again replaces the same file.
+        replace_file(
+            Path(self._undecoded) / f"{task.lane}-{task.start}.arrow", out.getvalue().to_pybytes(), synced=True
+        )
+
+
+class TopicsPartition(InputPartition):
+    """One task."""
+
+    def __init__(self, task: LaneRange) -> None:
+        self.value = task
+
+
+def _rows(read: TopicsRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
+        yield from read.read(partition.value)
+    freeze_modules(FORMAT)
+
+
+class TopicsReader(DataSourceReader):
+    """The records between two places, as a batch."""
+
+    def __init__(self, read: TopicsRead, start: Place, until: Place) -> None:
+        self._read, self._start, self._until = read, start, until
+
+    def partitions(self) -> Sequence[InputPartition]:
+        topics = Topics(self._read.source, _group(self._read.source))
+        try:
+            return [TopicsPartition(task) for task in Planner(topics).ranges(self._start, self._until)]
+        finally:
+            topics.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(self._read, partition)
+
+
+class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The records from a place on. Spark asks it in one process, and a copy of it reads in each task's."""
+
+    def __init__(self, read: TopicsRead, begin: Place, max_bytes: int, max_records: int) -> None:
+        self._read = read
+        self._begin = begin
+        self._max_bytes, self._max_records = max_bytes, max_records
+        self._topics: Topics | None = None
+        self._plans: Planner | None = None
+        self._target: dict[str, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_topics": None, "_plans": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._begin.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxBytes(self._max_bytes) if self._max_bytes < UNBOUNDED else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        size, count = UNBOUNDED, self._max_records
+        if isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes
+        elif isinstance(limit, ReadMaxRows):
+            count = min(count, limit.max_rows)
+        elif not isinstance(limit, ReadAllAvailable):
+            raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes or rows, not {limit}")
+        place = Place.from_json(start)
+        found = self._planner().next(place, max_bytes=size, max_records=count, target=self._target)
+        return start if found is place else found.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """For the progress report: where the lanes end now."""
+        return {"offsets": self._planner().ends()}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planner().ends()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = Place.from_json(start), Place.from_json(end)
+        if first.begins:  # of a query that was started again before its first micro-batch had ended
+            first = last.start()
+        return [TopicsPartition(task) for task in self._planner().ranges(first, last)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the consumer group, for other tools: positions are in the query's checkpoint."""
+        self._planner()
+        assert self._topics is not None
+        places = Place.from_json(end).offsets
+        self._topics.mirror(
+            (topic, partition, places[task_of(topic, partition)])
+            for topic, partition in self._topics.partitions()
+            if task_of(topic, partition) in places
+        )
+
+    def stop(self) -> None:
+        if self._topics is not None:
+            self._topics.close()
+            self._topics = self._plans = None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(self._read, partition)
+
+    def _planner(self) -> Planner:
+        if self._plans is None:
+            self._topics = Topics(self._read.source, _group(self._read.source))
+            self._plans = Planner(self._topics, self._read.record_size)
+        return self._plans
