@@ -9,6 +9,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from millrace.base.settings import PREFIX, TEST_PREFIX, Settings
-from tests import running_brokers
+from tests import prefork, running_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,7 +191,8 @@ def nothing_outlives_the_run() -> Iterator[None]:
         del os.environ[variable]
     mark = uuid.uuid4().hex
     os.environ[RUN_MARK] = mark
-    yield
+    with prefork.servers() if QUICK else nullcontext():
+        yield
     running_brokers.stop_all()
     _, alive = psutil.wait_procs(_processes_of_this_run(mark), timeout=15)
     left = [

@@ -20,7 +20,10 @@ from millrace.message.ids import EARLIEST, LogId
 from millrace.rpc.discovery import read_record
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.remote_log import RemoteLogService
+from tests.prefork import started_as_by_users  # noqa: F401 - a fixture
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("started_as_by_users")
 
 PATIENCE = 60.0
 LAUNCH = ServerLaunch(idle_timeout=60.0, settings=(("segment_bytes", str(1 << 20)),))

@@ -48,7 +48,10 @@ from millrace.rpc.discovery import (
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost
 from millrace.rpc.remote_log import RemoteLogService
+from tests.prefork import started_as_by_users  # noqa: F401 - a fixture
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("started_as_by_users")
 
 PATIENCE = 30.0
 LAUNCH = ServerLaunch(idle_timeout=60.0, settings=(("segment_bytes", str(1 << 20)), ("max_entry_bytes", str(1 << 19))))

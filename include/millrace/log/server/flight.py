@@ -236,6 +236,9 @@ class ReadLimits:
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})
 
 
+_ANSWERS_SECONDS: Final = 0.2
+
+
 class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
     """Serves `service`. It listens from construction until :meth:`close`."""
 
@@ -252,8 +255,9 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         host: str = "127.0.0.1",
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
+        stop_asked: threading.Event | None = None,
     ) -> None:
-        """Start to listen.
+        """Start to listen. The call `shutdown` sets `stop_asked`; whoever made the server then closes it.
 
         Raises InvalidArgument if a call of the log has no handler.
         """
@@ -272,7 +276,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self._streams_taken = bounds.streams
         self._streams = threading.BoundedSemaphore(bounds.streams)
         self.gate = Gate()
-        self.stop_asked = threading.Event()
+        self.stop_asked = stop_asked or threading.Event()
         scheme = "grpc" if tls is None else "grpc+tls"
         super().__init__(
             f"{scheme}://{host}:{port}",
@@ -305,8 +309,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             log.close()
         self._service.close()
         self.connections.close()
-        # Stops the listener, in a thread of its own: it waits for streams that clients hold open.
-        threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True).start()
+        # Stops the listener, in a thread of its own: it waits for streams that clients hold open. Answers that are
+        # under way, above all to the call `shutdown`, get there before the process ends.
+        listener = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
+        listener.start()
+        listener.join(_ANSWERS_SECONDS)
 
     # --- Flight's methods ---------------------------------------------------------------------------------------------
 

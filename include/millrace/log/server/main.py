@@ -94,6 +94,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
                 host=launch.host,
                 port=launch.port,
                 tls=_certificates(launch),
+                stop_asked=stop,
             )
         except pa.ArrowException as error:
             service.close()
@@ -108,7 +109,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
         try:
             published = write_record(folder, record)
             _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
-            while not (stop.is_set() or server.stop_asked.is_set()):
+            while not stop.is_set():
                 _bound_output(folder / OUTPUT_FILE)
                 published = _republish(folder, record) or published
                 if launch.idle_timeout is not None and server.idle_seconds > launch.idle_timeout:
