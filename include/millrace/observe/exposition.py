@@ -28,7 +28,7 @@ from millrace.base.settings import Settings
 from millrace.coord.consumer_positions import read_group_positions
 from millrace.observe.jobs import node_settings
 from millrace.observe.models import Overview
-from millrace.pipelines.model.status import metrics_path
+from millrace.pipelines.model.status import metrics_path, status_path, workers_of
 from millrace.tables.wal.reader import WalSnapshot
 
 _log: Final = logging.getLogger(__name__)
@@ -101,8 +101,9 @@ def job_metrics(settings: Settings) -> list[str]:
 
 def pipeline_metrics(settings: Settings) -> list[str]:
     """Return the metrics of running pipeline workers."""
-    folders = (settings.data_dir / "pipelines").glob("*/status.json")
-    found = [_left_by(settings, path, metrics_path(settings, path.parent.name)) for path in folders]
+    names = sorted(path.parent.name for path in (settings.data_dir / "pipelines").glob("*/status.json"))
+    workers = [(name, worker) for name in names for worker in workers_of(settings, name)]
+    found = [_left_by(settings, status_path(settings, *each), metrics_path(settings, *each)) for each in workers]
     return [*filter(None, found)]
 
 

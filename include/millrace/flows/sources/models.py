@@ -29,6 +29,11 @@ class KafkaSource(KafkaCluster):
         max_length=249,
         pattern=r"^[A-Za-z0-9._-]*$",
     )
+    assignment: Literal["all", "group"] = words(
+        "who reads which partitions: all: the one worker reads all; group: the consumer group divides them among all"
+        " workers of the pipeline, on this machine (resources.workers) and on others",
+        default="all",
+    )
     offset_reset: Literal["earliest", "latest", "error"] = words(
         "autoOffsetReset: where a partition begins that has no position yet", default="earliest"
     )

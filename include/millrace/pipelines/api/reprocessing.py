@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from millrace.access.grants import Caller
 from millrace.base.errors import InvalidArgument, PipelineBusy, TableNotFound
 from millrace.base.settings import Settings
+from millrace.flows.sources.models import KafkaSource
 from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
@@ -150,6 +151,18 @@ class Reprocessing:
         record = self._ready(pipeline)
         if record.wanted != STOPPED or self.deployment.running(pipeline):
             raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
+        from millrace.flows.sources.kafka.membership import members
+
+        declared = self._pipeline(record)
+        if declared.divided and isinstance(declared.source, KafkaSource):
+            found = members(declared.source, declared.group)
+            if found:
+                hosts = ", ".join(sorted(set(found.values())))
+                session = declared.source.session_timeout_ms / 1000
+                raise PipelineBusy(
+                    f"{pipeline!r} has workers in the consumer group {declared.group} ({hosts}): stop them on every"
+                    f" machine, and wait for the end of their session ({session:g} s)"
+                )
         return record
 
     def _pipeline(self, record: Record) -> Pipeline:

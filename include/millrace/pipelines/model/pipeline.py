@@ -61,11 +61,14 @@ class Recovery(Part):
 
 
 class Resources(Part):
-    """Limits of the worker."""
+    """The workers, and the limits of each."""
 
     cpus: float = words("cores", default=1, ge=0.1, le=256)
     memory_mib: int = words("memory", default=1024, ge=128, le=1 << 20)
     tasks: int = words("ranges that run at once; 0: one for each core", default=0, ge=0, le=1024)
+    workers: int = words(
+        "worker processes on this machine; more than one need source.assignment: group", default=1, ge=1, le=64
+    )
 
 
 class Pipeline(Part):
@@ -125,6 +128,16 @@ class Pipeline(Part):
             and self.errors.cluster is None
         ):
             raise ValueError("errors.topic is a topic of the source: what fails would come again for ever")
+        if not self.divided and self.resources.workers > 1:
+            raise ValueError(
+                "resources.workers: several workers divide a topic's partitions by its consumer group: say"
+                " source.assignment: group"
+            )
+        if self.divided and self.deployment == AIRFLOW:
+            raise ValueError(
+                "source.assignment: on Spark one query reads all partitions, in as many tasks as the cluster has"
+                " cores: say all, or deployment: service"
+            )
         output = getattr(self.sink, "topic", None)
         if isinstance(self.source, KafkaSource) and output in self.source.topics and self._one_cluster():
             raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
@@ -186,6 +199,11 @@ class Pipeline(Part):
     def group(self) -> str:
         """The consumer group that positions are mirrored to."""
         return (self.source.group if isinstance(self.source, KafkaSource) else "") or f"millrace-{self.id}"
+
+    @property
+    def divided(self) -> bool:
+        """Whether the consumer group divides the partitions among several workers."""
+        return isinstance(self.source, KafkaSource) and self.source.assignment == "group"
 
     def topics(self) -> dict[str, tuple[str, ...]]:
         """Its topics of Kafka by what they are for: ``input``, ``output``, ``error``."""

@@ -5,6 +5,7 @@
     <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced whole
     <data>/pipelines/<id>/pulse           touched by its worker while it is alive (worker/supervisor.py)
     <data>/pipelines/<id>/ends.json       how its worker ended last, by its supervisor
+    <data>/pipelines/<id>/workers/<n>/    the last four of worker n, where there are several: n begins with 1
 
 A task is a partition of a topic (``flights-0``), or a VChannel of a collection.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from millrace.base.settings import Settings
+
+WORKERS: Final = "workers"
 
 
 class State(StrEnum):
@@ -106,28 +109,40 @@ def pipeline_folder(settings: Settings, pipeline: str) -> Path:
     return settings.data_dir / "pipelines" / pipeline
 
 
+def worker_folder(settings: Settings, pipeline: str, worker: int = 0) -> Path:
+    """What belongs to one of its workers: the pipeline's own folder for worker 0."""
+    folder = pipeline_folder(settings, pipeline)
+    return folder / WORKERS / str(worker) if worker else folder
+
+
+def workers_of(settings: Settings, pipeline: str) -> list[int]:
+    """The numbers of the workers that a pipeline has or had on this machine."""
+    more = (pipeline_folder(settings, pipeline) / WORKERS).glob("*")
+    return [0, *sorted(int(each.name) for each in more if each.name.isdecimal())]
+
+
 def declaration_path(settings: Settings, pipeline: str) -> Path:
     return pipeline_folder(settings, pipeline) / "pipeline.json"
 
 
-def status_path(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / "status.json"
+def status_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
+    return worker_folder(settings, pipeline, worker) / "status.json"
 
 
-def metrics_path(settings: Settings, pipeline: str) -> Path:
+def metrics_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
     """The metrics of its worker's process, as it left them a moment ago (millrace.observe.exposition)."""
     from millrace.base.metrics import METRICS_SUFFIX  # with it comes NumPy, which a DAG file has no use for
 
-    return pipeline_folder(settings, pipeline) / f"metrics{METRICS_SUFFIX}"
+    return worker_folder(settings, pipeline, worker) / f"metrics{METRICS_SUFFIX}"
 
 
-def pulse_path(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / "pulse"
+def pulse_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
+    return worker_folder(settings, pipeline, worker) / "pulse"
 
 
-def ends_path(settings: Settings, pipeline: str) -> Path:
+def ends_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
     """``{"at": seconds since 1970, "ends": int, "cause": str}``, replaced whole with each end that was no stop."""
-    return pipeline_folder(settings, pipeline) / "ends.json"
+    return worker_folder(settings, pipeline, worker) / "ends.json"
 
 
 def commands_path(settings: Settings, pipeline: str) -> Path:

@@ -16,7 +16,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import pipeline_folder, pulse_path
+from millrace.pipelines.model.status import pulse_path, worker_folder
 from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
     parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
     parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
+    parser.add_argument("--worker", type=int, default=0, metavar="N", help="its number, where there are several")
     options = parser.parse_args()
     stop = set_up_service()
     metrics = Metrics()
@@ -45,12 +46,13 @@ def main() -> int:
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
         pipeline = read_pipeline(options.file, configuration, keys=Keys(settings.data_dir))
         if options.supervisor is not None:
-            pulse = pulse_path(settings, pipeline.id)
+            pulse = pulse_path(settings, pipeline.id, options.worker)
             SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()
-        begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
+        folder = worker_folder(settings, pipeline.id, options.worker)
+        begin_log(folder, configuration.log, pipeline=pipeline.id, run=new_run())
         hold_to(pipeline.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
-        run(PipelineRun(settings, pipeline), stop=stop, metrics=metrics, until_end=options.until_end)
+        run(PipelineRun(settings, pipeline, options.worker), stop=stop, metrics=metrics, until_end=options.until_end)
     except MillraceError as error:
         logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
         return 1

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,11 +23,12 @@ from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
 from millrace.pipelines.worker.in_hand import late
 from millrace.pipelines.worker.limits import over_memory, taken_by
-from millrace.pipelines.worker.positions import COUNTS, positions_of
-from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
+from millrace.pipelines.worker.positions import COUNTS, Position, Positions, positions_uri
+from millrace.pipelines.worker.supervision import Health, Supervision, read_status, read_wanted
 from millrace.pipelines.worker.task import Done
 from millrace.pipelines.worker.trend import EVERY_SECONDS, sample_of, samples_path
 from millrace.runtime.periodic import PeriodicTask
+from millrace.storage.table import open_table
 
 if TYPE_CHECKING:
     from millrace.pipelines.worker.definition import PipelineRun
@@ -59,10 +61,13 @@ class Beat(PeriodicTask):
         self._cpu_percent = 0.0
         self._told_cpu = 0.0
         self._by_task: dict[str, TaskTaken] = {}
-        self._supervision = Supervision(run.settings, run.pipeline)
+        self._supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
+        self._positions: Positions | None = None
+        self._reading = threading.Lock()
+        self._shown: set[str] = set()
         self._topics = run.places()
         self._serial = read_wanted(run.settings, run.pipeline.id).serial
-        self._history = SampleFile(samples_path(run.settings, run.pipeline.id))
+        self._history = SampleFile(samples_path(run.settings, run.pipeline.id)) if not run.worker else None
         self._sampled = 0.0
         self._latencies: dict[str, deque[float]] = {}
         self._ends: dict[str, Ends] = {}
@@ -118,13 +123,14 @@ class Beat(PeriodicTask):
         """Write the file: as it is, or in the `state` that it ends in."""
         status = self.status(state, cause)
         replace_file(
-            status_path(self._definition.settings, self._definition.pipeline.id), status.model_dump_json() + "\n"
+            status_path(self._definition.settings, self._definition.pipeline.id, self._definition.worker),
+            status.model_dump_json() + "\n",
         )
         if self._metrics is not None:
             self._measure(status, self._metrics)
-        if status.at - self._sampled >= EVERY_SECONDS:
+        if self._history is not None and status.at - self._sampled >= EVERY_SECONDS:
             self._sampled = status.at
-            self._history.add(sample_of(status))
+            self._history.add(sample_of(read_status(self._definition.settings, status.pipeline)))
 
     def _measure(self, status: PipelineStatus, metrics: Metrics) -> None:
         name, used = status.pipeline, self._taken.cpu_seconds
@@ -134,16 +140,23 @@ class Beat(PeriodicTask):
         metrics.pipeline_failed_tasks.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
         for task in status.tasks:
             metrics.pipeline_lag_records.labels(name, task.task).set(task.lag)
-        metrics.write_textfile(metrics_path(self._definition.settings, name))
+        shown = {task.task for task in status.tasks}
+        for gone in self._shown - shown:  # another worker tells it now
+            metrics.pipeline_lag_records.remove(name, gone)
+        self._shown = shown
+        metrics.write_textfile(metrics_path(self._definition.settings, name, self._definition.worker))
 
     def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
         """As the file has it."""
         run = self._definition
-        positions = positions_of(run.settings, run.pipeline.id)
+        positions = self._standing()
         health = self._supervision.tasks
         paused = read_wanted(run.settings, run.pipeline.id).paused
         tasks = []
-        for name in sorted(positions.keys() | self._ends.keys()):
+        names = positions.keys() | self._ends.keys()
+        if run.pipeline.divided:
+            names &= set(run.claims)
+        for name in sorted(names):
             known, its = positions.get(name), health.get(name, Health())
             end = self._ends[name].high if name in self._ends else known.position if known is not None else 0
             position = known.position if known is not None else 0
@@ -179,6 +192,16 @@ class Beat(PeriodicTask):
             memory_bytes=self._taken.memory_bytes,
             declaration=self._digest,
         )
+
+    def _standing(self) -> dict[str, Position]:
+        """The positions of its tasks; none before the first commit, or after the pipeline's deletion."""
+        with self._reading:
+            if self._positions is None:
+                table = open_table(positions_uri(self._definition.settings, self._definition.pipeline.id))
+                if table is None:
+                    return {}
+                self._positions = Positions(table)
+            return {task: each for task, each in self._positions.now().items() if not each.forgotten}
 
     def close(self) -> None:
         super().close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.flows.sinks.sink import sink_of
 from millrace.flows.sources.collection.documents import Rows
+from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.topics import Ends, Topics, task_of
 from millrace.flows.sources.models import KafkaSource
 from millrace.node.range_loop.definition import (
@@ -36,6 +39,7 @@ from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.positions import (
     COUNTS,
     Position,
+    Positions,
     commit_positions,
     ensure_positions,
     positions_of,
@@ -59,6 +63,11 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     settings: Settings
     pipeline: Pipeline
+    worker: int = 0
+    """Its number among the workers of this machine."""
+    claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Where workers divide the partitions: by task that this one holds, the number of its own newest commit."""
+    _members: list[Membership] = field(default_factory=list, compare=False, repr=False)
     _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
     _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
     _beats: list[Beat] = field(default_factory=list, compare=False, repr=False)
@@ -69,10 +78,11 @@ class PipelineRun(LoopDefinition[Work, Done]):
         return f"pipeline-{self.pipeline.id}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "pipeline": self.pipeline}
+        return {"settings": self.settings, "pipeline": self.pipeline, "worker": self.worker}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for key, value in {**state, "_tasks": {}, "_rows": {}, "_beats": [], "_lock": threading.Lock()}.items():
+        fresh = {"claims": {}, "_members": [], "_tasks": {}, "_rows": {}, "_beats": [], "_lock": threading.Lock()}
+        for key, value in {**state, **fresh}.items():
             object.__setattr__(self, key, value)
 
     @property
@@ -119,6 +129,28 @@ class PipelineRun(LoopDefinition[Work, Done]):
         if begins:
             commit_positions(table, begins)
         _logger.info("%s runs from %s to %s", self.name, source.kind, self.pipeline.sink.kind)
+
+    def join(self, *, seconds: float | None = None) -> Membership | None:
+        """The membership in the consumer group that divides the partitions; None where one worker reads all.
+
+        With `seconds`, wait so long for its part, and leave the group for good at the end. The loop's thread alone
+        calls it. Raises LogUnavailable, InvalidSettings.
+        """
+        source = self.pipeline.source
+        if not self.pipeline.divided or not isinstance(source, KafkaSource):
+            return None
+        if not self._members:
+            instance = "" if seconds is not None else instance_name(self.settings, self.worker)
+            self._members.append(Membership(source, self.pipeline.group, instance=instance))
+        if seconds is not None:
+            self._members[0].wait_joined(seconds)
+        return self._members[0]
+
+    def leave(self) -> None:
+        """Leave the group. Idempotent."""
+        while self._members:
+            self._members.pop().close()
+        self.claims.clear()
 
     def planner(self) -> PipelinePlanner:
         return PipelinePlanner(self)
@@ -177,11 +209,11 @@ class PipelineRun(LoopDefinition[Work, Done]):
             beat.say(state, cause)
             _logger.info("%s is %s %s", self.name, state, cause)
 
-    def stop_tasks(self) -> None:
-        """Close what is open in this process."""
+    def stop_tasks(self, names: Iterable[str] | None = None) -> None:
+        """Close what is open in this process: all tasks, or those of `names`."""
         with self._lock:
-            tasks = list(self._tasks.values())
-            self._tasks.clear()
+            chosen = list(self._tasks) if names is None else names
+            tasks = [self._tasks.pop(each) for each in chosen if each in self._tasks]
         for _, task in tasks:
             task.stop()
 
@@ -194,6 +226,12 @@ def places_of(settings: Settings, pipeline: Pipeline) -> Topics | Rows:
     return Rows(settings, pipeline.source, after=None if known is None else known.position)
 
 
+def instance_name(settings: Settings, worker: int) -> str:
+    """The name of a worker in its consumer group: the same after a restart, and no other worker's anywhere."""
+    folder = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
+    return f"{socket.gethostname()}-{folder}-{worker}"
+
+
 class PipelinePlanner(Planner[Work, int]):
     """What lies behind the committed positions."""
 
@@ -201,8 +239,10 @@ class PipelinePlanner(Planner[Work, int]):
         self._run = run
         self._settings, self._id = run.settings, run.pipeline.id
         self._topics = run.places()
-        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.id))
-        self._positions = read_positions(self._table)
+        self._positions = Positions(ensure_positions(positions_uri(run.settings, run.pipeline.id)))
+        self._unclaimed: set[str] = set()
+        self._lost: dict[str, float] = {}
+        """Tasks that another worker claimed, though the group has not taken them from this one; since when."""
         self._seen: dict[str, Ends] = {}
         self._looked = 0.0
 
@@ -214,12 +254,15 @@ class PipelinePlanner(Planner[Work, int]):
         target: Mapping[str, int] | None,
         max_bytes: int,
     ) -> Iterable[PendingRange[int]]:
+        held = self._held()
         if read_wanted(self._settings, self._id).paused:
             return []
-        rests = resting(tasks_path(self._settings, self._id), now=time.time()) | without
+        rests = resting(tasks_path(self._settings, self._id, self._run.worker), now=time.time()) | without
         found = []
-        positions = self._now()
+        positions = self._positions.now()
         for task, ends in self._look().items():
+            if held is not None and task not in held:
+                continue
             if task in rests or (only is not None and task not in only):
                 continue
             known = positions.get(task)
@@ -231,8 +274,9 @@ class PipelinePlanner(Planner[Work, int]):
         return found
 
     def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[Work]:
-        positions, life = self._now(), read_wanted(self._settings, self._id).whole
-        health, ids = read_tasks(tasks_path(self._settings, self._id)), self._topics.ids()
+        positions, life = self._positions.now(), read_wanted(self._settings, self._id).whole
+        health = read_tasks(tasks_path(self._settings, self._id, self._run.worker))
+        ids = self._topics.ids()
         found = []
         for topic, partition in self._topics.partitions():
             task = task_of(topic, partition)
@@ -271,11 +315,57 @@ class PipelinePlanner(Planner[Work, int]):
             self._seen, self._looked = self._topics.ends(), now
         return self._seen
 
-    def _now(self) -> dict[str, Position]:
-        if not self._table.is_newest():
-            self._table.refresh()
-            self._positions = read_positions(self._table)
-        return self._positions
+    def _held(self) -> frozenset[str] | None:
+        """The tasks that this worker may plan; None: all.
+
+        The group's word alone is not enough: a worker that was stopped for longer than the session hears late that
+        its partitions are another's. So whoever gets a task claims it first, by a commit of the same position, and
+        plans it only from its own newest commit. A task that another claimed is claimed back after a session, if the
+        group still leaves it here.
+        """
+        member = self._run.join()
+        if member is None:
+            return None
+        division, claims = member.poll(), self._run.claims
+        gone = (division.went | claims.keys() - division.held) & claims.keys()
+        positions = self._positions.now()
+        for task, number in claims.items():
+            known = positions.get(task)
+            if task not in gone and (0 if known is None else known.commits) > number:
+                self._lost[task] = time.monotonic()
+                _logger.warning("%s: another worker claimed it", task)
+        gone |= claims.keys() & self._lost.keys()
+        for task in gone:
+            del claims[task]
+        self._run.stop_tasks(gone)
+        source = self._run.pipeline.source
+        assert isinstance(source, KafkaSource), "only topics are divided"
+        now, session = time.monotonic(), source.session_timeout_ms / 1000
+        back = {task for task, since in self._lost.items() if task in division.held and now - since > session}
+        self._unclaimed = (self._unclaimed | division.came | back) & division.held
+        if self._unclaimed:
+            self._claim(positions)
+        return frozenset(claims.keys())
+
+    def _claim(self, positions: Mapping[str, Position]) -> None:
+        """Commit each unclaimed task's position once more; those that another commit was faster for stay unclaimed."""
+        ends, ids = self._look(), self._topics.ids()
+        moves: list[tuple[Position | None, Position]] = []
+        for task in sorted(self._unclaimed & (ends.keys() | positions.keys())):
+            known = positions.get(task)
+            if known is None or known.forgotten:
+                first = (known or Position(task, 0)).moved(ends[task].low if task in ends else 0)
+                moves.append((known, replace(first, topic_id=ids.get(_topic(task), ""))))
+            else:
+                moves.append((known, known.moved(known.position)))
+        hit("pipeline.claim")
+        fenced = set(commit_positions(self._positions.table, moves).fenced) if moves else set()
+        for place, (_, after) in enumerate(moves):
+            if place not in fenced:
+                self._run.claims[after.task] = after.commits
+                self._unclaimed.discard(after.task)
+                self._lost.pop(after.task, None)
+                _logger.info("%s is this worker's from offset %d on", after.task, after.position)
 
 
 class PipelineCommitter:
@@ -286,7 +376,7 @@ class PipelineCommitter:
         self._metrics = metrics
         self._table = ensure_positions(positions_uri(run.settings, run.pipeline.id))
         self._topics = run.places()
-        self.supervision = Supervision(run.settings, run.pipeline)
+        self.supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
 
     def commit(self, reports: Sequence[Done], /) -> CommitResult[Done]:
         begun = time.monotonic()
@@ -305,7 +395,12 @@ class PipelineCommitter:
         fenced = set() if outcome is None else set(outcome.fenced)
         committed = [each for place, each in enumerate(moved) if place not in fenced]
         self.supervision.succeeded(each.channel for each in committed)
-        self._topics.mirror(_place(each) for each in committed)
+        member = self._run.join()
+        if member is None:
+            self._topics.mirror(_place(each) for each in committed)
+        else:
+            self._run.claims.update((each.channel, _behind(each).commits) for each in committed)
+            member.commit(_place(each) for each in committed)
         self._measure(reports, committed)
         return CommitResult(
             committed=committed,

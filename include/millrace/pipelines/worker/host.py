@@ -21,6 +21,8 @@ from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.task import Done, Work
 
+_JOIN_SECONDS: Final = 60.0
+"""Longest wait of a bounded run for its part of the consumer group."""
 _IDLE: Final = 0.1
 """Seconds between two looks where there was nothing to do."""
 
@@ -36,9 +38,13 @@ def run(
 ) -> dict[str, int]:
     """Run until `stop`; with `until_end` to where the topics end now, or until a task fails for now. Positions by task.
 
+    Where workers divide the partitions, a bounded run ends where those end that it holds.
+
     Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
     """
     definition.prepare()
+    if until_end:
+        definition.join(seconds=_JOIN_SECONDS)
     committer = definition.committer(metrics)
     beat = Beat(definition, metrics)
     schedule: RangeSchedule[Work] = RangeSchedule(definition.planner())
@@ -76,6 +82,7 @@ def run(
         threads.shutdown()
         schedule.close()
         definition.stop_tasks()
+        definition.leave()
         committer.close()
         beat.close()
     beat.say(State.STOPPED)

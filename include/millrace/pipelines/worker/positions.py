@@ -93,20 +93,49 @@ def ensure_positions(uri: str) -> TableHandle:
     return table
 
 
+class Positions:
+    """The positions in a table, looked at again and again. A look reads the files that were added since the last one.
+
+    One thread at a time.
+    """
+
+    def __init__(self, table: TableHandle) -> None:
+        self.table = table
+        self._files: dict[str, Position] = {}
+        self._newest: dict[str, Position] = {}
+        self._version: int | None = None
+
+    def now(self) -> dict[str, Position]:
+        """By task, at the newest version; those that were forgotten too."""
+        self.table.refresh()
+        return self.there()
+
+    def there(self) -> dict[str, Position]:
+        """By task, at the table's version."""
+        if self._version != self.table.version:
+            self._files = {
+                action["path"]: self._files.get(action["path"]) or self._read(action)
+                for action in self.table.actions().to_pylist()
+            }
+            self._newest = {}
+            for each in self._files.values():
+                known = self._newest.get(each.task)
+                if known is None or known.commits < each.commits:
+                    self._newest[each.task] = each
+            self._version = self.table.version
+        return self._newest
+
+    def _read(self, action: Mapping[str, Any]) -> Position:
+        row = self.table.read(action["path"]).to_pylist()[0]
+        counts = {name: row.get(name) or 0 for name in COUNTS}
+        topic_id = row.get("topic_id") or ""
+        task = action[f"partition.{TASK}"]
+        return Position(task, row["position"], row["commits"], **counts, topic_id=topic_id, path=action["path"])
+
+
 def read_positions(table: TableHandle | None) -> dict[str, Position]:
     """By task, at the version of `table`; those that were forgotten too."""
-    found: dict[str, Position] = {}
-    for action in [] if table is None else table.actions().to_pylist():
-        row = table.read(action["path"]).to_pylist()[0]  # type: ignore[union-attr]
-        task = action[f"partition.{TASK}"]
-        known = found.get(task)
-        if known is None or known.commits < row["commits"]:
-            counts = {name: row.get(name) or 0 for name in COUNTS}
-            known_id = row.get("topic_id") or ""
-            found[task] = Position(
-                task, row["position"], row["commits"], **counts, topic_id=known_id, path=action["path"]
-            )
-    return found
+    return {} if table is None else Positions(table).there()
 
 
 def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, Position]]) -> CommitOutcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,13 +22,16 @@ from millrace.pipelines.model.status import (
     State,
     commands_path,
     ends_path,
-    pipeline_folder,
     pulse_path,
     status_path,
+    worker_folder,
+    workers_of,
 )
 
 FILE: Final = "tasks.json"
 _WORDS: Final = 2000
+_QUIET_SECONDS: Final = 10.0
+"""A worker that spoke so long before another is no longer heard; each speaks once a second."""
 
 
 @dataclass(slots=True)
@@ -53,8 +56,10 @@ class Health:
 class Supervision:
     """The driver's view, kept in the file alone: the loop and the beat of one driver each have one."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline, *, clock: Callable[[], float] = time.time) -> None:
-        self._path = tasks_path(settings, pipeline.id)
+    def __init__(
+        self, settings: Settings, pipeline: Pipeline, *, worker: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = tasks_path(settings, pipeline.id, worker)
         self._pipeline, self._clock = pipeline, clock
 
     @property
@@ -103,8 +108,8 @@ class Supervision:
         replace_json(self._path, {task: asdict(health) for task, health in tasks.items()})
 
 
-def tasks_path(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / FILE
+def tasks_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
+    return worker_folder(settings, pipeline, worker) / FILE
 
 
 def read_tasks(path: Path) -> dict[str, Health]:
@@ -161,11 +166,40 @@ def want(settings: Settings, pipeline: str, *, paused: bool | None = None, resta
 
 
 def read_status(settings: Settings, pipeline: str) -> PipelineStatus:
-    """What the worker of `pipeline` said last; UNASSIGNED where none ever did."""
+    """What the workers of `pipeline` on this machine said last, as one; UNASSIGNED where none ever said anything."""
+    said = [read_worker_status(settings, pipeline, worker) for worker in workers_of(settings, pipeline)]
+    return said[0] if len(said) == 1 else together(said)
+
+
+def read_worker_status(settings: Settings, pipeline: str, worker: int) -> PipelineStatus:
+    """What one worker said last; UNASSIGNED where it never said anything."""
     try:
-        return PipelineStatus.model_validate_json(status_path(settings, pipeline).read_bytes())
+        return PipelineStatus.model_validate_json(status_path(settings, pipeline, worker).read_bytes())
     except (FileNotFoundError, ValueError):
         return PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+
+
+def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
+    """The statuses of several workers as one: a task is the worker's that named it last."""
+    newest = max(said, key=lambda each: each.at)
+    known = [each for each in said if each.state is not State.UNASSIGNED]
+    live = [each for each in known if newest.at - each.at < _QUIET_SECONDS] or known
+    tasks = {task.task: task for each in sorted(live, key=lambda each: each.at) for task in each.tasks}
+    failed = [each for each in live if each.state is State.FAILED]
+    # A worker that the group gave no partition runs, and says nothing about the pipeline.
+    state = State.FAILED if failed and all(each.state is State.FAILED or not each.tasks for each in live) else None
+    others = [each.state for each in live if each.state is not State.FAILED]
+    told = failed[-1] if failed else newest
+    return newest.model_copy(
+        update={
+            "state": state or (others[-1] if others else newest.state),
+            "cause": told.cause,
+            "pid": live[0].pid if live else newest.pid,
+            "tasks": tuple(tasks[name] for name in sorted(tasks)),
+            "cpu_percent": round(sum(each.cpu_percent for each in live), 1),
+            "memory_bytes": sum(each.memory_bytes for each in live),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +214,27 @@ class End:
 
 
 def read_end(settings: Settings, pipeline: str) -> End:
-    """The newest; one of nothing where there was none."""
+    """The newest of any worker, with how many there were in all; one of nothing where there was none."""
+    found = [_end_of(settings, pipeline, worker) for worker in workers_of(settings, pipeline)]
+    newest = max(found, key=lambda each: each.at)
+    return End(newest.at, sum(each.ends for each in found), newest.cause)
+
+
+def _end_of(settings: Settings, pipeline: str, worker: int) -> End:
     try:
-        value: Any = json.loads(ends_path(settings, pipeline).read_text(encoding="utf-8"))
+        value: Any = json.loads(ends_path(settings, pipeline, worker).read_text(encoding="utf-8"))
         return End(float(value["at"]), int(value["ends"]), str(value["cause"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return End()
 
 
 def last_pulse(settings: Settings, pipeline: str) -> float:
-    """When the worker of `pipeline` spoke last, seconds since 1970; 0 where none has."""
+    """When a worker of `pipeline` on this machine spoke last, seconds since 1970; 0 where none has."""
+    return max(_pulse_of(settings, pipeline, worker) for worker in workers_of(settings, pipeline))
+
+
+def _pulse_of(settings: Settings, pipeline: str, worker: int) -> float:
     try:
-        return pulse_path(settings, pipeline).stat().st_mtime
+        return pulse_path(settings, pipeline, worker).stat().st_mtime
     except FileNotFoundError:
         return 0.0

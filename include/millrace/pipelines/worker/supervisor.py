@@ -7,6 +7,7 @@ stuck.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,7 +19,8 @@ from typing import Final
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import ends_path, pipeline_folder, pulse_path
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.status import WORKERS, ends_path, pipeline_folder, pulse_path, worker_folder
 from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.in_hand import late
@@ -101,12 +103,13 @@ class _Worker:
         settings: Settings,
         pipeline: str,
         *,
+        worker: int,
         silent_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._settings, self._pipeline, self._silent_seconds = settings, pipeline, silent_seconds
-        self._pulse = Pulse(pulse_path(settings, pipeline), clock)
-        log_file = pipeline_folder(settings, pipeline) / "worker.log"
+        self._pulse = Pulse(pulse_path(settings, pipeline, worker), clock)
+        log_file = worker_folder(settings, pipeline, worker) / "worker.log"
         self._job = ChildProcess(command, log_file=log_file, env=settings.environment())
         self.code: int | None = None
         """Its exit code, once it was stopped."""
@@ -143,10 +146,10 @@ def supervise(
     silent_seconds: float = SILENT_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Run the worker of `file` until SIGTERM or SIGINT, which it gets too; return its exit code.
+    """Run the workers of `file` until SIGTERM or SIGINT, which they get too; return the first exit code that is not 0.
 
-    Its output goes to worker.log in its folder. Bounded by `until_end`, and by recovery.attempts fruitless starts in a
-    row.
+    Their output goes to worker.log in their folders. Bounded by `until_end`, and for each worker by recovery.attempts
+    fruitless starts in a row.
     """
     configuration = Configuration() if config is None else Configuration.load(config)
     pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))
@@ -161,13 +164,42 @@ def supervise(
     ]
     command += [] if config is None else ["--config", str(config.absolute())]
     command += ["--until-end"] if until_end else []
+    count = pipeline.resources.workers
+    _forget_workers(settings, pipeline.id, count)
+    codes = [0] * count
+
+    def one(worker: int) -> None:
+        mine = [*command, "--worker", str(worker)] if worker else command
+        codes[worker] = _supervised(settings, pipeline, mine, worker, stop, silent_seconds=silent_seconds, clock=clock)
+
+    threads = [threading.Thread(target=one, args=(worker,), name=f"worker-{worker}") for worker in range(1, count)]
+    for each in threads:
+        each.start()
+    one(0)
+    for each in threads:
+        each.join()
+    return next((code for code in codes if code), 0)
+
+
+def _supervised(
+    settings: Settings,
+    pipeline: Pipeline,
+    command: list[str],
+    worker: int,
+    stop: threading.Event,
+    *,
+    silent_seconds: float,
+    clock: Callable[[], float],
+) -> int:
+    """Keep one worker running until `stop`. Return its exit code."""
     longest = 60 * pipeline.recovery.interval_minutes
     workers: list[_Worker] = []
     ends = 0
 
     def start() -> _Worker:
-        workers[:] = [_Worker(command, settings, pipeline.id, silent_seconds=silent_seconds, clock=clock)]
-        return workers[0]
+        made = _Worker(command, settings, pipeline.id, worker=worker, silent_seconds=silent_seconds, clock=clock)
+        workers[:] = [made]
+        return made
 
     def on_fault(fault: Fault) -> None:
         nonlocal ends
@@ -175,7 +207,8 @@ def supervise(
             return  # it has done its work
         ends += 1
         sys.stderr.write(f"the worker of {pipeline.id}: {fault}\n")
-        replace_json(ends_path(settings, pipeline.id), {"at": time.time(), "ends": ends, "cause": fault.cause[:_WORDS]})
+        path = ends_path(settings, pipeline.id, worker)
+        replace_json(path, {"at": time.time(), "ends": ends, "cause": fault.cause[:_WORDS]})
 
     fault = Supervisor(
         start,
@@ -185,3 +218,11 @@ def supervise(
         on_fault=on_fault,
     ).run(stop.wait)
     return 0 if fault is None or stop.is_set() else workers[0].code or 0
+
+
+def _forget_workers(settings: Settings, pipeline: str, count: int) -> None:
+    """Remove what workers left that the declaration has no longer; their tasks are others' now."""
+    folder = pipeline_folder(settings, pipeline) / WORKERS
+    for each in folder.glob("*"):
+        if each.name.isdecimal() and int(each.name) >= count:
+            shutil.rmtree(each, ignore_errors=True)

@@ -1,0 +1,142 @@
+"""A runner's place in Kafka's consumer group, which divides a source's partitions among all runners of a flow.
+
+The runner itself is the member: its loop polls, and no thread stands beside it. The member never reads a record; the
+tasks read what they are assigned. ``sessionTimeoutMs`` and ``maxPollIntervalMs`` mean what they mean to every
+consumer: a runner that is dead or stopped for the one, or whose loop does not come round within the other, loses its
+partitions. A runner that starts again under the same `instance` name within the session keeps them (static membership).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from millrace.base.errors import InvalidSettings, LogFenced, LogUnavailable
+from millrace.flows.kafka.brokers import admin_settings
+from millrace.flows.sources.kafka.topics import consumer_of, error_of, logger, task_of
+from millrace.flows.sources.models import KafkaSource
+
+_HEARTBEAT_MS: Final = 3_000
+"""Between two heartbeats at most, Kafka's default; at least three lie within a session."""
+_POLL_SECONDS: Final = 0.05
+_COMMIT_SECONDS: Final = 10.0
+
+
+class Division(NamedTuple):
+    """What a poll found."""
+
+    held: frozenset[str]
+    """Names of the tasks that this member holds now."""
+    came: frozenset[str] = frozenset()
+    """Of those, the ones that it did not hold at the last poll, or lost and got again since."""
+    went: frozenset[str] = frozenset()
+    """Those that it held at the last poll and no longer holds, or lost and got again since."""
+
+
+class Membership:
+    """One member. One thread at a time."""
+
+    def __init__(self, source: KafkaSource, group: str, *, instance: str = "") -> None:
+        """`instance`: a name that no other runner has at the same time, and that this one has again after a restart."""
+        self._source, self._group = source, group
+        self._held: set[str] = set()
+        self._came: set[str] = set()
+        self._went: set[str] = set()
+        self.joined = False
+        """Whether the group has told this member its part, which may be none."""
+        chosen: dict[str, str | int] = {
+            "partition.assignment.strategy": "cooperative-sticky",
+            "heartbeat.interval.ms": max(1, min(_HEARTBEAT_MS, source.session_timeout_ms // 3)),
+        }
+        if instance:
+            chosen["group.instance.id"] = instance
+        self._consumer = consumer_of(source, group, **chosen)
+        try:
+            self._consumer.subscribe(
+                list(source.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            )
+        except KafkaException as error:
+            raise error_of(error.args[0], f"consumer group {group}") from None
+
+    def poll(self) -> Division:
+        """Stay in the group, and say what changed since the last poll.
+
+        Call it at least every ``maxPollIntervalMs``. Raises LogFenced if another runner has this one's instance name.
+        """
+        self._serve()
+        found = Division(frozenset(self._held), frozenset(self._came & self._held), frozenset(self._went))
+        self._came.clear()
+        self._went.clear()
+        return found
+
+    def wait_joined(self, seconds: float) -> None:
+        """Wait until the group has told this member its part. Raises LogUnavailable if that takes longer."""
+        end = time.monotonic() + seconds
+        while not self.joined:
+            if time.monotonic() > end:
+                raise LogUnavailable(f"consumer group {self._group}: no part of it within {seconds:.0f} s")
+            self._serve()
+
+    def _serve(self) -> None:
+        message = self._consumer.poll(0.0 if self.joined else _POLL_SECONDS)
+        error = None if message is None else message.error()
+        if error is None:
+            return
+        if error.fatal():
+            raise LogFenced(f"consumer group {self._group}: {error.str()}: another worker has this one's name")
+        if error.code() in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+            raise InvalidSettings(f"consumer group {self._group}: the brokers refuse it: {error.str()}")
+
+    def commit(self, offsets: Iterable[tuple[str, int, int]]) -> None:
+        """Commit (topic, partition, offset) of held partitions, for other tools. Errors are ignored."""
+        places = [
+            TopicPartition(topic, partition, offset)
+            for topic, partition, offset in offsets
+            if task_of(topic, partition) in self._held
+        ]
+        if places:
+            try:
+                self._consumer.commit(offsets=places, asynchronous=True)
+            except KafkaException as error:
+                logger.warning("the consumer group was not told: %s", error)
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+        self._consumer.close()
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self.joined = True
+        if places:
+            consumer.incremental_assign(places)
+            consumer.pause(places)  # the tasks read; a member that read too would fetch everything twice
+        for each in places:
+            task = task_of(each.topic, each.partition)
+            self._held.add(task)
+            self._came.add(task)
+
+    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        if places:
+            consumer.incremental_unassign(places)
+        for each in places:
+            task = task_of(each.topic, each.partition)
+            self._held.discard(task)
+            self._went.add(task)
+
+
+def members(source: KafkaSource, group: str, *, seconds: float = _COMMIT_SECONDS) -> Mapping[str, str]:
+    """The hosts of the group's members, by member id. Raises LogUnavailable, InvalidSettings."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(dict(admin_settings(source)), logger=logger)
+    try:
+        told = admin.describe_consumer_groups([group], request_timeout=seconds)[group].result(timeout=2 * seconds)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return {}
+        raise error_of(error.args[0], f"consumer group {group}") from None
+    except TimeoutError:
+        raise LogUnavailable(f"consumer group {group}: the brokers do not answer within {seconds:.0f} s") from None
+    return {each.member_id: str(each.host) for each in told.members}
