@@ -256,7 +256,7 @@ def test_a_workers_name_is_its_own_after_a_restart_and_nobody_elses(tmp_path: Pa
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["delta", "opensearch"])
 def test_four_workers_over_twelve_partitions_while_they_die_pause_and_join(tmp_path: Path, kind: str) -> None:
-    """One is killed, one is stopped for longer than its session, one joins: in = out + errors, and nothing twice."""
+    """One is killed, one at its claim, one stops beyond its session, one joins: in = out + errors, nothing twice."""
     more: dict[str, Any] = {"sink": {}} if kind == "opensearch" else {}
     flights = Flights(
         tmp_path,
@@ -297,6 +297,8 @@ def test_four_workers_over_twelve_partitions_while_they_die_pause_and_join(tmp_p
         jobs = [begin(number) for number in range(3)]
         sender.start()
         until(lambda: sum(each.records_in for each in _standing(flights)) > 500, "they work", seconds=60)
+        dying = made[3].start("--worker", "3", failpoint="pipeline.claim")
+        assert dying.wait(deadline=60) != 0, "it dies between the group's word and its claim"
         jobs.append(begin(3))
         time.sleep(4)
         jobs[0].kill()
