@@ -324,6 +324,7 @@ def _published(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         parts[f"key index, {rows:,} rows"] = partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
         parts[f"reads, {rows:,} rows"] = partial(visible_reads.updated, folder / f"reads-{rows}", rows=rows)
         parts[f"upserts, {rows:,} rows"] = partial(publishing.upserts, folder / f"upserts-{rows}", rows=rows)
+        parts[f"Spark's MERGE, {rows:,} rows"] = partial(publishing.spark_merge, folder / f"merge-{rows}", rows=rows)
     count = 100 if quick else 1_000
     parts[f"ten of {count:,} collections"] = partial(publishing.many, folder / "many", collections=count)
     for interval, flush in ((10.0, 60.0), (0.0, 0.0)):

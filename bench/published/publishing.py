@@ -6,6 +6,7 @@ run: Delta's MERGE of the same upserts by delta-rs, and a scan of the same rows 
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from bench.deployment import deployment, spark_job
@@ -25,8 +27,12 @@ from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.publish.definition import PublishLoop, publish_to_end
 from millrace.node.publish.publisher import PublishFigures
+from millrace.runtime.spark.session import session
 from millrace.storage.local import local_path
-from millrace.tables.collections.data_tables import published_uri
+from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import deletes_uri, published_uri, rows_uri
+from millrace.tables.rewrite.fold import fold_files
+from millrace.tables.rewrite.rewrite import merge_job
 
 CALL_ROWS = 20_000
 FLUSHES = 20
@@ -52,7 +58,7 @@ def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) ->
         for part in np.array_split(draw.permutation(rows), FLUSHES):
             for piece in np.array_split(part, max(1, len(part) // CALL_ROWS)):
                 target.insert(orders(piece))
-            _settle(settings, client)
+            _settle(settings, client, target.id)
         start = time.perf_counter()
         publish()
         found: dict[str, Any] = {"rows": rows, "first_publish_s": round(time.perf_counter() - start, 3)}
@@ -60,7 +66,7 @@ def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) ->
         for number in range(times + 2):
             piece = orders(draw.choice(rows, changed, replace=False), version=number + 1)
             target.upsert(piece)
-            _settle(settings, client)
+            _settle(settings, client, target.id)
             begun, used = time.perf_counter(), time.process_time()
             figures = publish()
             if number >= 2:  # the first builds the index
@@ -91,9 +97,60 @@ def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) ->
         return found | _scans(folder_of, folder / "once", target.read())
 
 
-def _settle(settings: Settings, client: Database) -> None:
+def spark_merge(folder: Path, *, rows: int, changed: int = 1_000, times: int = 5) -> dict[str, Any]:
+    """Merge `times` pieces of `changed` upserts of random keys into `rows` rows by Spark, with deletion vectors.
+
+    The baseline of :func:`upserts`. CPU is that of the JVM. The first merge warms up.
+    """
+    draw = np.random.default_rng(0)
+    plain, piece_folder = folder / "plain", folder / "pieces"
+    piece_folder.mkdir(parents=True)
+    for part in np.array_split(draw.permutation(rows), FLUSHES):
+        write_deltalake(str(plain), orders(part), mode="append")
+    spark = session("bench-published", settings=Settings(data_dir=folder))
+    try:
+        spark.sql(f"ALTER TABLE delta.`{plain}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
+        cpu, wall = [], []
+        for number in range(times + 1):
+            file = piece_folder / f"{number}.parquet"
+            pq.write_table(orders(draw.choice(rows, changed, replace=False), version=number + 1), file)
+            spark.read.parquet(str(file)).createOrReplaceTempView("s")
+            begun, used = time.perf_counter(), _jvm_seconds()
+            spark.sql(
+                f"MERGE INTO delta.`{plain}` t USING s ON t.id = s.id"
+                " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            ).collect()
+            if number:
+                wall.append(time.perf_counter() - begun)
+                cpu.append(_jvm_seconds() - used)
+        return {
+            "rows": rows,
+            "merge_p50_ms": round(statistics.median(wall) * 1e3, 1),
+            "merge_cpu_us_per_changed_row": round(statistics.median(cpu) / changed * 1e6, 1),
+        }
+    finally:
+        spark.stop()
+
+
+def _jvm_seconds() -> float:
+    """Return the CPU seconds of this process's JVM."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    fields = Path(f"/proc/{gateway.proc.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _settle(settings: Settings, client: Database, *folded: int) -> None:
+    """Flush what was appended, and join small files of the collections `folded` as the flusher does after a flush."""
     ingest_to_end(settings, client.log)
     flush_to_end(settings)
+    for number in folded:
+        for uri in (rows_uri(settings, number), deletes_uri(settings, number)):
+            table = open_table(uri)
+            if table is not None:
+                fold_files(table, merge_job(table, ("id",)))
 
 
 def _scans(published: Path, once: Path, rows: pa.Table) -> dict[str, float]:
