@@ -227,6 +227,10 @@ class PublishedView(BaseView):
     rows: int
     lag_seconds: float
     """Age of the tick, if the collection has news since; else 0."""
+    vector_bytes_per_row: float
+    """Bytes of deletion vectors that the newest version wrote for each row of an older file that it hides."""
+    pause_seconds: float
+    """Pause before the next publish, because the vectors outweighed what was flushed; else 0.0."""
     error: str
     """Why the last attempt failed. Empty if it did not."""
 

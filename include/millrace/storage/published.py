@@ -80,6 +80,8 @@ CONVERTED: Final = "_converted"
 """Folder of converted files, the published table's own; below it one folder for each set of converted columns."""
 APP_ID: Final = "millrace/published"
 """App id whose version is the tick of the published rows."""
+VECTOR_BYTES: Final = "vectorBytes"
+"""Key of a commit's info: the size of the deletion vectors that it wrote."""
 COMMIT_SECONDS: Final = 60.0
 EXPIRE_LIMIT: Final = 256
 """Versions whose removed files one call of :meth:`PublishedTable.expire` looks at."""
@@ -377,6 +379,7 @@ class PublishedTable:
             "schemaVersion": change.schema_version,
             "collectionId": self.collection_id,
             "rows": rows,
+            VECTOR_BYTES: sum(each.size_in_bytes for each in vectors.values()),
         }
         stamp = max(change.tick >> _TICK_BITS, int(self._state.commit_info["inCommitTimestamp"]) + 1)
         actions = [_commit_info("WRITE", stamp, said, mark, self._state.unnamed_without(dropped))]

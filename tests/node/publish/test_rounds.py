@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,7 +19,8 @@ from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.publish import definition, publisher
-from millrace.node.publish.definition import PublishLoop, publish_to_end
+from millrace.node.publish.definition import PublishLoop, PublishState, publish_to_end
+from millrace.node.publish.publisher import MAX_PAUSE_INTERVALS
 from millrace.node.publish.status import published_status
 from millrace.node.range_loop.batch_driver import BatchDriver
 from millrace.node.range_loop.definition import run_range
@@ -34,11 +37,11 @@ from tests.waiting import until
 class Rounds:
     """Runs rounds of the loop of one process, and counts the tables that each opens."""
 
-    def __init__(self, settings: Settings, maker: WalMaker) -> None:
+    def __init__(self, settings: Settings, maker: WalMaker, *, clock: Callable[[], float] = time.monotonic) -> None:
         newest = lambda: max(map(maker.last_tick, maker.pchannels))  # noqa: E731
         self.loop = PublishLoop(settings, lambda names: dict.fromkeys(names, newest()))
-        self.planner = self.loop.planner()
-        self.schedule = RangeSchedule(self.planner)
+        self.loop.state = PublishState(settings, clock=clock)
+        self.schedule = RangeSchedule(self.loop.planner())
         self.driver = BatchDriver(self.loop, metrics=Metrics(registry=CollectorRegistry()))
 
     def round(self) -> list[int]:
@@ -259,6 +262,54 @@ def test_the_loop_publishes_beside_a_flusher(settings: Settings) -> None:
 def _shows(made: PublishedMaker, rows: int) -> bool:
     table = made.table()
     return table is not None and table.row_count == rows
+
+
+def test_vectors_that_outweigh_the_news_make_the_next_publish_wait(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "FREE_VECTOR_BYTES", 0)
+    made = PublishedMaker(settings, pchannels=("p0",), vchannels=1)
+    for number in range(20):
+        made.write(range(number * 100, number * 100 + 100), "old", upsert=False)
+        made.flush()
+    made.delete([number for number in range(1, 2_000, 2) if number % 100 > 30])
+    made.flush()
+    now, started = [0.0], made.maker.ms
+    rounds = Rounds(settings, made.maker, clock=lambda: now[0])
+    assert rounds.round() == [1]
+    published = []
+    for second in range(0, 121, 5):  # a flush every 5 s, which hits a row of each file
+        now[0] = float(second)
+        made.maker.ms = started + 1000 * second
+        made.delete([second // 5 + 100 * each for each in range(20)])
+        made.flush()
+        if rounds.round():
+            published.append(second)
+    pauses = {later - earlier for earlier, later in pairwise(published[1:])}
+    table = made.table()
+    assert table is not None
+    assert pauses, published
+    assert min(pauses) > settings.publish_interval
+    assert max(pauses) <= MAX_PAUSE_INTERVALS * settings.publish_interval + 5
+    status = published_status(settings, 1)
+    assert settings.publish_interval < status.pause_seconds <= MAX_PAUSE_INTERVALS * settings.publish_interval
+    assert status.vector_bytes_per_row == pytest.approx(
+        table.commit_info["vectorBytes"] / table.commit_info["maskedRows"], abs=0.1
+    )
+    assert "for its deletion vectors" in status.words
+    publish_to_end(settings, confirm=made.confirm)  # a publish that somebody asks for does not wait
+    made.check()
+
+
+def test_vectors_of_less_than_a_mebibyte_delay_nothing(settings: Settings) -> None:
+    made = PublishedMaker(settings)
+    made.write(range(100), "old")
+    made.flush()
+    made.publish()
+    made.delete([1, 2])
+    made.flush()
+    made.publish()
+    assert published_status(settings, 1).pause_seconds == 0.0
 
 
 def test_the_status_says_what_is_published_and_how_far_it_is_behind(settings: Settings) -> None:

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +27,14 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.node.publish.progress import ConfirmTicks, LogTicks, ProgressReader, TablesProgress
-from millrace.node.publish.publisher import CollectionTables, PlannedPublish, commit_publish, pin, plan_publish
+from millrace.node.publish.publisher import (
+    CollectionTables,
+    PlannedPublish,
+    commit_publish,
+    pause_after,
+    pin,
+    plan_publish,
+)
 from millrace.node.range_loop.definition import (
     CommitResult,
     LoopDefinition,
@@ -85,14 +92,15 @@ class _News:
     swept: bool = False
     """Only the sweep found it: it waits for those that the flusher named."""
     not_before: float = 0.0
-    """Monotonic time of the next look, if it waits for a PChannel."""
+    """Time of the next look by the clock, if it waits for a PChannel or because of its vectors."""
 
 
 class PublishState:
     """What the planner, the runs and the committer of one process know of its collections. Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        self._clock = clock
         self._lock = threading.Lock()
         self._news: dict[int, _News] = {}
         self._open: OrderedDict[int, CollectionTables] = OrderedDict()
@@ -122,7 +130,7 @@ class PublishState:
 
         Those that failed come last, those that the flusher named first.
         """
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             found = {n: each for n, each in self._news.items() if each.done < each.seen and each.not_before <= now}
             order = sorted(found, key=lambda n: (found[n].attempts, found[n].swept, n))
@@ -141,13 +149,16 @@ class PublishState:
             found.mark = mark
             found.attempts += 1
 
-    def settle(self, number: int, news: int, *, whole: bool) -> None:
-        """Note that the collection is published up to `news` if `whole`; if not, it waits for a PChannel."""
+    def settle(self, number: int, news: int, *, whole: bool, pause: float = 0.0) -> None:
+        """Note that the collection is published up to `news` if `whole`; if not, it waits for a PChannel.
+
+        The next publish waits `pause` seconds.
+        """
         with self._lock:
             found = self._news[number]
             found.tries += 1
             found.attempts = 0
-            found.not_before = 0.0 if whole else time.monotonic() + WAIT_SECONDS
+            found.not_before = self._clock() + max(pause, 0.0 if whole else WAIT_SECONDS)
             if whole:
                 found.done = max(found.done, news)
 
@@ -278,6 +289,7 @@ class PublishCommitter:
 
     def __init__(self, settings: Settings, state: PublishState, metrics: Metrics | None, *, bounded: bool) -> None:
         """`bounded`: a collection that waits for a PChannel counts as published, because nobody looks again."""
+        self._settings = settings
         self._remover = DeploymentFileRemover(settings)
         self._state = state
         self._metrics = metrics
@@ -303,7 +315,7 @@ class PublishCommitter:
         )
 
     def _commit(self, report: PublishReport) -> MillraceError | None:
-        planned = report.planned
+        planned, pause = report.planned, 0.0
         if planned is not None:
             try:
                 commit_publish(planned)
@@ -312,6 +324,8 @@ class PublishCommitter:
             table = planned.view.tables.published
             if planned.change is not None and table is not None:
                 self._remover.after_publish(table)
+                if not self._bounded:
+                    pause = pause_after(table.commit_info, self._settings.publish_interval)
             self._state.lags.pop(report.collection_id, None)
             if not planned.view.whole:
                 self._state.lags[report.collection_id] = tick_physical_ms(report.tick) / 1000
@@ -320,7 +334,7 @@ class PublishCommitter:
                 self._metrics.publish_vector_bytes_total.inc(planned.figures.vector_bytes)
                 self._metrics.publish_masked_rows_total.inc(max(0, planned.figures.rows_masked))
         whole = self._bounded or (not report.waits if planned is None else planned.view.whole)
-        self._state.settle(report.collection_id, report.news, whole=whole)
+        self._state.settle(report.collection_id, report.news, whole=whole, pause=pause)
         return None
 
     def _report(self) -> None:

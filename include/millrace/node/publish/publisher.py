@@ -33,6 +33,7 @@ import numpy as np
 from millrace.base.errors import CommitFenced, PublishedRowsDiffer, TickNotReached
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.node.publish.positions import Deletes, RowJudge, union
@@ -44,6 +45,7 @@ from millrace.storage.parquet_file import file_statistics, open_file
 from millrace.storage.published import (
     CONVERTED,
     ROWS_FOLDER,
+    VECTOR_BYTES,
     AddedFile,
     PublishedChange,
     PublishedTable,
@@ -71,7 +73,33 @@ WHOLE: Final = "whole"
 CREATED: Final = "createdTick"
 """Key of a commit's info: the tick from which the collection exists. Ids may be used again."""
 
+NEWS_BYTES: Final = "newsBytes"
+"""Key of a commit's info: the size of the flushed files and deletes that it publishes, about."""
+NEWS_SECONDS: Final = "newsSeconds"
+"""Key of a commit's info: the log time in which they came; 0.0 for a first version."""
+MASKED_ROWS: Final = "maskedRows"
+"""Key of a commit's info: the rows of published files that it masks."""
+
+FREE_VECTOR_BYTES: Final = 1 << 20
+"""Bytes of vectors that never make the next publish wait: they cost less than the rest of the commit."""
+MAX_PAUSE_INTERVALS: Final = 6.0
+"""Longest pause between two publishes of a collection because of its vectors, in publish intervals."""
+
 _log = logging.getLogger(__name__)
+
+
+def pause_after(commit_info: Mapping[str, Any], interval: float) -> float:
+    """Return the seconds that the next publish waits after one with this commit info, if `interval` is the shortest.
+
+    Updates of random keys rewrite the vectors of nearly every file, however few they are. So a publish waits until as
+    many bytes were flushed as its vectors have, by the rate of the last one. 0.0 if `interval` is enough for that.
+    """
+    vectors, news = int(commit_info.get(VECTOR_BYTES, 0)), int(commit_info.get(NEWS_BYTES, 0))
+    if vectors < FREE_VECTOR_BYTES or not news:
+        return 0.0
+    longest = MAX_PAUSE_INTERVALS * interval
+    pause = min(float(commit_info.get(NEWS_SECONDS, 0.0)), longest) * vectors / news
+    return min(pause, longest) if pause > interval else 0.0
 
 
 @dataclass(slots=True)
@@ -199,6 +227,8 @@ class PublishFigures:
     """Rows of published files that were read for the deletes, because the key index does not cover them."""
     rows_masked: int = 0
     """Rows of published files that were masked now."""
+    news_bytes: int = 0
+    """Size of the flushed files and deletes that are published, about."""
     vector_bytes: int = 0
     """Bytes of the deletion vectors that the commit wrote."""
     seconds: float = 0.0
@@ -267,8 +297,7 @@ def commit_publish(planned: PlannedPublish) -> None:
     except CommitFenced:
         table.store.delete([each.path for each in change.add if each.path.startswith(f"{CONVERTED}/")])
         raise
-    written = (table.files[path].vector for path in (*change.mask, *(each.path for each in change.add)))
-    planned.figures.vector_bytes = sum(each.size_in_bytes for each in written if each is not None)
+    planned.figures.vector_bytes = int(table.commit_info[VECTOR_BYTES])
     planned.view.tables.keep_index(planned.view.schema, rows_scanned=planned.figures.rows_scanned)
 
 
@@ -317,7 +346,9 @@ class _Planning:
         deletes = self._deletes([*added, *again])
         judge = self._judge(deletes, view.hidden(view.tick), view.tick)
         whole = {file.path: judge.positions(file) for file in (*added, *again)}
-        for path, found in self._news(settled, deletes.after(since)).items():
+        news = deletes.after(since)
+        self._figures.news_bytes = news.rows.nbytes + sum(file.size for file in added if _is_ahead(file, since))
+        for path, found in self._news(settled, news).items():
             whole[path] = union(self._table.masked(current[path]), found)
         if not (self._anew or view.dropped or self._is_recreated()):
             self._check(added, removed, deletes)
@@ -404,6 +435,12 @@ class _Planning:
         known = {name: table.commit_info.get(name) for name in info}
         if not (adds or gone or mask or reshaped) and info == known:
             return None
+        seconds = (tick_physical_ms(view.tick) - tick_physical_ms(self._since)) / 1000 if self._since else 0.0
+        info |= {
+            NEWS_BYTES: figures.news_bytes,
+            NEWS_SECONDS: round(seconds, 3),
+            MASKED_ROWS: max(0, figures.rows_masked),
+        }
         return PublishedChange(
             view.tick,
             view.schema_version,

@@ -10,8 +10,8 @@ from typing import Any
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
-from millrace.node.publish.publisher import DELETES_VERSION, ROWS_VERSION, WHOLE
-from millrace.storage.published import PublishedTable
+from millrace.node.publish.publisher import DELETES_VERSION, MASKED_ROWS, ROWS_VERSION, WHOLE, pause_after
+from millrace.storage.published import VECTOR_BYTES, PublishedTable
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import deletes_uri, published_uri, rows_uri
@@ -32,6 +32,10 @@ class PublishedStatus:
     """Age of that tick, if the collection's tables have news since; else 0.0."""
     error: str
     """Why the last attempt to publish failed; empty if it did not."""
+    vector_bytes_per_row: float = 0.0
+    """Bytes of deletion vectors that the newest version wrote for each row of an older file that it hides."""
+    pause_seconds: float = 0.0
+    """Pause before the next publish, because the vectors outweighed what was flushed; else 0.0."""
 
     @property
     def words(self) -> str:
@@ -41,7 +45,8 @@ class PublishedStatus:
         if self.version is None:
             return "nothing yet"
         late = f", {self.lag_seconds:.0f} s behind" if self.lag_seconds else ""
-        return f"{self.uri}: {self.rows:,} rows at tick {self.tick}{late}"
+        slow = f", published every {self.pause_seconds:.0f} s for its deletion vectors" if self.pause_seconds else ""
+        return f"{self.uri}: {self.rows:,} rows at tick {self.tick}{late}{slow}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,7 +70,11 @@ def published_status(settings: Settings, collection_id: int) -> PublishedStatus:
         now = dict(zip((ROWS_VERSION, DELETES_VERSION), versions, strict=True))
         current = bool(info.get(WHOLE)) and all(info.get(name) == version for name, version in now.items())
         lag = 0.0 if current else max(0.0, time.time() - tick_physical_ms(table.tick) / 1000)
-        return PublishedStatus(uri, table.version, table.tick, table.row_count, round(lag, 3), error)
+        per_row = info.get(VECTOR_BYTES, 0) / max(1, info.get(MASKED_ROWS, 0))
+        pause = pause_after(info, settings.publish_interval)
+        return PublishedStatus(
+            uri, table.version, table.tick, table.row_count, round(lag, 3), error, round(per_row, 1), round(pause, 1)
+        )
     except MillraceError as failure:
         return PublishedStatus(uri, None, 0, 0, 0.0, error or f"{failure.code}: {failure}")
 
