@@ -10,10 +10,12 @@ import pytest
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo as Definition
+from millrace.client.append_client import AppendClient
 from millrace.client.database import Database
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.rpc.remote_log import RemoteLogService
 from millrace.storage.table import table_at
 from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.key_index.index import KeyIndex
@@ -72,3 +74,33 @@ def test_a_key_of_several_fields_is_a_tuple(shop: Database, reader: Database, re
 def test_what_is_no_key_is_refused(shop: Database, items: Definition, keys: Any) -> None:
     with pytest.raises(InvalidArgument):
         shop.collection(items.name).get(keys)
+
+
+def test_a_get_here_makes_one_request(shop: Database, items: Definition, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = shop.collection(items.name)
+    target.insert(item_rows(1, 2))
+    settle(shop, items)
+    target.insert(item_rows(3))
+    target.get(1)  # the definition of a name is cached for a short while
+    asked: list[object] = []
+    call = RemoteLogService.call_with_retry
+    monkeypatch.setattr(
+        RemoteLogService, "call_with_retry", lambda *args, **named: asked.append(args) or call(*args, **named)
+    )
+    assert sorted(target.get([1, 2, 3])["id"].to_pylist()) == [1, 2, 3]
+    assert len(asked) == 1
+
+
+def test_a_server_of_an_older_build_is_read_with_too(
+    shop: Database, items: Definition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*args: Any, **named: Any) -> None:
+        raise InvalidArgument("the ticket names no read of the append host")
+
+    target = shop.collection(items.name)
+    target.insert(item_rows(1))
+    settle(shop, items)
+    target.insert(item_rows(2))
+    monkeypatch.setattr(AppendClient, "decided", unknown)
+    assert sorted(target.get([1, 2])["id"].to_pylist()) == [1, 2]
+    assert target.read().num_rows == 2

@@ -33,7 +33,7 @@ from millrace.rpc.link import ConnectionLost, Link
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection, keys_to_text
-from millrace.rpc.tail import Evicted, Mvcc, TailBatch, from_wire_rows
+from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, from_wire_rows
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
 from millrace.wal.definitions import PChannelDefinitions
 
@@ -195,6 +195,35 @@ class AppendClient(Closeable):
         if "evicted" in metadata:
             return Evicted(int(metadata["evicted"]))
         return TailBatch([from_wire_rows(batch) for batch in batches if batch.num_rows], int(metadata["confirmed"]))
+
+    def decided(
+        self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int
+    ) -> DecidedMessages:
+        """Return what a read of a collection takes from its PChannels' tails, in one call: see
+        :meth:`millrace.node.append.host.AppendHost.decided`.
+
+        Raises InvalidArgument if the server runs an older build.
+        """
+        seconds = self.service.deadline
+        request = {
+            "extension": APPEND_ROLE,
+            "decided": dict(after),
+            "collection_id": collection_id,
+            "at": at,
+            "max_bytes": max_bytes,
+            "deadline": seconds,
+        }
+
+        def act(link: Link, deadline: Deadline) -> tuple[list[tuple[pa.RecordBatch, dict[str, Any]]], dict[str, Any]]:
+            _, parts = link.parts(request, timeout=seconds + MARGIN)
+            found = [(batch, said or {}) for batch, said in parts]
+            return found[:-1], found[-1][1]
+
+        parts, last = self.service.call_with_retry(act, seconds=seconds)
+        messages: dict[str, list[pa.RecordBatch]] = {name: [] for name in after}
+        for batch, said in parts:
+            messages[said["pchannel"]].append(from_wire_rows(batch))
+        return DecidedMessages(last["ticks"], messages, last["complete"])
 
     def read(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection

@@ -227,7 +227,7 @@ class Collection:
         Raises the errors of :meth:`read`, and InvalidArgument if `keys` are not keys of this collection.
         """
         tick, seconds, selection = self._asked(at=at, columns=columns, deadline=deadline)
-        definition = self._current()
+        definition = self.database.definition(self.definition, cached=True)
         found = key_rows(one_or_more_keys(keys, definition.schema), definition)
         return self.database.tables.get(definition, found, at=tick, seconds=seconds, columns=selection.columns)
 

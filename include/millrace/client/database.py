@@ -314,18 +314,20 @@ class Database(Closeable):
         """Return a collection by name, or of a definition that is known already. Raises CollectionNotFound."""
         return Collection(self, self.definition(source) if isinstance(source, str) else source)
 
-    def definition(self, source: str | CollectionInfo) -> CollectionInfo:
+    def definition(self, source: str | CollectionInfo, *, cached: bool = False) -> CollectionInfo:
         """Return the current definition of a collection, given by name or by an earlier definition.
 
+        With `cached`, it may be a few seconds old, and usually takes no request. Only a local deployment is read by a
+        collection's id; at a server, the name may be another collection's by then, so it is asked for in any case.
         While the server is down, the definition of a name comes from a local data folder, so that a producer with a
         spool can start.
 
         Raises CollectionNotFound, also if `source` was dropped and another collection has its name.
         """
         if not isinstance(source, str):
-            return source.require_same_id(self.definition(source.name))
+            return source.require_same_id(self.definition(source.name, cached=cached))
         try:
-            return self.catalog.collection(source)
+            return self._names.get(source) if cached and self.local else self.catalog.collection(source)
         except LogUnavailable:
             if not self.local:
                 raise

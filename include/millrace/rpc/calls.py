@@ -229,6 +229,15 @@ TAIL: Final = _call(
     request="after? timeout? max_bytes?",
     answer="confirmed evicted",
 )
+DECIDED: Final = _call(
+    "append/do_get",
+    Role.READ,
+    Scope.ANYTHING,
+    "read new messages of several PChannels for a read of a collection, of VChannels with that role",
+    ticket="decided",
+    request="collection_id at? max_bytes? deadline?",
+    answer="ticks complete",
+)
 READ_COLLECTION: Final = _call(
     "append/do_get",
     Role.READ,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from millrace.message.types import MessageType
 from millrace.wal.schema import ROW_SCHEMA
+
+_BODIES: Final = [kind.name for kind in (MessageType.INSERT, MessageType.UPSERT, MessageType.DELETE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,28 @@ class Evicted:
     """The requested tick is before the buffer: everything after `earliest` is available here, the rest in ``wal``."""
 
     earliest: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedMessages:
+    """What a read of one collection takes from the tails of its PChannels, in one call."""
+
+    ticks: Mapping[str, int]
+    """By PChannel the tick up to which everything is decided."""
+    messages: Mapping[str, Sequence[pa.RecordBatch]]
+    """By PChannel the messages (ROW_SCHEMA, in tick order) after the requested tick, up to its tick or further.
+    Without time ticks and bodies of other collections.
+    """
+    complete: bool
+    """False if a buffer does not reach back to the requested tick, or the messages exceed the requested size."""
+
+
+def messages_of(collection_id: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the messages that concern a collection: all but time ticks and the bodies of other collections."""
+    kind = batch["type"].cast(pa.utf8())
+    body, tick = pc.is_in(kind, pa.array(_BODIES)), pc.equal(kind, MessageType.TIME_TICK.name)
+    kept = pc.or_(pc.equal(batch["collection_id"], collection_id), pc.invert(body))
+    return batch.filter(pc.and_not(kept, tick))
 
 
 class TailSource(Protocol):

@@ -43,6 +43,8 @@ points, by bytes and by UTF-16 units.
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+ROW_GROUP_ROWS: Final = 1 << 15
+"""Rows of a row group. A lookup decodes half of one; scans cost the same with row groups of 2^14 to 2^17 rows."""
 TAKE_BATCH_ROWS: Final = 1 << 14
 """Rows that are decoded at once to take some of them."""
 
@@ -123,8 +125,8 @@ def take_rows(
 ) -> tuple[pa.Table, int]:
     """Return the rows at `positions` (ascending) of the file `name` of a table, and the number of rows that were read.
 
-    Reads the row groups that have some of them, each up to the last one, in batches of TAKE_BATCH_ROWS. The result has
-    those of `columns` that the file has. Raises TableDamaged.
+    Decodes of each row group that has some of them its rows up to the last one, in batches of at most TAKE_BATCH_ROWS.
+    The result has those of `columns` that the file has. Raises TableDamaged.
     """
     with open_file(store, name) as file:
         footer = file.metadata
@@ -140,8 +142,9 @@ def take_rows(
         owner = np.searchsorted(ends, positions, "right")
         for group in np.unique(owner).tolist():
             wanted = positions[owner == group] - (ends[group] - counts[group])
-            begin = 0
-            for batch in file.iter_batches(batch_size=TAKE_BATCH_ROWS, row_groups=[group], columns=there):
+            begin, needed = 0, int(wanted[-1]) + 1
+            size = -(-needed // -(-needed // TAKE_BATCH_ROWS))  # so that the last batch ends with the last row
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=there):
                 first, last = np.searchsorted(wanted, [begin, begin + batch.num_rows])
                 if last > first:
                     parts.append(batch.take(pa.array(wanted[first:last] - begin)))
@@ -370,7 +373,7 @@ class ParquetFileWriter:
             **{"write_page_checksum": True, **options},
         )
 
-    def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int | None = None) -> None:
+    def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int = ROW_GROUP_ROWS) -> None:
         """Add rows as row groups of their own, of at most `row_group_size` rows each."""
         self._writer.write(rows, row_group_size)
         self._whole = [name for name in self._whole if not pc.any(pc.is_nan(rows[name])).as_py()]

@@ -103,9 +103,7 @@ class PChannelDefinitions:
         """Describe `state`: the definitions of one collection, or an outline of all collections."""
         limits = len(state.vchannels), state.config.max_vchannels, state.config.max_partitions
         if collection_id is not None:
-            # The chain takes only these names for a collection's VChannels, so no other needs to be looked at.
-            stem = f"{state.pchannel}_{collection_id}"
-            own = state.vchannels.between(f"{stem}v", f"{stem}w")
+            own = state.channels_of(collection_id)
             return cls(*limits, {}, {name: VChannelDefinition.of(each) for name, each in own})
         channels = state.vchannels.values()
         outlines = {

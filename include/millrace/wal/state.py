@@ -273,6 +273,12 @@ class ChannelState:
         work: OpenWork = self.vchannels.summary(VCHANNELS, self.config)
         return work
 
+    def channels_of(self, collection_id: int) -> Iterator[tuple[str, VChannelState]]:
+        """Return a collection's VChannels with their names. Cost: their number, not that of all VChannels."""
+        # The chain takes only these names for a collection's VChannels, so no other needs to be looked at.
+        stem = f"{self.pchannel}_{collection_id}"
+        return self.vchannels.between(f"{stem}v", f"{stem}w")
+
     def channels_with(self, accepts: Callable[[OpenWork], bool]) -> Iterator[VChannelState]:
         """Yield the VChannels whose open work `accepts`, by name. It must accept joined work that includes theirs."""
         for _, channel in self.vchannels.where(VCHANNELS, self.config, accepts):

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -32,7 +32,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.node.append.host import AppendHost
 from millrace.rpc.selection import Selection
-from millrace.rpc.tail import Evicted, TailBatch
+from millrace.rpc.tail import DecidedMessages
 from millrace.tables.read.freshness import read_fresh
 from millrace.wal.state import ChannelState
 from tests.client.conftest import own_name
@@ -374,8 +374,10 @@ class InProcess:
     def tick(self, pchannel: str) -> int:
         return self.host.tick(pchannel)
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
-        return self.host.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
+    def decided(
+        self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int
+    ) -> DecidedMessages:
+        return self.host.decided(collection_id, after, at=at, max_bytes=max_bytes)
 
     def writer(self, collection: str, names: DefinitionCache) -> Writer:
         producer = Producer(Way(self.host, self.catalog), self.catalog, self.settings, definitions=names)

@@ -7,7 +7,7 @@ Memory: a read holds the deletes up to its tick and about PIECE_BYTES of rows. A
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +23,7 @@ from millrace.catalog.protocol import Catalog
 from millrace.log.protocol import LogService
 from millrace.node.append.host import AppendHost
 from millrace.rpc.selection import Selection, keys_from_text
-from millrace.rpc.tail import Evicted, TailBatch
+from millrace.rpc.tail import DecidedMessages
 from millrace.rpc.wire import flight_error, request_number, to_json
 from millrace.tables.read.arrow import PIECE_BYTES, count_rows, read_pieces
 from millrace.tables.read.freshness import plan_fresh
@@ -47,8 +47,10 @@ class _Own:
     def tick(self, pchannel: str) -> int:
         return self.host.tick(pchannel)
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
-        return self.host.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
+    def decided(
+        self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int
+    ) -> DecidedMessages:
+        return self.host.decided(collection_id, after, at=at, max_bytes=max_bytes)
 
 
 class CollectionReads:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.append_pipeline import Entries, as_values
 from millrace.rpc.outcome import AppendOutcome
-from millrace.rpc.tail import Evicted, Mvcc, TailBatch
+from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, messages_of
 from millrace.rpc.wire import DEFAULT_DEADLINE
 from millrace.wal.definitions import OpenFigures, PChannelDefinitions
 from millrace.wal.state import ChannelState
@@ -279,6 +279,47 @@ class AppendHost(Closeable):
         """
         return self._follower(pchannel).tail.tail(after_tick, timeout=timeout, max_bytes=max_bytes)
 
+    def decided(
+        self,
+        collection_id: int,
+        after: Mapping[str, int],
+        *,
+        at: int | None,
+        max_bytes: int,
+        deadline: float = DEFAULT_DEADLINE,
+    ) -> DecidedMessages:
+        """Return what a read of a collection takes from its PChannels' tails: by PChannel, the messages after a tick.
+
+        Without `at`, the ticks cover every append to the collection that was answered before the call. A time tick is
+        appended only to a PChannel that is behind what is visible on another one, or behind `at`; none is if the log's
+        clock has not reached `at`. Raises as :meth:`tick`.
+        """
+        end = Deadline.after(deadline)
+        followers = {name: self._follower(name) for name in after}
+        if at is None:
+            for follower in followers.values():
+                follower.reach_end(timeout=end.remaining(minimum=0.001))
+        visible = (_visible_tick(follower.state, collection_id) for follower in followers.values())
+        target = max(visible, default=0) if at is None else at
+        for name, follower in followers.items():
+            if follower.tail.confirmed_tick < target and target >> LOGICAL_BITS <= self._now_ms():
+                self.confirm(name, target, deadline=end.remaining(minimum=0.001))
+        ticks = {name: follower.tail.confirmed_tick for name, follower in followers.items()}
+        messages: dict[str, list[pa.RecordBatch]] = {name: [] for name in after}
+        left = max_bytes
+        for name, begin in after.items():
+            seen = begin
+            while seen < ticks[name]:
+                found = followers[name].tail.tail(seen, timeout=0.0)
+                if isinstance(found, Evicted) or left <= 0:
+                    return DecidedMessages(ticks, {}, False)
+                for batch in found.batches:
+                    messages[name].append(messages_of(collection_id, batch))
+                    left -= messages[name][-1].nbytes
+                seen = found.confirmed_tick
+        kept = {name: [each for each in batches if each.num_rows] for name, batches in messages.items()}
+        return DecidedMessages(ticks, kept, True)
+
     def state(self, pchannel: str) -> ChannelState:
         """Return the newest channel state, read-only. Raises the error that parked the PChannel."""
         follower = self._follower(pchannel)
@@ -422,3 +463,9 @@ class AppendHost(Closeable):
                     on_fenced=partial(self._on_fenced, pchannel),
                 )
             return follower
+
+
+def _visible_tick(state: ChannelState, collection_id: int) -> int:
+    """Return the greatest tick at which something of a collection became visible on a PChannel, or a later one."""
+    own = [channel.mvcc for _, channel in state.channels_of(collection_id)]
+    return max(own) if own else state.last_tick  # without one, it was dropped, or is being created

@@ -258,6 +258,30 @@ class AppendExtension:
             merged_wire_rows([readable_rows(batch, caller, self._collection_of) for batch in found.batches]), last
         )
 
+    @handles(calls.DECIDED)
+    def _decided(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        after = request.get("decided")
+        if not isinstance(after, dict) or not after:
+            raise InvalidArgument(
+                "'decided' of the request must be an object: by PChannel, the tick after which to read"
+            )
+        found = self._host.decided(
+            int(request_number(request, "collection_id", 0)),
+            {name: int(request_number(after, name, 0)) for name in after},
+            at=None if request.get("at") is None else int(request_number(request, "at", 0)),
+            max_bytes=int(request_number(request, "max_bytes", 8 << 20)),
+            deadline=_deadline(request),
+        )
+        pieces = []
+        for name, batches in found.messages.items():
+            if not caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PCHANNEL, name),)):
+                batches = [readable_rows(batch, caller, self._collection_of) for batch in batches]
+            pieces += [(batch, to_json({"pchannel": name})) for batch in merged_wire_rows(batches)]
+        schema = TAIL_SCHEMA if pieces else pa.schema([])  # usually there is nothing new: two dozen columns of nothing
+        last = calls.DECIDED.checked({"ticks": found.ticks, "complete": found.complete})
+        pieces.append((pa.RecordBatch.from_pylist([], schema), to_json(last)))
+        return flight.GeneratorStream(schema, iter(pieces))
+
     def _wire_rows(self, pchannel: str, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         """Return merged_wire_rows of batches of the tail, which are made once for the readers that take the same."""
         known = self._encoded.get(pchannel)

@@ -26,7 +26,7 @@ from millrace.storage.published_log import PHYSICAL_NAME
 from millrace.storage.store import TableStore
 from millrace.wal.visible.collection_rows import align_to_schema
 
-ROW_GROUP_ROWS: Final = 1 << 17
+BATCH_ROWS: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class PublishedShape:
         try:
             with open_file(inner, path) as file:
                 there = [each for each in file.schema_arrow.names if each in stored.names]
-                for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS, columns=there):
+                for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=there):
                     rows = align_to_schema(pa.Table.from_batches([batch]), stored)
                     found = to_fields(rows, self.schema)
-                    writer.write(pa.table(found.columns, columns), row_group_size=ROW_GROUP_ROWS)
+                    writer.write(pa.table(found.columns, columns))
         except BaseException:
             writer.discard()
             raise

@@ -1,10 +1,10 @@
 """How far a collection can be read, including what the log knows: an idle PChannel does not delay a read.
 
-The ``wal`` table's tick of an idle PChannel does not move, because a tick without news becomes no row. So a reader
-appends a tick to each PChannel. What the table lacks up to that tick comes from the append host, which has decided it
-already (:func:`decided_messages`): a read does not wait for the streaming node. If the host's buffer does not have it
-all, the reader checks whether the log has any row up to that tick that the table lacks. If not, the table is complete
-up to that tick; else the reader waits for it.
+The ``wal`` table's tick of an idle PChannel does not move, because a tick without news becomes no row. So a reader asks
+the append host how far each PChannel is decided. What the table lacks up to there comes from the host, too, in the same
+call (:func:`decided_messages`): a read does not wait for the streaming node. If the host's buffer does not have it all,
+the reader appends a tick to each PChannel and checks whether the log has any row up to that tick that the table lacks.
+If not, the table is complete up to that tick; else the reader waits for it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from millrace.base.errors import MillraceError, PositionTruncated, TickNotReache
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, tick_physical_ms
-from millrace.message.types import MessageType
 from millrace.rpc.selection import ALL_ROWS, Selection
-from millrace.rpc.tail import Evicted, TailBatch
+from millrace.rpc.tail import DecidedMessages, messages_of
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.open_tables import OpenTables
@@ -40,7 +39,6 @@ DECIDED_BYTES: Final = 32 << 20
 """Messages that a read takes from the append host; beyond, it waits for the streaming node."""
 MAX_TICK: Final = (1 << 63) - 1
 
-_BODIES: Final = [kind.name for kind in (MessageType.INSERT, MessageType.UPSERT, MessageType.DELETE)]
 _POLL_SECONDS: Final = 0.02
 _TICK_SECONDS: Final = 0.5
 """Pause between two ticks while a read waits for a tick ahead of the clock."""
@@ -54,9 +52,9 @@ class TickSource(Protocol):
 
     def tick(self, pchannel: str) -> int: ...
 
-    def tail(
-        self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20
-    ) -> TailBatch | Evicted: ...
+    def decided(
+        self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int
+    ) -> DecidedMessages: ...
 
 
 class ConfirmedTicks(NamedTuple):
@@ -248,36 +246,19 @@ def decided_messages(
     """
     wal = (tables or OpenTables()).wal(settings.wal_uri)
     committed = {name: 0 if wal is None else wal.last_tick(name) for name in pchannels}
-    found: dict[str, list[pa.Table]] = {name: [] for name in pchannels}
     ticks = {name: tick for name, tick in committed.items() if at is not None and tick >= at}
-    try:
-        ticks |= {name: client.tick(name) for name in pchannels if name not in ticks}
-        target = max(ticks.values(), default=0) if at is None else at
-        # One clock, but ticks within a millisecond differ by PChannel.
-        ticks |= {name: client.tick(name) for name, tick in ticks.items() if tick < target}
-        if min(ticks.values(), default=0) < target:
+    found: dict[str, list[pa.Table]] = {name: [] for name in pchannels}
+    after = {name: tick for name, tick in committed.items() if name not in ticks}
+    if after:
+        try:
+            decided = client.decided(collection_id, after, at=at, max_bytes=DECIDED_BYTES)
+        except MillraceError:
+            return None  # a parked PChannel, say: the caller finds out which, and waits if that helps
+        ticks |= decided.ticks
+        if not decided.complete or min(ticks.values()) < max(1, at or 0):
             return None
-        left = DECIDED_BYTES
-        for name, tick in ticks.items():
-            after = committed[name]
-            while after < tick:
-                taken = client.tail(name, after, timeout=0.0, max_bytes=left)
-                left -= 0 if isinstance(taken, Evicted) else sum(each.nbytes for each in taken.batches)
-                if isinstance(taken, Evicted) or taken.confirmed_tick <= after or left <= 0:
-                    return None
-                found[name] += [_of_collection(each, collection_id) for each in taken.batches]
-                after = taken.confirmed_tick
-    except MillraceError:
-        return None  # a parked PChannel, say: the caller finds out which, and waits if that helps
+        found |= {name: [pa.Table.from_batches([each]) for each in few] for name, few in decided.messages.items()}
     return ticks, found
-
-
-def _of_collection(messages: pa.RecordBatch, collection_id: int) -> pa.Table:
-    """Return the messages without bodies of other collections, and without time ticks."""
-    kind = messages["type"].cast(pa.utf8())
-    body, tick = pc.is_in(kind, pa.array(_BODIES)), pc.equal(kind, MessageType.TIME_TICK.name)
-    kept = pc.or_(pc.equal(messages["collection_id"], collection_id), pc.invert(body))
-    return pa.Table.from_batches([messages.filter(pc.and_not(kept, tick))])
 
 
 def uncommitted_messages(
@@ -306,7 +287,7 @@ def _uncommitted(
 ) -> list[pa.Table]:
     found: list[pa.Table] = []
     for messages, through in UncommittedMessages(settings.wal_uri, client.service)(pchannel):
-        found.append(_of_collection(messages, collection_id))
+        found.append(pa.Table.from_batches([messages_of(collection_id, messages)]))
         if sum(each.nbytes for each in found) > max_bytes:
             raise TickNotReached(
                 f"the tables lack more than {UNCOMMITTED_BYTES >> 20} MiB of the collection, and no streaming node"

@@ -32,8 +32,8 @@ from millrace.wal.visible.collection_rows import align_to_schema
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROW_GROUP_ROWS: Final = 1 << 17
-"""Rows of a row group. Small enough that a lookup by key skips most of a sorted file."""
+WRITE_ROWS: Final = 1 << 17
+"""Rows that are written at once, after which a file may end."""
 
 TASKS_PER_CORE: Final = 4
 """More tasks than cores, so that one long task does not leave cores idle. Each task reads its deletes once."""
@@ -155,8 +155,8 @@ def rewrite_group(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -
             return RewriteResult(group, rows_in=rows_in, rows_out=rows_in, unchanged=True)
         rows = pa.concat_tables([_living(job, deletes, _read(job, file.path)) for file in group.files])
         rows = _sorted(fold_chains(rows, job.chains), job.sort)
-        for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
-            sink.write(rows.slice(start, ROW_GROUP_ROWS), dict(group.files[0].partition))
+        for start in range(0, rows.num_rows, WRITE_ROWS):
+            sink.write(rows.slice(start, WRITE_ROWS), dict(group.files[0].partition))
         actions = tuple(sink.finish())
     except Exception as error:
         sink.abort()
