@@ -10,6 +10,7 @@ from pydantic import AfterValidator, StringConstraints
 
 MAX_STEPS: Final = 32
 _PART: Final = re.compile(r"(?:[^.\\]|\\.)+")
+_DATES: Final = {"YYYY": "%Y", "yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H"}
 _HOLE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -53,8 +54,11 @@ class Template(NamedTuple):
     paths: tuple[tuple[str, ...], ...]
 
 
-def template(text: str) -> Template:
-    """``{path}`` is a value's place, ``{{`` and ``}}`` are braces. Raises ValueError."""
+def template(text: str, *, dates: bool = False) -> Template:
+    """``{path}`` is a value's place, ``{{`` and ``}}`` are braces. Raises ValueError.
+
+    With `dates`, ``{+YYYY.MM.dd}`` is one name: the form of a date (:func:`date_form`).
+    """
     texts, paths, place, current = [], [], 0, ""
     for hole in _HOLE.finditer(text):
         current += text[place : hole.start()]
@@ -65,11 +69,22 @@ def template(text: str) -> Template:
             raise ValueError(f"{text!r}: a brace is left over; write {{path}} for a value and {{{{ or }}}} for a brace")
         else:
             texts.append(current)
-            paths.append(split(hole[1]))
+            paths.append((hole[1],) if dates and hole[1].startswith("+") else split(hole[1]))
             current = ""
     if not paths:
         raise ValueError(f"{text!r} has no {{path}}: every document would get the same")
     return Template((*texts, current + text[place:]), tuple(paths))
+
+
+def date_form(form: str) -> str:
+    """``YYYY.MM.dd`` as strftime has it. Raises ValueError."""
+
+    def one(found: re.Match[str]) -> str:
+        if found[0] not in _DATES:
+            raise ValueError(f"{form!r}: a date is made of {', '.join(_DATES)} and signs between")
+        return _DATES[found[0]]
+
+    return re.sub("YYYY|yyyy|MM|dd|HH|[A-Za-z]+", one, form.replace("%", "%%"))
 
 
 def _template_checked(text: str) -> str:

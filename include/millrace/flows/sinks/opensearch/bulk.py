@@ -89,9 +89,16 @@ class Refused(Exception):
 _DONE: Final = Item(Verdict.DONE)
 
 
-def body(actions: Sequence[Action], *, equal_wins: bool = False) -> bytes:
-    """Return the bulk API's newline-delimited body. With `equal_wins`, a later document replaces one of its version."""
+def body(
+    actions: Sequence[Action], *, equal_wins: bool = False, indices: Sequence[str] = (), added: bool = False
+) -> bytes:
+    """Return the bulk API's newline-delimited body. With `equal_wins`, a later document replaces one of its version.
+
+    `indices`: of each action its own index; none: all go to one. `added`: documents of a data stream, never replaced.
+    """
     encode = msgspec.json.encode
+    if indices or added:
+        return _placed_body(actions, equal_wins=equal_wins, indices=indices, added=added)
     kind = b"external_gte" if equal_wins else b"external"
     parts: list[bytes] = []
     for action in actions:
@@ -106,6 +113,33 @@ def body(actions: Sequence[Action], *, equal_wins: bool = False) -> bytes:
     return b"\n".join(parts)
 
 
+def _placed_body(actions: Sequence[Action], *, equal_wins: bool, indices: Sequence[str], added: bool) -> bytes:
+    encode = msgspec.json.encode
+    parts: list[bytes] = []
+    for place, action in enumerate(actions):
+        told: dict[str, Any] = {"_id": action.id}
+        if indices:
+            told["_index"] = indices[place]
+        if action.version is not None:
+            told |= {"version": action.version, "version_type": "external_gte" if equal_wins else "external"}
+        if action.body is None:
+            parts.append(encode({"delete": told}))
+        else:
+            parts.append(encode({"create" if added else "index": told}))
+            parts.append(_timed(action, action.body) if added else action.body)
+    parts.append(b"")
+    return b"\n".join(parts)
+
+
+def _timed(action: Action, document: bytes) -> bytes:
+    """The document with the time that a data stream asks of it: the record's, where it has none of its own."""
+    if b'"@timestamp"' in document and "@timestamp" in msgspec.json.decode(document):
+        return document
+    stamp = b'{"@timestamp":%d' % action.record.timestamp
+    rest = document.strip()[1:].lstrip()
+    return stamp + (b"}" if rest == b"}" else b"," + rest)
+
+
 def send(
     client: OpenSearch,
     path: str,
@@ -114,8 +148,12 @@ def send(
     refresh: bool,
     alias: bool = False,
     equal_wins: bool = False,
+    indices: Sequence[str] = (),
+    added: bool = False,
 ) -> list[Item]:
     """Send a bulk to the index at `path`, or to the one of the `alias` there; return the result of each of `actions`.
+
+    `indices` and `added` as in :func:`body`.
 
     Raises Busy, TooLarge, Refused.
     """
@@ -127,7 +165,7 @@ def send(
             "POST",
             f"{path}/_bulk",
             params=params,
-            body=body(actions, equal_wins=equal_wins),
+            body=body(actions, equal_wins=equal_wins, indices=indices, added=added),
             headers={"content-type": "application/x-ndjson"},
         )
     except NoConnection as error:  # time-outs too: what was done is not known, and doing it again is the same
@@ -150,16 +188,20 @@ def send(
     items = answer.get("items", [])
     if len(items) != len(actions):
         raise Busy(f"{len(items)} answers to {len(actions)} actions")
-    return [_judged(next(iter(item.values())), action) for item, action in zip(items, actions, strict=True)]
+    return [
+        _judged(next(iter(item.values())), action, added=added) for item, action in zip(items, actions, strict=True)
+    ]
 
 
-def _judged(item: dict[str, Any], action: Action) -> Item:
+def _judged(item: dict[str, Any], action: Action, *, added: bool = False) -> Item:
     status, error = int(item["status"]), item.get("error") or {}
     if status < 300 or (status == 404 and action.body is None and not error):
         return _DONE
     kind = str(error.get("type", ""))
     # Check the kind of the error before the status: a conflict under external versions means that the document is as
     # new.
+    if kind == "version_conflict_engine_exception" and added:
+        return Item(Verdict.REPEATED)
     if kind == "version_conflict_engine_exception" and action.version is not None:
         told = _NEWER.search(str(error.get("reason", "")))
         there = None if told is None else int(told[1])

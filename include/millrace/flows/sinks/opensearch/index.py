@@ -14,10 +14,13 @@ from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
 from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.bulk import AGAIN, Json, is_answer
 from millrace.flows.sinks.opensearch.connection import LookingConnection
+from millrace.flows.sinks.opensearch.naming import FIRST, pattern_of
 
 GC_DELETES: Final = "24h"
 """How long a created index remembers versions of deleted documents: an older record cannot restore one that long."""
 _WORDS: Final = 500
+_PRIORITY: Final = 200
+"""Of templates: before those that come with OpenSearch and with most tools (at most 100)."""
 
 
 def client_of(declared: Declared, *, seconds: float | None = None) -> OpenSearch:
@@ -50,9 +53,10 @@ def index_path(index: str) -> str:
 
 
 def exists(client: OpenSearch, declared: Declared) -> bool:
-    """Whether it is there. Raises SinkBusy, SinkRefused."""
+    """Whether it is there, or the template that its indices are made by. Raises SinkBusy, SinkRefused."""
+    folder = "/_index_template" if declared.index_suffix else ""
     try:
-        return bool(client.transport.perform_request("HEAD", index_path(declared.index_base)))  # False: 404
+        return bool(client.transport.perform_request("HEAD", folder + index_path(declared.index_base)))  # False: 404
     except OpenSearchException as error:
         raise error_of(error, declared) from None
 
@@ -73,8 +77,14 @@ def target_of(client: OpenSearch, declared: Declared) -> Target:
     """
     name = declared.index_base
     told = _asked(client, declared, f"/_resolve/index{index_path(name)}") or {}
-    if told.get("data_streams"):
-        raise SinkRefused(f"{name} is a data stream, which takes no versions, no updates and no deletes: name an index")
+    if bool(told.get("data_streams")) != declared.data_stream:
+        if declared.data_stream:
+            raise SinkRefused(f"{name} is no data stream: name one, or leave out sink.data_stream")
+        raise SinkRefused(f"{name} is a data stream, which only has documents added: say sink.data_stream")
+    if declared.data_stream:
+        return Target()
+    if declared.rollover is not None and not any(each.get("name") == name for each in told.get("aliases", ())):
+        raise SinkRefused(f"{name} is no alias, and sink.rollover begins indices behind one")
     if any("closed" in each.get("attributes", ()) for each in told.get("indices", ()) if each.get("name") == name):
         raise SinkRefused(f"index {name} is closed: open it")
     if any(each.get("name") == name for each in told.get("aliases", ())):
@@ -125,9 +135,41 @@ def _asked(client: OpenSearch, declared: Declared, path: str) -> dict[str, Any] 
 
 
 def make(client: OpenSearch, declared: Declared) -> None:
-    """Make it; no effect where it is there. Raises SinkBusy, SinkRefused."""
+    """Make it, or what its indices are made by; no effect where it is there. Raises SinkBusy, SinkRefused."""
+    name, body = index_path(declared.index_base), _with_memory(declared.index_body)
+    if declared.data_stream or declared.index_suffix:
+        pattern = pattern_of(declared) if declared.index_suffix else declared.index_base
+        made = {"index_patterns": [pattern], "template": declared.index_body, "priority": _PRIORITY}
+        made |= {"data_stream": {}} if declared.data_stream else {"template": body}
+        _put(client, declared, f"/_index_template{name}", made)
+        if declared.data_stream:
+            _put(client, declared, f"/_data_stream{name}", None)
+    elif declared.rollover is not None:
+        aliases = {**(body.get("aliases") or {}), declared.index_base: {"is_write_index": True}}
+        _put(client, declared, index_path(declared.index_base + FIRST), {**body, "aliases": aliases})
+    else:
+        _put(client, declared, name, body)
+
+
+def roll_over(client: OpenSearch, declared: Declared) -> None:
+    """Begin a new index behind the alias, if a condition is met. Raises SinkBusy, SinkRefused."""
+    assert declared.rollover is not None, "only a sink that rolls over asks"
+    path = f"{index_path(declared.index_base)}/_rollover"
+    body = {"conditions": declared.rollover.conditions(), **_of_a_new_index(declared)}
     try:
-        client.transport.perform_request("PUT", index_path(declared.index_base), body=_with_memory(declared.index_body))
+        client.transport.perform_request("POST", path, body=body)
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+
+
+def _of_a_new_index(declared: Declared) -> dict[str, Any]:
+    body = _with_memory(declared.index_body)
+    return {name: body[name] for name in ("settings", "mappings") if name in body}
+
+
+def _put(client: OpenSearch, declared: Declared, path: str, body: dict[str, Any] | None) -> None:
+    try:
+        client.transport.perform_request("PUT", path, body=body)
     except TransportError as error:
         if error.error != "resource_already_exists_exception":
             raise error_of(error, declared) from None
@@ -136,9 +178,23 @@ def make(client: OpenSearch, declared: Declared) -> None:
 
 
 def remove(client: OpenSearch, declared: Declared, index: str) -> None:
-    """Remove `index`, if it exists, and nothing else that its name may match. Raises SinkBusy, SinkRefused."""
+    """Remove `index`, if it exists, and nothing else that its name may match. Raises SinkBusy, SinkRefused.
+
+    Of many indices the template is removed, or the data stream with its template, or the first index behind an alias;
+    the others stay.
+    """
+    if declared.data_stream:
+        _delete(client, declared, f"/_data_stream{index_path(index)}")
+    if declared.data_stream or declared.index_suffix:
+        _delete(client, declared, f"/_index_template{index_path(index)}")
+        return
+    _delete(client, declared, index_path(index + FIRST if declared.rollover is not None else index))
+
+
+def _delete(client: OpenSearch, declared: Declared, path: str) -> None:
+    one = {} if path.startswith("/_") else {"expand_wildcards": "none"}
     try:
-        client.transport.perform_request("DELETE", index_path(index), params={"expand_wildcards": "none"})
+        client.transport.perform_request("DELETE", path, params=one)
     except TransportError as error:
         if error.status_code != 404:
             raise error_of(error, declared) from None

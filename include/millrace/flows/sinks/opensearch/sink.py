@@ -19,10 +19,12 @@ from millrace.base.backoff import Backoff
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
+from millrace.flows.documents import Refused
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.models import OpenSearchSink as Declared
-from millrace.flows.sinks.opensearch.bulk import Busy, Item, Refused, TooLarge, Verdict, send
+from millrace.flows.sinks.opensearch import bulk as bulks
+from millrace.flows.sinks.opensearch.bulk import Busy, Item, TooLarge, Verdict, send
 from millrace.flows.sinks.opensearch.index import (
     Target,
     client_of,
@@ -31,14 +33,18 @@ from millrace.flows.sinks.opensearch.index import (
     index_path,
     is_healthy,
     make,
+    roll_over,
     target_of,
 )
+from millrace.flows.sinks.opensearch.naming import IndexNames
 from millrace.flows.sinks.opensearch.window import Window
 from millrace.flows.sinks.sink import Verdicts, require_some
 
 MAX_ID_BYTES: Final = 512
 STEP: Final = "opensearch"
 _ID_LENGTH: Final = "ID_LENGTH"
+_OWN: Final = frozenset({_ID_LENGTH, "INDEX_NAME"})
+"""Kinds that are known before a document is sent."""
 _DOCUMENTS_FAULT: Final = frozenset(
     {
         "mapper_parsing_exception",
@@ -52,6 +58,7 @@ _DOCUMENTS_FAULT: Final = frozenset(
 _TRIES: Final = 3
 """How often a document is answered with 500, at least, before it is known to be the cause."""
 _LOOK_SECONDS: Final = 1.0
+_ROLLOVER_SECONDS: Final = 60.0
 
 
 class OpenSearchSink:
@@ -74,6 +81,8 @@ class OpenSearchSink:
         self._once = declared.ids != "position" and (not declared.versions or self._equal_wins)
         self._target: Target | None = None
         self._looked = 0.0
+        self._names = IndexNames(declared) if declared.index_suffix else None
+        self._rolled = clock()
         self._threads: ThreadPoolExecutor | None = None
 
     def check(self, schema: pa.Schema, /) -> None:
@@ -85,7 +94,8 @@ class OpenSearchSink:
             if not self._declared.create_index:
                 raise SinkRefused(f"there is no index {self._declared.index_base}: make it, or say create_index")
             make(self._client, self._declared)
-        self._target, self._looked = target_of(self._client, self._declared), self._clock()
+        self._target = Target() if self._names is not None else target_of(self._client, self._declared)
+        self._looked = self._clock()
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
         """Return nothing: ids and versions make a replay idempotent."""
@@ -97,12 +107,17 @@ class OpenSearchSink:
         written = Verdicts()
         if self._clock() - self._looked >= _LOOK_SECONDS:
             self._require_same()
+        if self._declared.rollover is not None and self._clock() - self._rolled >= _ROLLOVER_SECONDS:
+            self._rolled = self._clock()
+            roll_over(self._client, self._declared)
         lanes: list[list[Action]] = [[] for _ in range(self._declared.requests)]
         for action in actions:
             name = action.id.encode(errors="surrogatepass")
             if not 0 < len(name) <= MAX_ID_BYTES:
                 reason = f"an id has 1 to {MAX_ID_BYTES} bytes, and this one has {len(name)}"
                 written.failures.append(Failure(action.record, TASK_PUT, STEP, _ID_LENGTH, reason))
+            elif (error := self._misplaced(action)) is not None:
+                written.failures.append(Failure(action.record, TASK_PUT, STEP, error.kind, str(error)))
             else:
                 lanes[zlib.crc32(name) % len(lanes)].append(action)
         busy = [lane for lane in lanes if lane]
@@ -125,6 +140,15 @@ class OpenSearchSink:
             self._require_same()
         return written
 
+    def _misplaced(self, action: Action) -> Refused | None:
+        """Why the document has no index of its own, where it is to have one."""
+        if self._names is not None:
+            try:
+                self._names.of(action)
+            except Refused as error:
+                return error
+        return None
+
     def _require_same(self) -> None:
         """Raise SinkRefused if the index is gone or was replaced by another of its name, with arbitrary mappings."""
         if self._target is None:
@@ -140,8 +164,8 @@ class OpenSearchSink:
 
     def _require_documents_fault(self, written: Verdicts) -> None:
         """Raise SinkRefused if the index itself refuses documents: otherwise everything would go to the error topic."""
-        refused = [each for each in written.failures if each.kind != _ID_LENGTH]
-        if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
+        refused = [each for each in written.failures if each.kind not in _OWN]
+        if self._names is None and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
             target_of(self._client, self._declared)  # what was known of the index stays: it may be another one by now
         require_some(written, refused, f"index {self._declared.index_base}")
 
@@ -176,11 +200,13 @@ class OpenSearchSink:
             try:
                 items = send(
                     self._client,
-                    index_path(self._declared.index_base),
+                    "" if self._names is not None else index_path(self._declared.index_base),
                     bulk,
                     refresh=self._declared.refresh,
                     alias=self._target is not None and self._target.alias,
                     equal_wins=self._equal_wins,
+                    indices=[] if self._names is None else [self._names.of(action) for action in bulk],
+                    added=self._declared.data_stream,
                 )
             except TooLarge as error:
                 if len(bulk) == 1:
@@ -198,7 +224,7 @@ class OpenSearchSink:
                     since = self._clock()
                     backoff.reset()
                 continue
-            except Refused as error:
+            except bulks.Refused as error:
                 raise SinkRefused(f"index {self._declared.index_base}: {error}") from None
             whole = 0
             again, alone, reason = [], [], ""
