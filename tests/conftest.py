@@ -5,6 +5,7 @@ The run itself is tested too: a process that it started, directly or not, and th
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import uuid
@@ -107,6 +108,14 @@ class _Groups(LoadScopeScheduling):
         return _group(nodeid.partition("::")[0].removeprefix("tests/"))
 
 
+# Until all is collected: modules and tests are never garbage, and looking for it takes a fifth of the time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A process of several has a main module without a file, where pyspark takes itself for a doctest and exits."""
     main = sys.modules["__main__"]
@@ -137,7 +146,7 @@ def _mark_cases(items: list[pytest.Item]) -> None:
 
 
 def _draw_fewer(item: pytest.Item) -> None:
-    """Draw a third of the examples, four at least."""
+    """Draw a third of the examples, two at least."""
     for owner, name in (
         (getattr(item, "function", None), "_hypothesis_internal_use_settings"),
         (getattr(item, "cls", None), "settings"),  # of a stateful test
@@ -145,7 +154,7 @@ def _draw_fewer(item: pytest.Item) -> None:
         found = getattr(owner, name, None)
         if isinstance(found, hypothesis.settings) and id(found) not in _FEWER:
             most = found.max_examples
-            fewer = hypothesis.settings(found, max_examples=min(most, max(4, most // 3)))
+            fewer = hypothesis.settings(found, max_examples=min(most, max(2, most // 3)))
             _FEWER[id(fewer)] = fewer
             setattr(owner, name, fewer)
 

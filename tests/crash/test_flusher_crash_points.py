@@ -219,7 +219,7 @@ def _added(table: Path, version: int) -> list[str]:
     return [action["add"]["path"] for line in lines if "add" in (action := json.loads(line))]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "place", ["flush.written", "commit.checked@2", "flush.rows", "flush.segments", "flush.checkpoints"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ PACKAGE = ROOT / "include" / "millrace"
 
 
 class _Names(NamedTuple):
-    """A module's classes with their bases, and its failpoints."""
+    """A module's own classes that have bases, with these, and its failpoints."""
 
     classes: frozenset[tuple[str, frozenset[str]]]
     failpoints: frozenset[str]
@@ -23,10 +24,15 @@ class _Names(NamedTuple):
 @cache
 def _names(path: Path) -> _Names:
     classes, places = set(), set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    derives, hits = re.search(r"^class \w+\(", text, re.MULTILINE), "hit(" in text
+    # Most modules have neither, and need not be parsed.
+    module = ast.parse(text if derives or hits else "")
+    for node in module.body:
         if isinstance(node, ast.ClassDef):
             classes.add((node.name, frozenset(ast.unparse(base).rpartition(".")[2] for base in node.bases)))
-        elif isinstance(node, ast.Call) and _called(node) == "hit":
+    for node in ast.walk(module) if hits else ():
+        if isinstance(node, ast.Call) and _called(node) == "hit":
             places |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
     return _Names(frozenset(classes), frozenset(places))
 

@@ -26,6 +26,7 @@ from tests.docs.pages import table
 
 PAGE = "docs/formats.md"
 _VERSIONS = re.compile(r"_?([A-Z_]+_)?(VERSIONS?|FORM|MAGIC)")
+_MAY_HAVE = re.compile(rf"^{_VERSIONS.pattern}\s*:", re.MULTILINE)
 
 
 def versions() -> set[str]:
@@ -33,7 +34,8 @@ def versions() -> set[str]:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body if _MAY_HAVE.search(text) else ():
             match node:
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=int() | bytes()) | ast.Tuple()):
                     if _VERSIONS.fullmatch(name):

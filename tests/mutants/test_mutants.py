@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,16 @@ def test_every_mutant_applies_and_its_test_is_there() -> None:
         assert mutant.old != mutant.new, mutant.name
         ast.parse(mutant.changed(path.read_text(encoding="utf-8")))
         file, _, name = mutant.test.partition("::")
-        names = {
-            node.name
-            for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        assert name in names, f"mutant {mutant.name!r}: there is no test {mutant.test}"
+        assert name in _functions(file), f"mutant {mutant.name!r}: there is no test {mutant.test}"
+
+
+@cache
+def _functions(file: str) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def test_a_mutant_whose_text_is_gone_or_there_twice_says_so() -> None:

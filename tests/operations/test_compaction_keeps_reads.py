@@ -24,6 +24,7 @@ from millrace.operations.verification import CollectionVerification, verify_coll
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import earliest_readable_tick, rows_uri
 from millrace.tables.read.arrow import read_arrow
+from tests.laws.profile import spread
 from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.wal_maker import SCHEMA, WalMaker
@@ -113,7 +114,7 @@ def test_a_read_at_a_kept_tick_finds_what_the_model_says_and_an_earlier_one_is_r
         )
         reachable = min(maker.last_tick(name) for name in maker.pchannels)
         inside = [tick for tick in all_ticks(maker) if created <= tick <= reachable]
-        for tick in {*inside[first::4], *inside[-1:], *([base] if base > created else [])}:
+        for tick in {*spread(4, inside, first=first), *([base] if base > created else [])}:
             if tick < base:
                 with pytest.raises(TickTooOld, match=str(base)):
                     rows_at(settings, tick)

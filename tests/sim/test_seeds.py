@@ -18,7 +18,7 @@ import pytest
 from tests.sim.run import KINDS, play
 
 ROOT = Path(__file__).resolve().parents[2]
-PART = 250
+PART = 100
 SOAK = 200_000
 
 
@@ -35,11 +35,11 @@ def play_all(first: int, count: int) -> tuple[int, Counter[str], int, int]:
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(20))
 def test_no_seed_breaks_what_must_hold(part: int) -> None:
     fewest, faults, rows, broadcasts = play_all(part * PART, PART)
     assert fewest >= 300
-    assert min(faults[kind] for kind in KINDS) >= 50, faults  # of each kind some hundreds in all parts
+    assert min(faults[kind] for kind in KINDS) >= 35, faults  # of each kind some hundreds in all parts
     assert rows >= 12 * PART
     assert broadcasts >= 3 * PART
 

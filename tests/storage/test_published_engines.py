@@ -31,7 +31,7 @@ def check(world: World, engine: Engine, version: int = -1) -> None:
 
 
 @engines
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_version_shows_its_rows(tmp_path: Path, engine: Engine, seed: int) -> None:
     world = World(tmp_path, seed=seed)
     world.maintenance = LogMaintenance(checkpoint_commits=5, keep_commits=8)

@@ -39,6 +39,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.programs import install
 from millrace.brokers.registry import LOG_BROKERS, META_STORES, create_server
 from millrace.demo.cluster_faults import MIN_NODES, faulty_cluster, with_short_intervals
+from millrace.demo.engines import ENGINES
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
 from millrace.demo.load_phases import (
@@ -166,7 +167,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
             load = run_load_phases(client, collection, table, watch, job, console, options)
         finally:
             job.stop(deadline=settings.stop_deadline)
-        return summarise(settings, client, collection, load.counts, watch, console)
+        return summarise(settings, client, collection, load.counts, watch, console, engines=options.engines)
 
 
 def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
@@ -188,7 +189,7 @@ def _run_cluster(settings: Settings, options: argparse.Namespace, console: Conso
             load = run_load_phases(client, collection, table, watch, cluster, console, options)
             cluster.wait_finished()
         cluster.print_moves()
-        return summarise(settings, client, collection, load.counts, watch, console)
+        return summarise(settings, client, collection, load.counts, watch, console, engines=options.engines)
 
 
 def _options() -> argparse.Namespace:
@@ -213,6 +214,9 @@ def _options() -> argparse.Namespace:
         choices=sorted(META_STORES),
         default="",
         help="the cluster's meta store (default: MILLRACE_META_STORE)",
+    )
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="who reads the published table (default: all)"
     )
     add_load_options(parser)
     options = parser.parse_args()

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,7 @@ from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.database import Database
-from millrace.demo.engines import ask_engines, print_answers
+from millrace.demo.engines import ENGINES, ask_engines, print_answers
 from millrace.demo.load import LoadGenerator, ProducerCounts
 from millrace.message.ids import pchannel_of, tick_physical_ms
 from millrace.node.ingest.definition import IngestLoop
@@ -163,8 +163,13 @@ def summarise(
     counts: ProducerCounts,
     watch: LoadMonitor,
     console: Console,
+    *,
+    engines: Sequence[str] = ENGINES,
 ) -> int:
-    """Check everything and print the results; return 0 if every check holds, otherwise 2."""
+    """Check everything, ask `engines` for the published table, and print the results.
+
+    Return 0 if every check holds, otherwise 2.
+    """
     console.print("Comparing log, WAL and collection …")
     snapshot = WalSnapshot.open(settings.wal_uri)
     wal = WalTable.open(settings.wal_uri)
@@ -188,8 +193,8 @@ def summarise(
     _print_rows(report, counts, console)
     _print_channels(channels, console)
     _print_segments(settings, collection, console)
-    console.print("Publishing the collection, and asking Spark, DuckDB, Polars and delta-rs …")
-    equal = print_answers(*ask_engines(settings, client, collection), console)
+    console.print(f"Publishing the collection, and asking {', '.join(engines)} …")
+    equal = print_answers(*ask_engines(settings, client, collection, engines), console)
     checks.append(("any engine reads from the published table what read() gives", equal))
     for words, holds in checks:
         console.print(f"  {'[green]✓[/]' if holds else '[bold red]✗[/]'} {words}")

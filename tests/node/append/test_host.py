@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AppendRejected,
     ChannelNotFound,
@@ -271,14 +272,22 @@ class _Blocked:
     def __init__(self, service: RocksMQ) -> None:
         self._log = service.open(PCHANNEL)
         self.open_again = threading.Event()
+        self._woken = threading.Event()
 
     def open(self, pchannel: str) -> _Blocked:
         return self
 
     def read(self, position: LogId, *, end: LogId | None = None, max_bytes: int = 1, timeout: float = 0) -> LogEntries:
-        if not self.open_again.wait(timeout):
-            return LogEntries(pa.RecordBatch.from_pylist([], schema=self._schema()), position)
+        deadline = Deadline.after(timeout)
+        while not self.open_again.wait(deadline.remaining(maximum=0.02)):
+            if self._woken.is_set() or deadline.expired():
+                self._woken.clear()
+                return LogEntries(pa.RecordBatch.from_pylist([], schema=self._schema()), position)
         return self._log.read(position, end=end, max_bytes=max_bytes, timeout=timeout)
+
+    def wake(self) -> None:
+        self._woken.set()
+        self._log.wake()
 
     def _schema(self) -> pa.Schema:
         return self._log.read(LogId(0, 0), max_bytes=1).batch.schema

@@ -67,6 +67,7 @@ def test_a_publisher_that_dies_is_followed_by_the_next(made: PublishedMaker, poi
     assert final.version == before.version + 1, "nothing is published twice"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("point", POINTS[:3])
 def test_of_two_publishers_one_is_fenced_and_plans_again(made: PublishedMaker, point: str) -> None:
     seen: Counter[str] = Counter()
@@ -88,7 +89,8 @@ def test_of_two_publishers_one_is_fenced_and_plans_again(made: PublishedMaker, p
         made.check(version=version)
 
 
-@pytest.mark.parametrize("point", ["publish.planned", "publish.checked"])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("point", ["publish.checked", "publish.planned"])
 def test_files_may_be_joined_and_rows_deleted_while_a_publish_is_under_way(made: PublishedMaker, point: str) -> None:
     # moonlink#1834: a delete that was stored while its file was compacted was lost, and the row returned.
     done = []

@@ -100,7 +100,7 @@ HOSTILE: dict[str, str] = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_json_is_answered(service: Service, name: str) -> None:
     text = HOSTILE[name]

@@ -26,7 +26,7 @@ from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow
 from millrace.wal.visible import changes
 from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosition, change_schema
-from tests.laws.profile import examples
+from tests.laws.profile import examples, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
@@ -116,7 +116,7 @@ def test_changes_folded_from_nothing_to_any_tick_are_what_a_read_there_gives(
         drops = [m["time_tick"] for m in accepted if m["type"] == "DROP_COLLECTION"]
         reachable = min(maker.last_tick(name) for name in maker.pchannels)
         inside = [tick for tick in sorted({m["time_tick"] for m in accepted}) if created <= tick <= reachable]
-        for tick in {*inside[first::5], *inside[-1:]}:
+        for tick in spread(5, inside, first=first):
             folded = fold([row for rows in every.values() for row in rows], tick)
             if not drops or tick < min(drops):
                 assert folded == expected(maker, tick, SCHEMA)

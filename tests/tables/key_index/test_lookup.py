@@ -40,7 +40,7 @@ def weak(keys: pa.Array | pa.ChunkedArray) -> KeyHashes:
     return KeyHashes(found.high & 1, found.low & 1)
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("weakened", [False, True], ids=["", "collisions"])
 @pytest.mark.parametrize("kinds", sorted(KEYS))
 def test_the_index_finds_what_a_scan_finds(

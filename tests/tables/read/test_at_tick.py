@@ -26,7 +26,7 @@ from millrace.tables.read.arrow import read_arrow, read_pieces
 from millrace.tables.read.plan import plan_read
 from millrace.tables.wal import reader
 from tests.failpoints import at_failpoints
-from tests.laws.profile import examples
+from tests.laws.profile import examples, spread
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
@@ -139,7 +139,7 @@ def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], f
         reachable = min(maker.last_tick(name) for name in maker.pchannels)
         ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
         inside = [tick for tick in ticks if created <= tick <= reachable]
-        for tick in {*inside[first::5], *inside[-1:]}:
+        for tick in spread(5, inside, first=first):
             found = read_arrow(settings, 1, at=tick)
             assert as_counter(found) == expected(maker, tick, SCHEMA), f"at {tick}"
             assert (ADDED.name in found.column_names) == schema_known(maker, tick)

@@ -28,7 +28,7 @@ from millrace.tables.read import arrow
 from millrace.tables.read.arrow import count_rows, read_arrow, read_pieces
 from millrace.tables.read.plan import ReadPlan, plan_read
 from tests.failpoints import at_failpoints
-from tests.laws.profile import examples
+from tests.laws.profile import examples, spread
 from tests.node.publish.published_maker import PublishedMaker, rows_in
 from tests.node.publish.test_published_reads import AHEAD, FOLDED, WITH_PUBLISHING, published
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, tick_everywhere
@@ -85,7 +85,7 @@ def check(made: PublishedMaker, first: int, step: int) -> int:
     ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
     inside = [tick for tick in ticks if max(base, *created) <= tick <= reachable]
     based = 0
-    for tick in {*inside[first::step], *inside[-1:]}:
+    for tick in spread(step, inside, first=first):
         wanted = expected(maker, tick, SCHEMA)
         assert as_counter(read_arrow(made.settings, 1, at=tick)) == wanted, f"at {tick}"
         plan = plan_read(made.settings, 1, at=tick)

@@ -27,7 +27,7 @@ from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.keys import read_keys
 from millrace.tables.read.plan import plan_read
-from tests.laws.profile import examples
+from tests.laws.profile import examples, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import OPERATIONS, do
 from tests.tables.wal_maker import SCHEMA
@@ -92,11 +92,11 @@ def test_rows_of_keys_are_those_of_a_read_with_a_predicate_at_every_tick(
                 assert found.schema.equals(wanted.schema)
                 assert as_counter(found) == as_counter(wanted), f"at {tick}"
 
-        check([*inside[covered::5], *inside[-1:]])
+        check(spread(5, inside, first=covered))
         flush_to_end(settings)
         check(inside[-1:])
         publish(settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
-        check([*inside[covered::5], *inside[-1:]])
+        check(spread(5, inside, first=covered))
         compact(settings, FOLDS)  # rewritten files are unknown to the index
         check(inside[-1:])
         catch_up(settings)

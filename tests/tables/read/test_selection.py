@@ -24,7 +24,7 @@ from millrace.rpc.selection import Selection
 from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_arrow, read_pieces, read_stream
 from millrace.tables.read.plan import plan_read
-from tests.laws.profile import examples
+from tests.laws.profile import examples, spread
 from tests.tables.wal_maker import Collection, WalMaker
 
 SCHEMA = CollectionSchema(
@@ -134,7 +134,7 @@ def test_a_selection_is_that_of_the_whole_at_every_tick(
         if limit % 2:
             KeyIndex.open(maker.settings.key_index_path(1)).request()
         ticks = committed(maker, collection, steps)
-        for tick in {*ticks[limit::4], ticks[-1]}:
+        for tick in spread(4, ticks, first=limit):
             settings = maker.settings
             hit = filter_table(read_arrow(settings, 1, at=tick), where)
             wanted = hit.select(sorted(names))
