@@ -50,6 +50,8 @@ TAKE_BATCH_ROWS: Final = 1 << 14
 
 _MASKED_FILES: Final = 32
 """Files with hidden rows that are scanned at once."""
+_MATCHES: Final = "_matches"
+"""Column of a scan alone: whether a row matches the filter."""
 
 RowGroupFilter: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
 """Returns the row groups to read, from a file's footer."""
@@ -266,8 +268,8 @@ def scan_rows(
     """Yield rows as :func:`read_rows` does, batch by batch, except those at the `hidden` positions (ascending) of a
     file.
 
-    Files without hidden rows come first. `columns` have those of `where` if there are hidden rows. Memory: the row
-    groups of two files, which our writers end at 64 MiB, and some batches. Raises TableDamaged.
+    Files without hidden rows come first. Memory: the row groups of two files, which our writers end at 64 MiB, and some
+    batches. Raises TableDamaged.
     """
     files = list(names)
     whole = [name for name in files if not len(hidden.get(name, ()))]
@@ -275,17 +277,20 @@ def scan_rows(
     with translate_read_errors(store):
         if whole:
             found = dataset(store, whole, schema, groups=groups)
-            yield from _batches(found, columns, where, batch_rows)
+            yield from _batches(found, list(columns), where, batch_rows)
         for start in range(0, len(masked), _MASKED_FILES):
             part = {name: hidden[name] for name in masked[start : start + _MASKED_FILES]}
             yield from _shown(store, part, schema, columns, where, batch_rows, groups)
 
 
 def _batches(
-    found: ds.Dataset, columns: Sequence[str], where: pc.Expression | None, batch_rows: int
+    found: ds.Dataset,
+    columns: Sequence[str] | Mapping[str, pc.Expression],
+    where: pc.Expression | None,
+    batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     scanner = found.scanner(
-        columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
+        columns=columns, filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
     )
     yield from scanner.to_batches()
 
@@ -328,15 +333,14 @@ def _shown(
     gone = np.concatenate(places)
     at = 0
     found = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem)
-    for batch in _batches(found, columns, None, batch_rows):
+    taken = {name: pc.field(name) for name in columns} | ({} if where is None else {_MATCHES: where})
+    for batch in _batches(found, taken, None, batch_rows):
         low, high = np.searchsorted(gone, [at, at + batch.num_rows])
-        rows = batch
-        if high > low:
-            keep = np.ones(batch.num_rows, dtype=bool)
-            keep[gone[low:high] - at] = False
-            rows = batch.filter(pa.array(keep))
+        keep = np.ones(batch.num_rows, dtype=bool)
+        keep[gone[low:high] - at] = False
         at += batch.num_rows
-        yield rows if where is None else rows.filter(where)
+        wanted = pa.array(keep) if where is None else pc.and_(batch[_MATCHES], pa.array(keep))
+        yield batch.select(list(columns)).filter(wanted)
     if at != total:
         raise TableDamaged(f"files of {store.uri} have {at} rows where their footers say {total}: {REPAIR_HINT}")
 

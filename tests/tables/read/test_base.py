@@ -192,6 +192,27 @@ def test_a_read_takes_no_delete_of_before_the_published_version(
     assert counted.judged <= 1, "the index finds the rows of published files, by no look at their keys"
 
 
+@pytest.mark.parametrize("where", ["id = 31", "31 = id", "body != 'x' and id in (31)"])
+def test_a_read_of_keys_opens_the_files_that_have_them(
+    made: PublishedMaker, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """No bound excludes a file: the keys of each lie between those of the others."""
+    opened: list[str] = []
+    scan = TableHandle.scan_rows
+
+    def scan_rows(table: TableHandle, names: Any, *given: Any, **named: Any) -> Iterator[pa.RecordBatch]:
+        opened.extend(names)
+        yield from scan(table, names, *given, **named)
+
+    monkeypatch.setattr(TableHandle, "scan_rows", scan_rows)
+    plan = plan_read(made.settings, 1, confirmed=made.maker.confirmed())
+    found = pa.concat_tables(read_pieces(plan, selection=Selection(where=where), max_bytes=1 << 20))
+    assert found.to_pylist() == [{"id": 31, "body": "old:31"}]
+    assert len(opened) == 1
+    assert plan.rows is not None
+    assert len(plan.rows.live_files()) == 4
+
+
 def test_a_read_in_the_past_takes_the_deletes_since_the_version_of_then(
     made: PublishedMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,11 +41,11 @@ from millrace.storage.parquet_file import RowGroupFilter
 from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, table_at
 from millrace.tables.collections.layout import TABLES, earlier_name, has_earlier_layout
-from millrace.tables.key_index.lookup import covered_hits, reachable_files
+from millrace.tables.key_index.lookup import covered_hits, find_keys, reachable_files
 from millrace.tables.read.deleted import PLACE, TICKS, deleted_mask, name_no_partition
 from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.read.plan import ReadPlan, plan_read
-from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter
+from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter, wanted_keys
 from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema, deletes_file_schema, rows_read_schema
 
 PIECE_BYTES: Final = 64 << 20
@@ -247,10 +247,16 @@ class _Look:
 
     def _chosen_files(self) -> pa.Table | None:
         """Return the files of the rows table that may have selected rows; None without a table."""
-        table = self._plan.rows
+        plan, table = self._plan, self._plan.rows
         if table is None:
             return None
-        return files_within(table, self._stored, self._after, self._until, self._conjuncts)
+        files = files_within(table, self._stored, self._after, self._until, self._conjuncts)
+        keys = wanted_keys(self._conjuncts, key_schema(plan.schema))
+        if keys is None or plan.base is None:
+            return files
+        places = find_keys(plan.base.index, table, plan.schema, keys, until=self._until)
+        names = pa.array([*places.positions, *places.unknown], pa.utf8())
+        return files.filter(pc.is_in(files["path"].cast(pa.utf8()), names))
 
     def _judged_until(self, files: pa.Table | None, masked: Mapping[str, Positions]) -> int:
         """Return the tick up to which nothing is left to judge: no delete and no drop up to it hides a row of these
@@ -476,7 +482,6 @@ def _rows_of_files(
 ) -> Iterator[pa.Table]:
     """Yield rows of `files` (TableHandle.actions) after `after` up to `tick`, without those at `hidden` positions."""
     target = pa.schema([schema.field(name) for name in columns])
-    names = list(columns)
     last = _last_tick(files) if files.num_rows else 0
     limits = []
     if after:
@@ -485,17 +490,15 @@ def _rows_of_files(
         limits.append(pc.field("_time_tick") <= tick)
     for each in limits:
         where = each if where is None else each & where
-    if limits and "_time_tick" not in names:
-        names.append("_time_tick")
     paths = files["path"].to_pylist()
     if not paths or (max_bytes is None and not any(path in hidden for path in paths)):
         yield align_to_schema(table.read_rows(paths, schema, columns=columns, where=where, groups=groups), target)
         return
     held: list[pa.RecordBatch] = []
     for batch in table.scan_rows(
-        paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS, groups=groups, hidden=hidden
+        paths, schema, columns=columns, where=where, batch_rows=BATCH_ROWS, groups=groups, hidden=hidden
     ):
-        held.append(batch.select(list(columns)))
+        held.append(batch)
         if max_bytes is not None and sum(each.nbytes for each in held) >= max_bytes:
             yield align_to_schema(pa.Table.from_batches(held), target)
             held = []

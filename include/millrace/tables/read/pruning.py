@@ -71,6 +71,32 @@ def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: li
     return pc.fill_null(found, True) if found is not False else False
 
 
+def wanted_keys(conjuncts: Iterable[Condition], keys: pa.Schema) -> pa.Table | None:
+    """Return the only keys that rows which satisfy all `conjuncts` may have; None if these say no such keys.
+
+    `keys` has the columns of the key. Keys of one integer or string are found, compared with ``=`` or ``IN``.
+    """
+    if len(keys) > 1:
+        return None
+    (key,) = keys
+    kind = int if pa.types.is_integer(key.type) else str if pa.types.is_string(key.type) else None
+    for found in conjuncts:
+        match found:
+            case Compare("=", ColumnRef((name,)), Literal(value)) | Compare("=", Literal(value), ColumnRef((name,))):
+                values = [value]
+            case In(ColumnRef((name,)), literals):
+                values = [each.value for each in literals]
+            case _:
+                continue
+        if name != key.name or any(type(each) is not kind for each in values):
+            continue
+        try:
+            return pa.table({name: pa.array(values, key.type)}, keys)
+        except (pa.ArrowException, OverflowError):
+            continue  # a number that the key's type does not have
+    return None
+
+
 _HOLDS: Final[dict[str, Callable[[Any, Any, Any], bool]]] = {
     "<": lambda low, _, value: operator.lt(low, value),
     "<=": lambda low, _, value: operator.le(low, value),
