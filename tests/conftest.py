@@ -67,7 +67,7 @@ TOGETHER = {
         "streams/running/test_operated.py",
         "streams/running/test_running.py",
         "streams/running/test_topics.py",
-        "streams/sinks/test_frames.py",
+        "flows/test_spark_host.py",
         "streams/test_joins_page.py",
         "streams/test_named_format.py",
         "tables/read/test_spark.py",
@@ -90,7 +90,6 @@ TOGETHER = {
         "pipelines/deploy/test_real_kafka.py",
         "pipelines/store",
         "pipelines/worker",
-        "streams/sinks/test_conformance.py",
     ),
 }
 """Folders and modules whose tests share something that is slow to start: each group stays in one process."""

@@ -24,10 +24,12 @@ from bench.streams.on_spark import session_of, turns
 from bench.tables.orders import calls_of, orders
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.streams.sinks import frames
-from millrace.streams.sinks.delta import DeltaSink
-from millrace.streams.sinks.function import FunctionSink
-from millrace.streams.sinks.kafka import KafkaSink
+from millrace.flows import spark_host
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.function.sink import FunctionSink
+from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,10 +62,10 @@ def under_spark(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, 
 
             return act
 
-        def ours(sink: Callable[[Path, Path], frames.FrameSink]) -> Callable[[], None]:
+        def ours(sink: Callable[[Path, Path], Sink]) -> Callable[[], None]:
             def run(place: Path) -> Any:
-                memory = frames.sink_folder(place / "checkpoint")
-                return frames.start(frame(), sink(memory, place), place / "checkpoint", available_now=True)
+                memory = spark_host.sink_folder(place / "checkpoint")
+                return spark_host.start(frame(), sink(memory, place), place / "checkpoint", available_now=True)
 
             return anew(run)
 
@@ -80,9 +82,9 @@ def under_spark(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, 
         deltas = {
             "Spark's Delta sink": anew(lambda place: own(place, delta=True)),
             "Delta, at least once": ours(
-                lambda memory, place: DeltaSink(memory, str(place / "table"), guarantee="at least once")
+                lambda memory, place: DeltaSink(str(place / "table"), memory=memory, guarantee="at least once")
             ),
-            "Delta, exactly once": ours(lambda memory, place: DeltaSink(memory, str(place / "table"))),
+            "Delta, exactly once": ours(lambda memory, place: DeltaSink(str(place / "table"), memory=memory)),
         }
         return {
             "batch": size,
@@ -104,9 +106,9 @@ def into_kafka(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, A
                 admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(60)
                 begun = time.perf_counter()
                 if each == "sink":
-                    sink = KafkaSink(folder / topic, topic, broker.address)
+                    sink = KafkaSink.of_rows(folder / topic, topic, broker.address)
                     for number, batch in enumerate(calls):
-                        sink.write(number, [batch])
+                        sink.write(Batch.of_rows("query", number, [batch]))
                     sink.close()
                 else:
                     _produce(broker.address, topic, calls)

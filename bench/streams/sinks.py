@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.tables.orders import SCHEMA, calls_of, orders
-from millrace.streams.sinks.collection.changes import KIND
-from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.guarantee import Guarantee
+from millrace.flows.batch import Batch
+from millrace.flows.guarantee import Guarantee
+from millrace.flows.sinks.collection.changes import KIND
+from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.testing import deployment
 
 
@@ -84,9 +85,9 @@ def _applying(db: Any, name: str, folder: Path | None) -> Callable[[list[pa.Reco
             into.upsert(each.filter(pc.invert(gone)).drop_columns([KIND]))
 
     def by_sink(calls: list[pa.RecordBatch]) -> None:
-        with CollectionSink(db.settings, folder or Path(), name, mode="changes", guarantee="exactly once") as sink:
+        with CollectionSink(db.settings, name, memory=folder or Path(), mode="changes") as sink:
             for number, each in enumerate(calls):
-                sink.write(number, [each])
+                sink.write(Batch.of_rows("query", number, [each]))
 
     return by_producer if folder is None else by_sink
 
@@ -98,9 +99,9 @@ def _writer(db: Any, name: str, how: str, folder: Path) -> Callable[[list[pa.Rec
             into.insert(each)
 
     def by_sink(calls: list[pa.RecordBatch]) -> None:
-        with CollectionSink(db.settings, folder, name, guarantee=how) as sink:  # type: ignore[arg-type]
+        with CollectionSink(db.settings, name, memory=folder, guarantee=how) as sink:  # type: ignore[arg-type]
             for number, each in enumerate(calls):
-                sink.write(number, [each])
+                sink.write(Batch.of_rows("query", number, [each]))
 
     return by_producer if how == "producer" else by_sink
 

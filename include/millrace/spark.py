@@ -25,6 +25,10 @@ from millrace.base.data_folder import require_deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, require_distinct_sql_names
 from millrace.client.database import Database, connect
+from millrace.flows import spark_host as sinks
+from millrace.flows.guarantee import Guarantee as Guarantee
+from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.collection.sink import Mode as Mode
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds as Kinds
 from millrace.message.ids import Moment, resolve_tick
@@ -34,10 +38,6 @@ from millrace.storage.spark import spark_register
 from millrace.storage.store import store_at
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.operator import Operator
-from millrace.streams.sinks import frames as sinks
-from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.collection.sink import Mode as Mode
-from millrace.streams.sinks.guarantee import Guarantee as Guarantee
 from millrace.tables.collections.data_tables import find_published
 from millrace.tables.read import spark as frames
 from millrace.tables.read.freshness import require_confirmed_ticks
@@ -228,7 +228,7 @@ def write_stream(
 ) -> StreamingQuery:
     """Start a query that writes a streaming DataFrame into the collection `name`.
 
-    See :mod:`millrace.streams.sinks.collection.sink`.
+    See :mod:`millrace.flows.sinks.collection.sink`.
 
     `mode` is "append", "upsert", or "changes" (what the column ``_change`` says). `guarantee` is "exactly once", "at
     least once" or "at most once". `checkpoint` is the query's folder, which includes the sink's state: remove all of
@@ -240,8 +240,8 @@ def write_stream(
     chosen, place = _settings(data, settings), Path(checkpoint)
     sink = CollectionSink(
         chosen,
-        sinks.sink_folder(place),
         name,
+        memory=sinks.sink_folder(place),
         mode=mode,
         guarantee=guarantee,
         partition=partition,

@@ -16,9 +16,10 @@ from typing import Any
 
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
-from millrace.streams.sinks import frames
-from millrace.streams.sinks.delta import DeltaSink
-from millrace.streams.sinks.function import FunctionSink
+from millrace.flows import spark_host
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.function.sink import FunctionSink
+from millrace.flows.sinks.sink import Sink
 
 BATCHES = 4
 ROWS = 30
@@ -33,12 +34,12 @@ def kept(folder: Path, *, by_number: bool = False) -> Callable[[Any, int], None]
     return take
 
 
-SINKS: dict[str, Callable[[Path, Path], frames.FrameSink]] = {
+SINKS: dict[str, Callable[[Path, Path], Sink]] = {
     "function, at most once": lambda memory, into: FunctionSink(memory, kept(into), guarantee="at most once"),
     "function, at least once": lambda memory, into: FunctionSink(memory, kept(into)),
     "function, by number": lambda memory, into: FunctionSink(memory, kept(into, by_number=True)),
-    "Delta, exactly once": lambda memory, into: DeltaSink(memory, str(into)),
-    "Delta, at least once": lambda memory, into: DeltaSink(memory, str(into), guarantee="at least once"),
+    "Delta, exactly once": lambda memory, into: DeltaSink(str(into), memory=memory),
+    "Delta, at least once": lambda memory, into: DeltaSink(str(into), memory=memory, guarantee="at least once"),
 }
 
 
@@ -49,8 +50,8 @@ def main(folder: Path) -> None:
     for name, made in SINKS.items():
         place = folder / name.replace(", ", "_").replace(" ", "_")
         rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-        sink = made(frames.sink_folder(place / "checkpoint"), place / "into")
-        frames.start(rows, sink, place / "checkpoint", available_now=True).awaitTermination()
+        sink = made(spark_host.sink_folder(place / "checkpoint"), place / "into")
+        spark_host.start(rows, sink, place / "checkpoint", available_now=True).awaitTermination()
     spark.stop()
 
 

@@ -11,6 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from millrace.base.settings import Settings
+from millrace.flows import spark_host as sinks
+from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.sink import Sink
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.keyed.operator import Operator
@@ -18,11 +23,6 @@ from millrace.streams.operators.joins import AsOf, Distinct
 from millrace.streams.operators.patterns import Patterns
 from millrace.streams.operators.windows import Windows
 from millrace.streams.patterns.sql import parse
-from millrace.streams.sinks import frames as sinks
-from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.delta import DeltaSink
-from millrace.streams.sinks.kafka import KafkaSink
-from millrace.streams.sinks.sink import Sink
 
 SCHEMA = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64()), ("right", pa.bool_())])
 COLUMNS = "k string, t long, v long, right boolean"
@@ -74,14 +74,14 @@ def main(folder: Path, data: Path, kafka: str) -> None:
         frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
         memory = sinks.sink_folder(place)
         keyed = KeyedFrames(memory, str(folder / name), operator, sinks.columns_of(frame), delay=DELAY, shards=SHARDS)
-        sink: Sink | sinks.FrameSink
+        sink: Sink
         if SINKS[name] == "collection":
-            sink = CollectionSink(settings, memory, name, guarantee="exactly once")
+            sink = CollectionSink(settings, name, memory=memory, guarantee="exactly once")
         elif SINKS[name] == "kafka":
-            sink = KafkaSink(memory, f"{folder.name}-{name}", kafka)
+            sink = KafkaSink.of_rows(memory, f"{folder.name}-{name}", kafka)
         else:
-            sink = DeltaSink(memory, str(folder / f"{name}_sink"))
-        late = CollectionSink(settings, memory / "late", f"{name}_late") if name == "distinct" else None
+            sink = DeltaSink(str(folder / f"{name}_sink"), memory=memory)
+        late = CollectionSink(settings, f"{name}_late", memory=memory / "late") if name == "distinct" else None
         into = KeyedInto(keyed, sink, late)
         queries.append(sinks.start(frame, into, place, name=name, available_now=True))
     for query in queries:

@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.streams.keyed.durable import DurableRun
+from millrace.streams.keyed.frames import Operated, Taken
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.operators.windows import Windows
-from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.sink import Operated, Taken
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])
 OPERATOR = Windows(("k",), "t", {"n": ("count", None), "total": ("sum", "v")}, size=10)
@@ -45,8 +46,9 @@ class Keyed:
 
     run: DurableRun
 
-    def write_frame(self, frame: Any, batch_id: int) -> Taken:
-        return Taken(again=not self.run.batch(batch_id, frame))
+    def write(self, batch: Batch) -> Taken:
+        assert batch.frame is not None
+        return Taken(again=not self.run.batch(batch.start, batch.frame()))
 
     def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:
         return self.run.table.answers_of(batch_id)
@@ -62,13 +64,13 @@ def main(data: Path, folder: Path) -> None:
     keyed: Any = Keyed(DurableRun(str(folder / "operator"), OPERATOR, SCHEMA, delay=DELAY, shards=2))
     into = KeyedInto(
         keyed,
-        CollectionSink(settings, folder / "sink", "answers", guarantee="exactly once"),
-        CollectionSink(settings, folder / "sink" / "late", "late", guarantee="exactly once"),
+        CollectionSink(settings, "answers", memory=folder / "sink"),
+        CollectionSink(settings, "late", memory=folder / "sink" / "late"),
     )
     try:
         for batch_id in range(committed + 1, BATCHES):
             given: Any = rows(batch_id)
-            into.write_frame(given, batch_id)
+            into.write(Batch("query", batch_id, batch_id + 1, frame=lambda given=given: given))
             replace_json(noted, {"committed": batch_id}, synced=True)
     finally:
         into.close()

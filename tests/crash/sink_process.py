@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.streams.sinks.collection.sink import CollectionSink
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.collection.sink import CollectionSink
 
 ROWS = 40
 
@@ -35,11 +36,12 @@ def main(data: Path, folder: Path, guarantee: Any, batches: int) -> None:
     value["attempts"] += 1
     replace_json(noted, value, synced=True)
     with CollectionSink(
-        Settings(data_dir=data, append_retry_delay=0.05), folder / "sink", "into", guarantee=guarantee
+        Settings(data_dir=data, append_retry_delay=0.05), "into", memory=folder / "sink", guarantee=guarantee
     ) as sink:
         for batch_id in range(value["committed"] + 1, batches):
             given = rows(batch_id)[:: 1 if value["attempts"] % 2 else -1]
-            sink.write(batch_id, pa.Table.from_pylist(given).to_batches(max_chunksize=7))
+            rows_of = pa.Table.from_pylist(given).to_batches(max_chunksize=7)
+            sink.write(Batch.of_rows("query", batch_id, rows_of))
             value["committed"] = batch_id
             replace_json(noted, value, synced=True)
 

@@ -27,16 +27,16 @@ import pytest
 import millrace.testing
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
+from millrace.flows.sinks.memory import name_in
+from millrace.flows.spark_host import sink_folder
 from millrace.storage.table import table_at
 from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.store import KeyedTable
-from millrace.streams.sinks.frames import sink_folder
-from millrace.streams.sinks.sink import name_in
 from millrace.testing import Deployment
 from tests import running_brokers
 from tests.crash import operate_process
 from tests.crash.operate_process import BATCHES, DELAY, OPERATORS, SCHEMA, SHARDS, SINKS, rows
-from tests.streams.sinks.test_conformance import Topic
+from tests.flows.sinks.test_rows import Topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -25,7 +25,7 @@ Names, and the state at each:
 - ``clock.kept``: the stamp clock's belief is saved; the append that read it is not.
 - ``spool.sent``, ``spool.settled``: around the record that a spooled entry was sent.
 - ``produce.sent``, ``produce.kept``: around the record that a batch of a load was sent.
-- ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks): after the steps of a
+- ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.flows.sinks): after the steps of a
   sink.
 - ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker):
   after the sink, after the error topic, before and after the commit of positions.

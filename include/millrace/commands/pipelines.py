@@ -18,6 +18,7 @@ from millrace.commands.parts.command_line import (
     exec_python,
     print_facts,
     print_json,
+    print_rows,
 )
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def check(context: JsonContext, file: Declaration, config: Config = None) -> Non
     Example: `millrace pipelines check flights.yaml`
     """
     from millrace.flows.declare.part import invalid
+    from millrace.flows.registry import sink_kinds
 
     pipeline = _pipeline(file, config)
     if (problem := pipeline.unordered()) is not None:
@@ -125,10 +127,23 @@ def check(context: JsonContext, file: Declaration, config: Config = None) -> Non
             "topics": ", ".join(pipeline.topics()["input"]),
             "steps": len(pipeline.steps),
             "sink": pipeline.sink.kind,
+            "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,
             "error topic": pipeline.errors_topic,
         },
         as_json=context.as_json,
     )
+
+
+@app.command()
+def kinds(context: JsonContext) -> None:
+    """List the kinds of sinks: those of this package and of packages that are installed beside it.
+
+    Example: `millrace pipelines kinds`
+    """
+    from millrace.flows.registry import sink_kinds
+
+    rows = [{"sink": each.name, "package": each.package, "guarantee": each.guarantee} for each in sink_kinds().values()]
+    print_rows(rows, columns=("sink", "package", "guarantee"), as_json=context.as_json, empty="no kinds of sinks")
 
 
 @app.command()

@@ -351,7 +351,7 @@ def letters(
     Example: `millrace streams letters dead_letters`
     """
     from millrace.client.database import connect
-    from millrace.streams.sinks.collection.poison import LETTERS
+    from millrace.flows.sinks.collection.poison import LETTERS
 
     with connect(settings=context.settings) as db:
         db.catalog.create_collection(name, LETTERS)

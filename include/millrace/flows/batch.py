@@ -8,19 +8,19 @@ restart the same positions come in other ranges.
 A batch has one payload:
 
 - `records`: as a source read them, undecoded. Key, headers and time are each record's own.
-- `documents`: what a sink is to do for each record, as JSON bytes. Documents stay bytes from the transform to the sink:
-  as Arrow columns, each bulk would cost two more conversions.
+- `documents`: what a sink is to do for each record, as JSON bytes. They are no Arrow columns: with a column of ids, of
+  bytes and of versions between the transform and the bulk, a document took 12.8 µs of CPU instead of 9.5.
 - `rows`: Arrow batches. Operation, key, position and time are columns, those of a collection's changes
   (``_change``, ``_vchannel``, ``_time_tick``, ``_write_tick``), each of which may be absent.
 
-Documents become rows, and rows documents, in one module of this room and nowhere else.
+millrace.flows.conversion turns documents into rows and rows into documents. Nothing else does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -40,8 +40,13 @@ class Batch:
     documents: Sequence[Action] | None = None
     rows: Iterable[pa.RecordBatch] | None = None
     """May be read once, and only as it is needed: the first batch may have no rows, and gives the columns."""
-    frame: Any = None
-    """The Spark DataFrame that `rows` are made from; None if the host is not Spark."""
+    frame: Callable[[], Any] | None = None
+    """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
+
+    @classmethod
+    def of_rows(cls, lane: str, number: int, rows: Iterable[pa.RecordBatch]) -> Self:
+        """Return `rows` as the micro-batch `number` of a query."""
+        return cls(lane, number, number + 1, rows=rows)
 
     def table(self) -> pa.Table:
         """Return `rows` as one table. A batch without columns gives an empty table."""

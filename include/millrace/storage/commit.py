@@ -62,9 +62,10 @@ WriteAttempt = Callable[[CommitProperties], None]
 
 @dataclass(frozen=True, slots=True)
 class AppTransaction:
-    """One app id of a part: the version that the work was planned from (0: none yet), and the new version."""
+    """One app id of a part: the version that the work was planned from, and the new version."""
 
-    base: int
+    base: int | None
+    """0: none yet, or 0. None: none yet."""
     version: int
 
 
@@ -334,7 +335,11 @@ class _Attempts:
 
 
 def _moved(table: TableHandle, part: CommitPart, may_be_committed: bool) -> list[str]:
-    moved = [app_id for app_id, move in part.app_transactions.items() if table.app_version(app_id) != move.base]
+    moved = [
+        app_id
+        for app_id, move in part.app_transactions.items()
+        if (table.find_app_version(app_id) if move.base is None else table.app_version(app_id)) != move.base
+    ]
     moved += table.not_live([*part.removes, *part.requires])
     if may_be_committed and not part.app_transactions and not part.removes:
         return [action.path for action in part.adds]  # nothing in the table tells whether it was committed

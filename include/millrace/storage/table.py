@@ -97,7 +97,7 @@ class TableHandle:
         """First version whose replaced files may still be on disk, if that is known: the log keeps its entries from
         there on.
         """
-        self._apps: tuple[int, dict[str, int]] = (-1, {})
+        self._apps: tuple[int, dict[str, int | None]] = (-1, {})
         """A version of the table, and the app versions read at it so far."""
         self._actions: tuple[int, pa.Table] | None = None
         """A version of the table, and its live files."""
@@ -129,7 +129,11 @@ class TableHandle:
         return self.delta.metadata().configuration
 
     def app_version(self, app_id: str) -> int:
-        """Return the version of the last app transaction of `app_id`; 0 if there was none.
+        """Return the version of the last app transaction of `app_id`; 0 if there was none."""
+        return self.find_app_version(app_id) or 0
+
+    def find_app_version(self, app_id: str) -> int | None:
+        """Return the version of the last app transaction of `app_id`; None if there was none.
 
         What is known is kept and moved on by the commits since, because delta-rs replays its log for each call.
         """
@@ -138,10 +142,10 @@ class TableHandle:
             known = self._moved_apps(known, seen, version)
             self._apps = version, known
         if app_id not in known:
-            known[app_id] = int(self.delta.transaction_version(app_id) or 0)
+            known[app_id] = self.delta.transaction_version(app_id)
         return known[app_id]
 
-    def _moved_apps(self, known: Mapping[str, int], seen: int, version: int) -> dict[str, int]:
+    def _moved_apps(self, known: Mapping[str, int | None], seen: int, version: int) -> dict[str, int | None]:
         """Return the app versions at `version`, from those `known` at `seen`; none if that takes many commits."""
         found = dict(known)
         if not known or not seen < version <= seen + _APP_COMMITS:

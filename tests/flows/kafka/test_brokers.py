@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import BrokerMetadata, ClusterMetadata
 
 from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
 from millrace.flows.kafka.brokers import looked_at
 from millrace.flows.sinks.kafka.sink import made
 from millrace.flows.sinks.models import KafkaSink
@@ -47,7 +48,7 @@ def test_no_client_is_made_for_brokers_whose_name_leads_elsewhere_by_now() -> No
         lambda: topic_admin.make(source, ["in"]),
         lambda: topic_admin.delete(source, ["in"]),
         lambda: ErrorTopic(pipeline),
-        lambda: made(pipeline, None),  # type: ignore[arg-type]
+        lambda: made(pipeline.sink, Settings(), flow="x", flush=pipeline.flush),
     ):
         with pytest.raises(InvalidSettings, match=r"rebound\.test: a broker at an address that no pipeline may reach"):
             connect()

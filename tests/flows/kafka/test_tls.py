@@ -27,7 +27,7 @@ from opensearchpy import OpenSearch
 from millrace.base.errors import LogUnavailable, MillraceError, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.flows.sinks.sink import sink_of
+from millrace.flows.registry import sink_of
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.worker import topic_admin
 from millrace.pipelines.worker.definition import PipelineRun

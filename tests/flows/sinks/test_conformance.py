@@ -10,20 +10,25 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from opensearchpy import OpenSearch
 
+import millrace.testing
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.records import Action, Record
+from millrace.flows.registry import sink_of
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
-from millrace.flows.sinks.sink import Sink, sink_of
+from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.pipelines.model.pipeline import Pipeline
+from millrace.testing import Deployment
 from tests import running_brokers
 from tests.flows.sinks.batches import put
 from tests.pipelines.faulty import Faulty, cut_off, html, in_part, refused, trips_over
@@ -31,9 +36,9 @@ from tests.pipelines.faulty import Faulty, cut_off, html, in_part, refused, trip
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 
 
-def _sink(declared: dict[str, Any]) -> Sink:
+def _sink(declared: dict[str, Any], settings: Settings | None = None) -> Sink:
     pipeline = Pipeline.parse({"id": "x", "source": SOURCE, "sink": declared})
-    return sink_of(pipeline.sink, Settings(), flow=pipeline.id, flush=pipeline.flush)
+    return sink_of(pipeline.sink, settings or Settings(), flow=pipeline.id, flush=pipeline.flush)
 
 
 def _action(
@@ -52,7 +57,13 @@ class Place:
     look: Callable[[], dict[str, Any]]
     elsewhere: dict[str, Any] = field(default_factory=dict)
     """The declaration of a place that is not there."""
-    versions: bool = True
+    fits: Callable[[Action], Action] = lambda action: action
+    """Makes an action one that this kind takes: a collection's documents contain its key."""
+    keyed: bool = True
+    """Whether a later document of an id replaces an earlier one."""
+
+    def put(self, actions: Sequence[Action]) -> Verdicts:
+        return put(self.sink, [self.fits(each) for each in actions])
 
 
 def _opensearch(**more: Any) -> Place:
@@ -98,12 +109,51 @@ def _kafka() -> Place:
             consumer.close()
         return found
 
-    return Place(_sink(declared), look, {**declared, "topic": "not-there"}, versions=False)
+    return Place(_sink(declared), look, {**declared, "topic": "not-there"})
 
 
-@pytest.fixture(params=[_opensearch, _kafka], ids=["opensearch", "kafka"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    made: Place = request.param()
+def _collection(db: Deployment) -> Place:
+    name = f"c{uuid.uuid4().hex[:8]}"
+    rows = db.create_collection(name, {"key": "string", "number": "int64"}, key="key")
+    declared = {"kind": "collection", "collection": name}
+
+    def fits(action: Action) -> Action:
+        body = action.body and json.dumps({**json.loads(action.body), "key": action.id}).encode()
+        return action._replace(body=body)
+
+    def look() -> dict[str, Any]:
+        return {row.pop("key"): row for row in rows.read().to_pylist()}
+
+    return Place(_sink(declared, db.settings), look, {**declared, "collection": "not_there"}, fits)
+
+
+def _delta(folder: Path) -> Place:
+    settings = Settings(data_dir=folder)
+    declared = {"kind": "delta", "table": "out"}
+
+    def look() -> dict[str, Any]:
+        found = deltalake.DeltaTable(settings.table_uri("pipelines-out/out")).to_pyarrow_table().to_pylist()
+        assert len({row["id"] for row in found}) == len(found), "each record once"
+        return {row["id"]: json.loads(row["document"]) for row in found}
+
+    return Place(_sink(declared, settings), look, keyed=False)
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with millrace.testing.deployment(tmp_path_factory.mktemp("sinks") / "data") as made:
+        yield made
+
+
+@pytest.fixture(params=["opensearch", "kafka", "collection", "delta"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    match request.param:
+        case "collection":
+            made = _collection(request.getfixturevalue("db"))
+        case "delta":
+            made = _delta(tmp_path)
+        case kind:
+            made = _opensearch() if kind == "opensearch" else _kafka()
     made.sink.open()
     yield made
     made.sink.close()
@@ -112,18 +162,24 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 @pytest.mark.quick_cases(1)
 def test_all_are_acknowledged_and_there_and_again_without_effect(place: Place) -> None:
     actions = [_action(number) for number in range(500)]
-    done = put(place.sink, actions)
+    done = place.put(actions)
     assert (done.acknowledged, done.failures) == (500, [])
     expected = {f"in-0-{number}": {"number": number} for number in range(500)}
     assert place.look() == expected
     place.sink.open()
-    assert put(place.sink, actions).acknowledged == 500
-    assert put(place.sink, actions[100:200]).acknowledged == 100
+    assert place.put(actions).acknowledged == 500
+    assert place.put(actions[100:200]).acknowledged == 100
     assert place.look() == expected
-    assert put(place.sink, []).acknowledged == 0
+    assert place.put([]).acknowledged == 0
+    # A sink stores the position after the last range, of its own lanes, or none.
+    assert place.sink.standing(["in-0", "other-0"]) in ({}, {"in-0": 500})
+    place.sink.close()
+    place.sink.close()
 
 
 def test_of_one_key_the_last_wins_and_a_delete_deletes(place: Place) -> None:
+    if not place.keyed:
+        pytest.skip("a Delta table has all documents")
     rounds = 20
     told = [
         _action(turn * 7 + number, key=f"k{number}", version=turn * 7 + number)
@@ -131,15 +187,20 @@ def test_of_one_key_the_last_wins_and_a_delete_deletes(place: Place) -> None:
         for number in range(7)
     ]
     told.append(_action(10_000, key="k3", version=10_000, delete=True))
-    assert put(place.sink, told).acknowledged == len(told)
+    assert place.put(told).acknowledged == len(told)
     assert place.look() == {f"k{number}": {"number": (rounds - 1) * 7 + number} for number in range(7) if number != 3}
 
 
-def test_what_is_not_there_is_refused_and_nothing_answers_is_busy(place: Place) -> None:
-    other = _sink(place.elsewhere)
+def test_what_is_not_there_is_refused_and_nothing_answers_is_busy(place: Place, request: pytest.FixtureRequest) -> None:
+    if not place.elsewhere:
+        pytest.skip("a Delta table is created")
+    kind = place.elsewhere["kind"]
+    other = _sink(place.elsewhere, request.getfixturevalue("db").settings if kind == "collection" else None)
     with pytest.raises(SinkRefused):
         other.open()
     other.close()
+    if kind == "collection":
+        return
     nowhere = dict(place.elsewhere)
     for name, value in (("hosts", ["http://127.0.0.1:9"]), ("bootstrap", ["127.0.0.1:9"])):
         if name in nowhere:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from datetime import date
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.flows.batch import Batch
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch import sink as sinks
@@ -99,3 +104,34 @@ def test_what_an_action_of_the_same_range_replaced_before_is_told_again_and_not_
     # The last one came behind the newer one, and was never written.
     assert (done.acknowledged, done.repeated, done.stale) == (4, 2, 2)
     sink.close()
+
+
+def test_rows_have_versions_by_which_a_later_batch_and_a_later_query_win(tmp_path: Path) -> None:
+    versions: list[tuple[str, int | None, bytes | None]] = []
+
+    def sent(client: Any, path: str, actions: Sequence[Action], *, equal_wins: bool, **_: Any) -> list[Item]:
+        assert equal_wins, "of one batch the last row of an id stays, and a repeated batch replaces itself"
+        versions.extend((each.id, each.version, each.body) for each in actions)
+        return [Item(Verdict.DONE)] * len(actions)
+
+    def write(folder: str, number: int, rows: list[dict[str, Any]]) -> Verdicts:
+        declared = Declared(hosts=("http://h:1",), index_base="i", ids="key", requests=1)
+        sink = OpenSearchSink(declared, flush_items=10, flush_bytes=1 << 20, memory=tmp_path / folder, key=("k",))
+        sink._target, sink._clock = sinks.Target(), lambda: 0.0
+        return sink.write(Batch.of_rows("query", number, pa.Table.from_pylist(rows).to_batches()))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sinks, "send", sent)
+        for number in (0, 1, 1):
+            write("one", number, [{"k": "a", "n": number}])
+        patched.setattr(time, "time", lambda: 2e9)
+        write("later", 0, [{"k": "a", "n": 5, "t": date(2026, 1, 2)}, {"k": "b", "n": 6}])
+        done = write("later", 1, [{"k": None, "n": 7}])
+        write("later", 2, [{"k": "a", "n": None, "_change": "delete"}])
+    assert [(each.kind, each.record.position) for each in done.failures] == [("NO_KEY", "query-1-0")]
+    found = [version for _, version, _ in versions]
+    assert found[1] == found[2]
+    assert found[0] < found[1] < found[3] == found[4] < found[5]
+    assert versions[0][2] == b'{"k": "a", "n": 0}'
+    assert b'"t": "2026-01-02"' in (versions[3][2] or b"")
+    assert versions[-1][2] is None

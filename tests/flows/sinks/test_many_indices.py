@@ -15,11 +15,12 @@ from millrace.base.errors import PipelineInvalid, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.documents import Refused
 from millrace.flows.records import Action, Record
+from millrace.flows.registry import sink_of
 from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch import sink as under_test
 from millrace.flows.sinks.opensearch.index import client_of, remove
 from millrace.flows.sinks.opensearch.naming import IndexNames, pattern_of
-from millrace.flows.sinks.sink import Sink, sink_of
+from millrace.flows.sinks.sink import Sink
 from millrace.pipelines.model.pipeline import Pipeline
 from tests import running_brokers
 from tests.flows.sinks.batches import put

@@ -17,7 +17,8 @@ import millrace.testing
 from millrace.base.errors import InvalidSettings, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.records import Action, Record
-from millrace.flows.sinks.sink import SINKS, Sink, sink_of
+from millrace.flows.registry import sink_kinds, sink_of
+from millrace.flows.sinks.sink import Sink
 from millrace.pipelines.model.pipeline import Pipeline
 from tests.flows.sinks.batches import put
 
@@ -107,7 +108,7 @@ def test_a_delta_table_has_each_record_once_whatever_is_repeated(tmp_path: Path)
 
 
 def test_every_kind_that_can_be_declared_has_a_sink_and_no_other() -> None:
-    assert set(SINKS) == {"opensearch", "kafka", "collection", "delta"}
+    assert set(sink_kinds()) == {"opensearch", "kafka", "collection", "delta"}
     unknown = Pipeline.parse({"id": "x", "source": SOURCE, "sink": {"kind": "delta", "table": "out"}})
     object.__setattr__(unknown.sink, "kind", "elsewhere")
     with pytest.raises(InvalidSettings, match="elsewhere"):

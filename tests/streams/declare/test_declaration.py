@@ -15,12 +15,12 @@ import millrace.testing
 from millrace.base.errors import InvalidArgument, InvalidStream, StreamBusy, StreamNotFound
 from millrace.base.settings import Settings
 from millrace.demo.streams import flights_hourly
+from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.operations.backfill.derived import of_stream
 from millrace.streams.declare.checks import check, require_runnable
 from millrace.streams.declare.declaration import From, Into, Stream
 from millrace.streams.declare.found import declared_stream, declared_streams
 from millrace.streams.declare.kept import Begun, Kept, position
-from millrace.streams.sinks.collection.poison import LETTERS
 from tests.docs.pages import blocks, python_blocks
 
 PAGE = """

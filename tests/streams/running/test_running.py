@@ -23,6 +23,7 @@ from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.demo.streams import HOURLY, flights_hourly
+from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.runtime.job import error_json
 from millrace.streams.declare.declaration import From, Into, Stream, Table, Watermark
 from millrace.streams.declare.kept import Begun, Kept
@@ -30,7 +31,6 @@ from millrace.streams.running.frames import batch_of, found_by_spark
 from millrace.streams.running.query import StreamQuery
 from millrace.streams.running.redrive import redrive
 from millrace.streams.running.status import StreamStatus, status
-from millrace.streams.sinks.collection.poison import LETTERS
 from millrace.testing import Deployment
 
 if TYPE_CHECKING:

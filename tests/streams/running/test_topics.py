@@ -12,12 +12,12 @@ import pytest
 import millrace.testing
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
+from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.kept import Begun, Kept
 from millrace.streams.running.frames import batch_of, found_by_spark
 from millrace.streams.running.query import StreamQuery
 from millrace.streams.running.status import status
-from millrace.streams.sinks.collection.poison import LETTERS
 from millrace.testing import Deployment
 from tests.pipelines.brokers_in_process import Brokers, brokers
 

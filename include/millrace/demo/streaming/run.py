@@ -25,8 +25,8 @@ from millrace.demo.streaming.duckdb_check import CheckpointBatches, CheckResult,
 from millrace.demo.streaming.feed import FlightFeed
 from millrace.demo.streaming.queries import QUERIES, DemoQuery
 from millrace.demo.summary import DemoInterrupted, LoadMonitor
+from millrace.flows.sinks.sink import Verdicts
 from millrace.runtime.child_processes import ChildProcess, JobFailed
-from millrace.streams.sinks.sink import Taken
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,12 +64,12 @@ class RunningQuery:
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint"
 
-    def on_batch(self, _batch: int, taken: Taken) -> None:
+    def on_batch(self, _batch: int, taken: Verdicts) -> None:
         """Record the result of a micro-batch."""
-        operated = taken.operated
+        operated = getattr(taken, "operated", None)
         aside = 0 if operated is None else operated.late + operated.rejected
         with self._guard:
-            self.rows += taken.rows + aside
+            self.rows += taken.acknowledged + aside
             self.batches += 1
 
     def ensure_running(self) -> bool:
@@ -167,8 +167,8 @@ def _ask(
 
 
 def _start(spark: SparkSession, settings: Settings, asked: RunningQuery) -> StreamingQuery:
+    from millrace.flows.spark_host import columns_of, sink_folder, start
     from millrace.streams.keyed.frames import KeyedFrames
-    from millrace.streams.sinks.frames import columns_of, sink_folder, start
 
     question = asked.question
     frame = question.frame(spark, settings)

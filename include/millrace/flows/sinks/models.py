@@ -98,6 +98,18 @@ class Rollover(Part):
         return {name: value for name, value in given.items() if value is not None}
 
 
+class DocumentSink(Part):
+    """What every sink of documents declares. The model of a sink of your own derives from it."""
+
+    ids: Literal["position", "key", "template"] = words(
+        "a document's id: topic-partition-offset; the record's key; or what the step template_id made",
+        default="position",
+    )
+    tombstones: Literal["delete", "ignore", "error"] = words(
+        "what a record without a value does to its key", default="error"
+    )
+
+
 class OpenSearchSink(Part):
     """Documents into an index by bulk requests, item by item."""
 
@@ -232,6 +244,3 @@ class DeltaSink(Part):
         "its name below the deployment's tables", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
     )
     tombstones: Literal["ignore", "error"] = words("a table of appends deletes nothing", default="error")
-
-
-Sink: TypeAlias = Annotated[OpenSearchSink | KafkaSink | CollectionSink | DeltaSink, Field(discriminator="kind")]

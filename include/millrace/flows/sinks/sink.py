@@ -17,17 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
-from millrace.base.errors import InvalidSettings, SinkRefused
-from millrace.base.settings import Settings
+from millrace.base.errors import SinkRefused
 from millrace.flows.batch import Batch
 from millrace.flows.records import Failure
-from millrace.flows.sinks.models import Flush
-from millrace.flows.sinks.models import Sink as Declared
 
 
 @dataclass(slots=True)
@@ -104,25 +100,3 @@ class Sink(Protocol):
     def close(self) -> None:
         """Release what the sink holds. Idempotent."""
         ...
-
-
-SINKS: Final[dict[str, str]] = {
-    "opensearch": "millrace.flows.sinks.opensearch.sink:made",
-    "kafka": "millrace.flows.sinks.kafka.sink:made",
-    "collection": "millrace.flows.sinks.collection.sink:made",
-    "delta": "millrace.flows.sinks.delta.sink:made",
-}
-"""Kind -> ``module:function``, from (declared, settings, flow=, flush=) to a Sink.
-
-A new sink is a folder, a model and a line here.
-"""
-
-
-def sink_of(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> Sink:
-    """The sink that flow `flow` declares, not opened. Raises InvalidSettings where this build has none of its kind."""
-    if declared.kind not in SINKS:
-        raise InvalidSettings(f"this build has no sink of kind {declared.kind}; it has {', '.join(sorted(SINKS))}")
-    module, _, name = SINKS[declared.kind].partition(":")
-    make: Any = getattr(import_module(module), name)
-    found: Sink = make(declared, settings, flow=flow, flush=flush)
-    return found

@@ -26,7 +26,8 @@ from millrace.flows.declare.part import (
     words,
 )
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.sinks.models import CollectionSink, DeltaSink, Flush, OpenSearchSink, Sink
+from millrace.flows.registry import Sink
+from millrace.flows.sinks.models import CollectionSink, DeltaSink, Flush, OpenSearchSink
 from millrace.flows.sources.models import KafkaSource, Source
 from millrace.pipelines.model.expressions import UNCOMPILED
 from millrace.pipelines.model.steps import AnyStep, TemplateId

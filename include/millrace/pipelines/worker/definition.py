@@ -16,7 +16,7 @@ from millrace.base.errors import InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.flows.sinks.sink import sink_of
+from millrace.flows.registry import sink_of
 from millrace.flows.sources.collection.documents import Rows
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.topics import Ends, Topics, task_of

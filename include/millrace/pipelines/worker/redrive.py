@@ -23,7 +23,8 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import outside_of_ranges
 from millrace.flows.records import Record
-from millrace.flows.sinks.sink import Verdicts, sink_of
+from millrace.flows.registry import sink_of
+from millrace.flows.sinks.sink import Verdicts
 from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of, task_of
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.transform.transform import Transform

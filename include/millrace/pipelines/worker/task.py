@@ -16,7 +16,8 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.records import Failure, Record
-from millrace.flows.sinks.sink import Sink, Verdicts, sink_of
+from millrace.flows.registry import sink_of
+from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.sources.collection.documents import RowsReader
 from millrace.flows.sources.kafka.topics import Reader, task_of
 from millrace.flows.sources.models import KafkaSource

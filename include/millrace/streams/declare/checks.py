@@ -16,14 +16,14 @@ from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import read_collection, read_collections
+from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.sources.models import RECORD_TIME
 from millrace.streams.declare.declaration import From, FromTopics, Into, Stream, Table, function_of
 from millrace.streams.declare.operation import LOG_TIME, duration, late_names, sink_names
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import Operator, late_schema, one_name_each
 from millrace.streams.patterns.sorted_rows import column_of
-from millrace.streams.sinks.collection.fit import require_fit
-from millrace.streams.sinks.collection.poison import LETTERS
 from millrace.wal.visible.changes import change_schema
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")

@@ -30,24 +30,17 @@ from pydantic import (
 
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.flows.declare.part import TopicName
+from millrace.flows.guarantee import OFFERED, Guarantee
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.sources.models import RECORD_COLUMNS, RECORD_TIME, KafkaSource
 from millrace.message.ids import resolve_tick
 from millrace.streams.declare.operation import Operation, duration
-from millrace.streams.sinks.guarantee import Guarantee
 
 _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DELAY: Final = r"^\d+ (second|minute|hour|day)s?$"
 
 SINKS: Final = ("collection", "delta", "kafka", "function")
-OFFERED: Final[dict[str, tuple[Guarantee, ...]]] = {
-    "collection": ("exactly once", "at least once", "at most once"),
-    "delta": ("exactly once", "at least once"),
-    "kafka": ("at least once",),
-    "function": ("at least once", "at most once"),
-}
-"""By the kind of a sink the guarantees that it offers, the one it has where none is said first."""
 
 
 def _function(value: object) -> object:

@@ -9,8 +9,8 @@ of one checkpoint: its folder and the table carry the same name.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.memory import name_in
+from millrace.flows.sinks.sink import Verdicts
+from millrace.flows.spark_host import columns_of
 from millrace.runtime.spark.worker_gc import freeze_modules
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import (
@@ -31,19 +35,36 @@ from millrace.streams.keyed.operator import (
     IS_PARTLY_LATE,
     IS_TIMELESS,
     REASON,
+    Counts,
     Operator,
     from_number,
 )
 from millrace.streams.keyed.store import Advanced, Base, KeyedTable
 from millrace.streams.patterns.sorted_rows import column_of
-from millrace.streams.sinks.frames import columns_of
-from millrace.streams.sinks.sink import Operated, Taken, name_in
 
 _REPORT: Final = StructType([StructField("shard", LongType()), StructField("report", BinaryType())])
 
 
+@dataclass(frozen=True, slots=True)
+class Operated(Counts):
+    """What an operator (docs/operators.md) did with a micro-batch, and the state that it left."""
+
+    state_rows: int = 0
+    """Of all shards, after the micro-batch; bytes as they lie in memory."""
+    state_bytes: int = 0
+    watermark: str | int | None = None
+    """By which the next micro-batch is taken: a time in ISO 8601, or a number."""
+
+
+@dataclass(slots=True)
+class Taken(Verdicts):
+    """What became of a micro-batch whose rows went through an operator."""
+
+    operated: Operated | None = None
+
+
 class KeyedFrames:
-    """Takes micro-batches of a streaming DataFrame of `schema` (millrace.streams.sinks.frames.FrameSink)."""
+    """Takes micro-batches of a streaming DataFrame of `schema` into an operator's table: a sink of the Spark host."""
 
     def __init__(
         self,
@@ -71,13 +92,24 @@ class KeyedFrames:
         self._operator = operator
         self._shards = shards if operator.keys else 1
 
-    def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
+    def check(self, schema: pa.Schema, /) -> None:
+        """The operator has checked its columns."""
+
+    def open(self) -> None:
+        """The table is open."""
+
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return the number after the last micro-batch in the table."""
+        return dict.fromkeys(lanes, self._table.base().batch + 1)
+
+    def write(self, batch: Batch, /) -> Taken:
         """Take a micro-batch. Raises CommitFenced if another driver of the query was first, and the errors of tasks."""
         base = self._table.base()
-        if batch_id <= base.batch:
+        if batch.start <= base.batch:
             return Taken(again=True)
-        advanced = self._advanced(frame, base)
-        self._table.commit(base, batch_id, advanced)
+        assert batch.frame is not None, "an operator's host is Spark"
+        advanced = self._advanced(batch.frame(), base)
+        self._table.commit(base, batch.start, advanced)
         return Taken(advanced.counts.taken, operated=self._told(base, advanced))
 
     def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:

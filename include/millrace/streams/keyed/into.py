@@ -8,17 +8,16 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from millrace.base.failpoint import hit
-from millrace.streams.keyed.frames import KeyedFrames
-from millrace.streams.sinks.frames import FrameSink
-from millrace.streams.sinks.sink import Sink, Taken
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.sink import Sink
+from millrace.streams.keyed.frames import KeyedFrames, Taken
 
 Names: TypeAlias = Callable[[Iterable[str]], Mapping[str, str]]
 
@@ -29,32 +28,46 @@ def _as_they_are(names: Iterable[str]) -> Mapping[str, str]:
 
 @dataclass
 class KeyedInto:
-    """Takes micro-batches of a streaming DataFrame (millrace.streams.sinks.frames.FrameSink)."""
+    """Takes micro-batches of a streaming DataFrame into an operator: a sink of the Spark host."""
 
     keyed: KeyedFrames
-    sink: Sink | FrameSink
+    sink: Sink
     """Takes the answers."""
-    late: Sink | FrameSink | None = None
+    late: Sink | None = None
     """Takes the rows put aside; without one they lie in the operator's table alone."""
     names: Names = _as_they_are
     """Maps the answers' columns to their names in `sink`; columns that it leaves out are not handed on."""
     late_names: Names = _as_they_are
     """The same of late rows and `late`."""
 
-    def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
+    def check(self, schema: pa.Schema, /) -> None:
+        """The operator has checked its columns; those of its answers were checked when the sinks were made."""
+
+    def open(self) -> None:
+        """The sinks are opened by their first batch."""
+
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return where the sink of the answers stands."""
+        return self.sink.standing(lanes)
+
+    def write(self, batch: Batch, /) -> Taken:
         """Take a micro-batch. Raises what the operator and the sinks raise."""
-        operated = self.keyed.write_frame(frame, batch_id)
-        found = self.keyed.answers_of(batch_id)
+        operated = self.keyed.write(batch)
+        found = self.keyed.answers_of(batch.start)
         if found is None:  # a later one was taken, which began when this one had ended
             return Taken(again=True)
         hit("into.operated")
         answers, late = found
-        taken = _handed(frame, self.sink, batch_id, _named(answers, self.names))
+        taken = self.sink.write(_following(batch, _named(answers, self.names)))
+        failures = list(taken.failures)
         if self.late is not None:
             hit("into.answered")
-            _handed(frame, self.late, batch_id, _named(late, self.late_names))
-        counted = operated.operated or self.keyed.counted(frame, late)
-        return Taken(taken.rows, taken.rejected, taken.again, counted)
+            failures += self.late.write(_following(batch, _named(late, self.late_names))).failures
+        # A function counts no rows.
+        out = taken.acknowledged if taken.again else answers.num_rows - taken.rejected - len(taken.failures)
+        assert batch.frame is not None, "an operator's host is Spark"
+        counted = operated.operated or self.keyed.counted(batch.frame(), late)
+        return Taken(out, taken.rejected, taken.again, failures=failures, operated=counted)
 
     def close(self) -> None:
         """Release what the sinks hold."""
@@ -68,8 +81,12 @@ def _named(rows: pa.Table, names: Names) -> pa.Table:
     return rows.select(list(given)).rename_columns(list(given.values()))
 
 
-def _handed(frame: DataFrame, sink: Sink | FrameSink, batch_id: int, rows: pa.Table) -> Taken:
-    if hasattr(sink, "write_frame"):
-        taken: Taken = sink.write_frame(frame.sparkSession.createDataFrame(rows), batch_id)
-        return taken if taken.again else Taken(rows.num_rows)
-    return sink.write(batch_id, [pa.RecordBatch.from_pylist([], rows.schema), *rows.to_batches()])
+def _following(batch: Batch, rows: pa.Table) -> Batch:
+    """Return the operator's `rows` as what follows from `batch`, under its number."""
+
+    def frame() -> Any:
+        assert batch.frame is not None, "an operator's host is Spark"
+        return batch.frame().sparkSession.createDataFrame(rows)
+
+    chunks = [pa.RecordBatch.from_pylist([], rows.schema), *rows.to_batches()]
+    return Batch(batch.lane, batch.start, batch.end, rows=chunks, frame=frame)

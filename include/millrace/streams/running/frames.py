@@ -15,27 +15,28 @@ from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.client.schemas import schema
+from millrace.flows.guarantee import OFFERED
+from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.function.sink import FunctionSink
+from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import find_collection
 from millrace.flows.sources.kafka import spark_source as topics
 from millrace.flows.sources.kafka.planner import Place, Start
+from millrace.flows.spark_host import columns_of
 from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
 from millrace.rpc.selection import Selection
 from millrace.streams.declare.checks import Finding, creates, planned
-from millrace.streams.declare.declaration import OFFERED, From, FromTopics, Into, Stream, Table, function_of
+from millrace.streams.declare.declaration import From, FromTopics, Into, Stream, Table, function_of
 from millrace.streams.declare.kept import Begun
 from millrace.streams.declare.operation import LOG_TIME
 from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import answered
 from millrace.streams.running.operated import both_sides, log_time, operator_of, right_rows
 from millrace.streams.running.undecoded import undecoded_folder
-from millrace.streams.sinks.collection.fit import require_fit
-from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.delta import DeltaSink
-from millrace.streams.sinks.frames import FrameSink, columns_of
-from millrace.streams.sinks.function import FunctionSink
-from millrace.streams.sinks.kafka import KafkaSink
-from millrace.streams.sinks.sink import Sink
 from millrace.tables.read import spark as tables
 from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.wal.visible.changes import CHANGE_COLUMNS
@@ -200,7 +201,7 @@ def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: 
             db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
 
 
-def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink | FrameSink:
+def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink:
     """The stream's sink (or another, `into`), with its memory in `folder`."""
     into, guarantee = into or stream.sink, stream.chosen_guarantee
     if guarantee not in OFFERED[into.kind]:
@@ -208,8 +209,8 @@ def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None 
     if into.collection is not None:
         return CollectionSink(
             settings,
-            folder,
             into.collection,
+            memory=folder,
             mode=into.mode,
             guarantee=guarantee,
             partition=into.partition,
@@ -218,9 +219,9 @@ def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None 
             stream=stream.name,
         )
     if into.kind == "delta":
-        return DeltaSink(folder, into.path, guarantee=guarantee, merge_schema=into.merge_schema)
+        return DeltaSink(into.path, memory=folder, guarantee=guarantee, merge_schema=into.merge_schema)
     if into.kafka is not None:
-        return KafkaSink(folder, str(into.topic), into.kafka, key=into.key, guarantee=guarantee)
+        return KafkaSink.of_rows(folder, str(into.topic), into.kafka, key=into.key, guarantee=guarantee)
     return FunctionSink(folder, function_of(str(into.function)), guarantee=guarantee)
 
 

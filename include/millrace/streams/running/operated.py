@@ -10,8 +10,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
+from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds
+from millrace.flows.spark_host import columns_of
 from millrace.message.ids import LOGICAL_BITS, Moment
 from millrace.streams.declare.checks import given_columns
 from millrace.streams.declare.declaration import Into, Stream
@@ -20,8 +22,6 @@ from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.keyed.operator import Operator
-from millrace.streams.sinks.frames import FrameSink, columns_of
-from millrace.streams.sinks.sink import Sink
 
 
 def operator_of(stream: Stream, frame: DataFrame) -> Operator:
@@ -94,7 +94,7 @@ def operated_sink(
     frame: DataFrame,
     operator: Operator,
     folder: Path,
-    sink_in: Callable[[Path, Into | None], Sink | FrameSink],
+    sink_in: Callable[[Path, Into | None], Sink],
 ) -> KeyedInto:
     """Return the operator with the stream's sinks; `frame` is its input. Raises InvalidArgument."""
     operation, mark = stream.operator, stream.source.watermark
@@ -106,15 +106,14 @@ def operated_sink(
         folder, table, operator, schema,
         delay=duration(mark.delay), max_ahead=mark.ahead, shards=operation.shards,
     )  # fmt: skip
-    opened: list[Sink | FrameSink] = []
+    opened: list[Sink] = []
     try:
         opened.append(sink_in(folder, None))
         given = given_columns(stream, operator, schema)
         if stream.late is not None:
             opened.append(sink_in(folder / "late", stream.late))
         for sink, columns in zip(opened, given, strict=False):
-            if hasattr(sink, "check"):
-                sink.check(columns)
+            sink.check(columns)
         names = partial(sink_names, collection=stream.sink.kind == "collection")
         if stream.late is None:
             return KeyedInto(keyed, opened[0], names=names)

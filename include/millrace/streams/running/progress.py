@@ -27,9 +27,10 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.flows.sinks.sink import Verdicts
 from millrace.message.ids import tick_physical_ms
+from millrace.streams.keyed.frames import Operated, Taken
 from millrace.streams.running.status import progress_name
-from millrace.streams.sinks.sink import Operated, Taken
 
 _COUNTED: Final = ("taken", "late", "rejected", "partly_late", "corrected", "evicted")
 
@@ -62,15 +63,16 @@ class Told(StreamingQueryListener):
             self._metrics.stream_rows_total.labels(self._stream, "in").inc(records)
             self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(records)
 
-    def taken(self, batch_id: int, taken: Taken) -> None:
+    def taken(self, batch_id: int, taken: Verdicts) -> None:
         """The sink has taken a micro-batch."""
-        rows, rejected = (0, 0) if taken.again else (taken.rows, taken.rejected)
+        rows, rejected = (0, 0) if taken.again else (taken.acknowledged, taken.rejected)
+        operated = taken.operated if isinstance(taken, Taken) else None
         with self._guard:
             self.facts["out"] += rows
             self.facts["rejected"] += rejected
             self.facts["at"] = time.time()
-            if taken.operated is not None:
-                self._operated(taken.operated)
+            if operated is not None:
+                self._operated(operated)
             replace_json(self._path, self.facts)
         self._metrics.stream_rows_total.labels(self._stream, "out").inc(rows)
         self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(rejected)

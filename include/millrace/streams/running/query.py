@@ -8,6 +8,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.flows.sinks.sink import Sink, Verdicts
+from millrace.flows.spark_host import columns_of, sink_folder, start
 from millrace.runtime.job import StartQuery
 from millrace.streams.declare.checks import check, given_columns, require_runnable
 from millrace.streams.declare.declaration import Stream
@@ -18,8 +20,6 @@ from millrace.streams.running.operated import both_sides, operated_sink, operato
 from millrace.streams.running.progress import Told
 from millrace.streams.running.status import progress_name
 from millrace.streams.running.undecoded import Undecoded
-from millrace.streams.sinks.frames import FrameSink, columns_of, sink_folder, start
-from millrace.streams.sinks.sink import Sink, Taken
 
 
 def streams_of(settings: Settings, job: str) -> list[Stream]:
@@ -52,7 +52,7 @@ class StreamQuery:
         if not frame.isStreaming:
             raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
         folder = sink_folder(checkpoint)
-        sink: Sink | FrameSink
+        sink: Sink
         if stream.operator is None:
             create_sink(settings, stream, stream.sink, columns_of(frame))
             sink = sink_of(settings, stream, folder)
@@ -66,7 +66,7 @@ class StreamQuery:
         told = Told(settings, stream.name, metrics, spark.streams)
         undecoded = Undecoded(settings, stream)
 
-        def taken(batch_id: int, result: Taken) -> None:
+        def taken(batch_id: int, result: Verdicts) -> None:
             told.undecoded(undecoded.collect(batch_id))
             told.taken(batch_id, result)
 

@@ -7,9 +7,9 @@ from typing import Any
 from millrace.base.errors import InvalidStream
 from millrace.base.settings import Settings
 from millrace.client.database import connect
+from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.kept import Kept
-from millrace.streams.sinks.collection.sink import CollectionSink
 
 
 def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
     with kept.locked(), connect(settings=settings) as db:
         sink = CollectionSink(
             settings,
-            kept.folder / "redrive",
             str(stream.sink.collection),
+            memory=kept.folder / "redrive",
             mode=stream.sink.mode,
             partition=stream.sink.partition,
             partition_by=stream.sink.partition_by,

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.client.database import connect
+from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes
 from millrace.flows.sources.kafka.columns import REASON
 from millrace.streams.declare.declaration import FromTopics, Stream
 from millrace.streams.declare.kept import Kept
-from millrace.streams.sinks.collection.poison import LETTERS, arrow_bytes
 
 
 def undecoded_folder(settings: Settings, stream: str) -> Path:

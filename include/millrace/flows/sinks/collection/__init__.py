@@ -1,1 +1,1 @@
-"""Documents as rows of a collection of this deployment: upserts by its primary key; a tombstone deletes."""
+"""A collection as a sink: rows appended, upserted, or changes applied; documents upserted by its primary key."""

@@ -1,134 +1,265 @@
-"""The sink of a collection: the last document of a key wins, and a document that does not fit is its own failure.
+"""The sink of a collection: a batch's rows or documents as messages, by the guarantee that was chosen.
 
-The collection's primary key, which the document contains, identifies a row; a tombstone's key is its record's. Replayed
-in order, the same rows result. A collection has no versions: what is sent out of order (a redrive) replaces what is
-there.
+    with CollectionSink(settings, "hourly", memory=folder, mode="upsert") as sink:
+        sink.write(Batch.of_rows("query", 0, batches))
+
+Modes of rows: ``append`` inserts them. ``upsert`` replaces the rows of their keys (the last of several of one key
+counts). ``changes`` applies the column ``_change``: insert and upsert replace the row of the key, delete removes it,
+and a retract removes everything of one of the source's VChannels, which needs a sink with the source's key and as many
+VChannels. So a stream of all changes of a collection maintains another one as its mirror.
+
+Documents are upserts by the primary key, which they contain; a tombstone deletes the row of its record's key. A
+document that does not fit is its own failure. Replayed in order, the same rows result: effectively once, without a
+memory. A collection has no versions: what is sent out of order (a redrive) replaces what is there.
+
+A key changes at one tick, but a batch does not: readers may see a part of one. Memory: the batch, as messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.base.errors import MillraceError, PermissionDenied, SinkBusy, SinkRefused
+from millrace.base.closeable import Closeable
+from millrace.base.errors import (
+    ChangesRefused,
+    CollectionNotFound,
+    InvalidArgument,
+    MillraceError,
+    SinkBusy,
+    SinkRefused,
+)
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder
 from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.collection import Collection
 from millrace.client.database import Database, connect
+from millrace.client.produce.producer import Producer
+from millrace.client.produce.rows import (
+    conform,
+    delete_message,
+    insert_message,
+    key_rows,
+    last_of_each_key,
+    split_keys,
+    split_rows,
+)
 from millrace.flows.batch import Batch
-from millrace.flows.documents import Digits, decoded
+from millrace.flows.conversion import KeyedRow, row_of
+from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.sinks.collection.changes import KIND, Folded, fold
+from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.journal import Journal
+from millrace.flows.sinks.collection.poison import in_order, letters, redriven, sift
+from millrace.flows.sinks.memory import Noted
 from millrace.flows.sinks.models import CollectionSink as Declared
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts, require_some
-from millrace.message.schema import CollectionSchema
+from millrace.message import builders
+from millrace.message.ids import collection_id_of, pchannel_of
+from millrace.message.keys import key_column
+from millrace.message.model import MutableMessage
+from millrace.message.types import MIN_CHAIN_VERSION, MessageType
+from millrace.wal.visible.changes import CHANGE_COLUMNS
 
+Mode = Literal["append", "upsert", "changes"]
+MODES: Final[tuple[Mode, ...]] = ("append", "upsert", "changes")
 STEP: Final = "collection"
 _RETRY_AFTER: Final = 1.0
 _OWN_FAULT: Final = frozenset({"INVALID_ARGUMENT", "MALFORMED", "ENTRY_TOO_LARGE", "APPEND_REJECTED"})
 
 
-class _Row(NamedTuple):
-    action: Action
-    key: Any
-    row: dict[str, Any] | None
+class CollectionSink(Closeable):
+    """Writes batches into a collection. One thread uses it; one process at a time for a `memory`."""
 
+    def __init__(
+        self,
+        settings: Settings,
+        collection: str,
+        *,
+        memory: Path | None = None,
+        mode: Mode = "append",
+        guarantee: Guarantee = "exactly once",
+        partition: str | None = None,
+        partition_by: str | None = None,
+        dead_letters: str | None = None,
+        stream: str = "",
+    ) -> None:
+        """Make a sink; one with a `memory` (a folder of the query's checkpoint) is opened, and takes rows.
 
-class CollectionSink:
-    """Documents of one task into one collection."""
-
-    def __init__(self, settings: Settings, collection: str) -> None:
-        self._settings, self._name = settings, collection
+        `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
+        is the name of their stream. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
+        completing a batch that an earlier process began.
+        """
+        require_guarantee(guarantee, "collection")
+        if mode not in MODES:
+            raise InvalidArgument(f"the mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        self._settings = settings
+        self._memory = memory
+        self._mode = mode
+        self._guarantee = guarantee
+        self._partitions = (partition, partition_by)
+        self._name = collection
+        self._letters = dead_letters
+        self._stream = stream or collection
         self._database: Database | None = None
         self._collection: Collection | None = None
+        """Takes documents."""
+        self._journal: Journal | None = None
+        self._plain: Producer | None = None
+        self._noted = Noted()
+        if memory is not None:
+            make_folder(memory)
+            self._connect()
 
-    def check(self, schema: pa.Schema, /) -> None:
-        """As millrace.flows.sinks.sink.Sink says."""
+    def _connect(self) -> None:
+        self._database = connect(settings=self._settings)
+        try:
+            if self._memory is None:
+                self._collection = self._client.collection(self._name)
+                return
+            for name in filter(None, (self._name, self._letters)):
+                self._newest_chain(self._client.definition(name))
+            if self._guarantee == "exactly once":
+                self._journal = Journal(self._client, self._memory, self._name)
+                self._journal.resume()
+            else:
+                self._noted = Noted.load(self._memory) if self._guarantee == "at most once" else self._noted
+                self._plain = self._client.new_producer()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _client(self) -> Database:
+        assert self._database is not None, "it was opened"
+        return self._database
 
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
-        try:
-            if self._database is None:
-                self._database = connect(self._settings.data_dir, settings=self._settings)
-            self._collection = self._database.collection(self._name)
-        except MillraceError as error:
-            raise self._whole(error) from None
-
-    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return nothing: replayed in order, the same rows result."""
-        return {}
-
-    def write(self, batch: Batch, /) -> Verdicts:
-        """As millrace.flows.sinks.sink.Sink says."""
-        actions = batch.documents or ()
-        if self._collection is None:
-            self.open()
-        assert self._collection is not None, "it was opened"
-        written = Verdicts(bulks=1 if actions else 0)
-        stacks: dict[Any, list[_Row]] = {}
-        for action in actions:
+        if self._database is None:
             try:
-                row = _row(action, self._collection.schema)
-            except (ValueError, TypeError, ArithmeticError) as error:
-                written.failures.append(Failure(action.record, TASK_PUT, STEP, "ROW", str(error)[:500]))
-            else:
-                stacks.setdefault(row.key, []).append(row)
-        while stacks:
-            newest = [stack[-1] for stack in stacks.values()]
-            bad = self._apply(newest, self._collection)
-            for each in newest:
-                stack = stacks[each.key]
-                if id(each) in bad:  # the one before it is the key's last, then
-                    stack.pop()
-                    written.failures.append(Failure(each.action.record, TASK_PUT, STEP, *bad[id(each)]))
-                else:
-                    written.acknowledged += len(stack)
-                    stack.clear()
-                if not stack:
-                    del stacks[each.key]
-        require_some(written, written.failures, f"collection {self._name}")
-        return written
+                self._connect()
+            except MillraceError as error:
+                raise self._whole(error) from None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Let go of the server and the folder. Idempotent."""
+        if self._journal is not None:
+            self._journal.close()
         if self._database is not None:
             self._database.close()
-            self._database = self._collection = None
+        self._database = self._journal = self._plain = self._collection = None
 
-    def _apply(self, rows: Sequence[_Row], collection: Collection) -> dict[int, tuple[str, str]]:
-        """Rows with a key of their own each; those that are not taken, with kind and reason."""
-        bad: dict[int, tuple[str, str]] = {}
-        upserts = [each for each in rows if each.row is not None]
-        deletes = [each for each in rows if each.row is None]
-        self._halved(upserts, lambda part: collection.upsert([each.row for each in part]), bad)
-        self._halved(deletes, lambda part: collection.delete([each.key for each in part]), bad)
-        return bad
+    def check(self, schema: pa.Schema, /) -> None:
+        """Raise InvalidArgument if rows of these columns do not fit the collection: a column is unknown or missing."""
+        require_fit(schema, self._client.definition(self._name), changes=self._mode == "changes")
 
-    def _halved(
-        self, rows: Sequence[_Row], call: Callable[[Sequence[_Row]], Any], bad: dict[int, tuple[str, str]]
-    ) -> None:
-        """What is refused together is tried in halves: the rows that fit are taken (again, which is the same)."""
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return the position that the memory has, for its one lane; nothing without an exactly-once memory."""
+        if self._journal is None or self._journal.noted.batch_id < 0:
+            return {}
+        return dict.fromkeys(lanes, self._journal.noted.batch_id + 1)
+
+    def write(self, batch: Batch, /) -> Verdicts:
+        """Take a batch.
+
+        Of rows, raises InvalidArgument if they do not fit (without `dead_letters`), ChangesRefused for a retraction
+        that the sink cannot follow, AppendRejected, AppendUnresolved, and the errors of :meth:`Journal.write`. Of
+        documents, raises SinkBusy, SinkRefused.
+        """
+        if batch.documents is not None:
+            return self._write_documents(batch.documents)
+        if self._journal is not None:
+            self._journal.resume()  # what an attempt of this process left
+        again = (self._journal.noted if self._journal else self._noted).again(batch.start)
+        if again is not None:
+            return again
+        messages, taken = self._messages(batch.start, batch.table())
+        if self._journal is not None:
+            self._journal.write(taken, messages)
+        else:
+            assert self._memory is not None, "rows go into a sink with a memory"
+            if self._guarantee == "at most once":
+                self._noted = taken
+                self._noted.keep(self._memory)
+                hit("sink.done")
+            assert self._plain is not None
+            self._plain.send(messages)
+            hit("sink.sent")
+        return Verdicts(taken.acknowledged, taken.rejected)
+
+    def redrive(self, found: pa.Table) -> int:
+        """Take the rows of the letters `found` that fit now, in the stream's order, and delete these letters.
+
+        Return their number. For an exactly-once sink. Raises the errors of :meth:`write`, but not for rows that do not
+        fit.
+        """
+        assert self._journal is not None
+        assert self._letters is not None
+        collection, home = self._client.definition(self._name), self._client.definition(self._letters)
+        batch_id = self._journal.noted.batch_id + 1
+        taken: list[str] = []
+        messages: list[MutableMessage] = []
+        for letter in (found.slice(place, 1) for place in in_order(found)):
+            rows = pa.Table.from_batches(redriven(letter))
+            try:
+                self._fit(rows, collection)
+            except InvalidArgument:
+                continue
+            messages += self._of(rows, collection, batch_id)
+            taken += letter["id"].to_pylist()
+        if taken:
+            gone = split_keys(key_rows(taken, home), home)
+            messages += [delete_message(keys, home, vchannel=vchannel) for vchannel, keys in gone]
+            self._journal.write(Noted(batch_id, len(taken)), messages)
+        return len(taken)
+
+    # --- documents ---------------------------------------------------------------------------------------------------
+
+    def _write_documents(self, documents: Sequence[Action]) -> Verdicts:
+        self.open()
+        verdicts = Verdicts(bulks=1 if documents else 0)
+        assert self._collection is not None, "documents go into a sink without a memory"
+        schema = self._collection.schema
+        rows: list[tuple[Action, KeyedRow]] = []
+        for action in documents:
+            try:
+                rows.append((action, row_of(action, schema)))
+            except (ValueError, TypeError, ArithmeticError) as error:
+                verdicts.failures.append(Failure(action.record, TASK_PUT, STEP, "ROW", str(error)[:500]))
+        self._halved(rows, self._collection, verdicts)
+        require_some(verdicts, verdicts.failures, f"collection {self._name}")
+        return verdicts
+
+    def _halved(self, rows: Sequence[tuple[Action, KeyedRow]], collection: Collection, verdicts: Verdicts) -> None:
+        """Send `rows`, in their order; if they are refused as a whole, halves of them, down to the one at fault.
+
+        Rows that were taken with a refused one are sent again in its half, which is idempotent: the halves keep the
+        order, so the last row of a key that fits is the one that stays.
+        """
         if not rows:
             return
-        kind = reason = ""
         try:
-            done = call(rows)
-            if not done.rejections:
-                return
-            kind, reason = "APPEND_REJECTED", str(done.rejections[0])
+            _replace(rows, collection)
         except MillraceError as error:
-            if isinstance(error, PermissionDenied) or error.retriable or error.code not in _OWN_FAULT:
+            if error.retriable or error.code not in _OWN_FAULT:
                 raise self._whole(error) from None
-            kind, reason = error.code, str(error)
-        if len(rows) == 1:
-            bad[id(rows[0])] = (kind, reason[:500])
-            return
-        middle = len(rows) // 2
-        self._halved(rows[:middle], call, bad)
-        self._halved(rows[middle:], call, bad)
+            if len(rows) == 1:
+                failure = Failure(rows[0][0].record, TASK_PUT, STEP, error.code, str(error)[:500])
+                verdicts.failures.append(failure)
+                return
+            middle = len(rows) // 2
+            self._halved(rows[:middle], collection, verdicts)
+            self._halved(rows[middle:], collection, verdicts)
+        else:
+            verdicts.acknowledged += len(rows)
 
     def _whole(self, error: MillraceError) -> MillraceError:
         if error.retriable:
@@ -136,42 +267,140 @@ class CollectionSink:
             return SinkBusy(f"collection {self._name}: {error}", retry_after=after)
         return SinkRefused(f"collection {self._name}: {error}")
 
+    # --- messages ----------------------------------------------------------------------------------------------------
 
-def _row(action: Action, schema: CollectionSchema) -> _Row:
-    """An action as a row with its key. Raises ValueError, TypeError, ArithmeticError with what does not fit."""
-    types = {field.name: str(field.type) for field in schema.fields}
-    names = schema.key_names
-    if action.body is None:
-        if len(names) != 1:
-            raise ValueError(f"a tombstone's key is one value, and {', '.join(names)} are {len(names)}")
-        return _Row(action, _from_json(action.id, types[names[0]], names[0]), None)
-    document = decoded(action.body)
-    missing = [name for name in names if document.get(name) is None]
-    if missing:
-        raise ValueError(f"the document has no {', '.join(missing)}, which is the collection's key")
-    row = {name: _from_json(value, types.get(name, ""), name) for name, value in document.items()}
-    key = row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
-    return _Row(action, key, row)
+    def _messages(self, batch_id: int, table: pa.Table) -> tuple[list[MutableMessage], Noted]:
+        if not len(table):
+            return [], Noted(batch_id)
+        collection = self._client.definition(self._name)
+        bad: list[tuple[pa.Table, str]] = []
+        if self._letters is not None:
+            table, bad = sift(table, lambda part: self._fit(part, collection))
+        taken = Noted(batch_id, len(table), len(bad))
+        messages = self._of(table, collection, batch_id) if len(table) else []
+        if bad and self._letters is not None:
+            home = self._client.definition(self._letters)
+            rows = conform(letters(self._stream, batch_id, bad), home)
+            messages += _inserts(rows, home, (None, None), upsert=True)
+        return messages, taken
+
+    def _fit(self, table: pa.Table, collection: CollectionInfo) -> None:
+        """Raises InvalidArgument where a message cannot carry these rows."""
+        if self._mode != "changes":
+            self._rows(self._without_changes(table), collection)
+            return
+        folded = fold(table, collection.schema.key_names)
+        keys = key_column(folded.deleted, collection.schema.key_names)
+        if keys.null_count:
+            raise InvalidArgument("a primary key is never null")
+        key_rows(folded.deleted, collection)
+        self._rows(folded.rows, collection)
+
+    def _rows(self, rows: pa.Table, collection: CollectionInfo) -> pa.Table:
+        fitted = conform(rows, collection)
+        partition_by = self._partitions[1]
+        if partition_by is not None:
+            names = pc.is_in(fitted[partition_by].cast(pa.utf8()), pa.array(list(collection.partitions)))
+            if not pc.all(names).as_py():
+                raise InvalidArgument(
+                    f"the column {partition_by!r} names a partition that {self._name!r} does not have"
+                )
+        return fitted
+
+    def _of(self, table: pa.Table, collection: CollectionInfo, batch_id: int) -> list[MutableMessage]:
+        if self._mode != "changes":
+            rows = self._rows(self._without_changes(table), collection)
+            upsert = self._mode == "upsert"
+            if upsert:
+                rows = last_of_each_key(rows, collection.schema.key_names)
+            return list(_inserts(rows, collection, self._partitions, upsert=upsert))
+        folded = fold(table, collection.schema.key_names)
+        messages = [self._retraction(each, collection, batch_id) for each in self._homes(folded, collection)]
+        if len(folded.deleted):
+            messages += [
+                delete_message(keys, collection, vchannel=vchannel)
+                for vchannel, keys in split_keys(key_rows(folded.deleted, collection), collection)
+            ]
+        if len(folded.rows):
+            messages += _inserts(self._rows(folded.rows, collection), collection, self._partitions, upsert=True)
+        return messages
+
+    def _without_changes(self, table: pa.Table) -> pa.Table:
+        """Rows of a stream of changes that are appended: deletes have no place among them."""
+        if KIND in table.column_names:
+            others = pc.invert(pc.is_in(table[KIND].cast(pa.utf8()), pa.array(["insert", "upsert"])))
+            if pc.any(others).as_py():
+                kind = table[KIND].filter(others)[0].as_py()
+                raise ChangesRefused(
+                    f"the rows contain a {kind}, and {self._name!r} only takes inserts:"
+                    " use the mode 'changes', or leave out others in"
+                    " the source (kinds='skip others')"
+                )
+        return table.select([name for name in table.column_names if name not in CHANGE_COLUMNS.names])
+
+    def _homes(self, folded: Folded, collection: CollectionInfo) -> list[str]:
+        """The VChannels that mirror those of the source that are retracted. Raises ChangesRefused where none can."""
+        if not folded.retracted:
+            return []
+        ids = {name: collection_id_of(name) for name in folded.retracted}
+        known = self._client.catalog.collections_by_id(number for number in ids.values() if number is not None)
+        homes = []
+        for name, number in ids.items():
+            source = known.get(number or 0)
+            alike = (
+                source is not None
+                and name in source.vchannels
+                and len(source.vchannels) == len(collection.vchannels)
+                and [field.type for field in source.schema.key_fields]
+                == [field.type for field in collection.schema.key_fields]
+            )
+            if source is None or not alike:
+                raise ChangesRefused(
+                    f"all rows of {name} were retracted, and {self._name!r} has no VChannel for them: it needs the"
+                    " source's key and as many VChannels to follow that"
+                )
+            homes.append(collection.vchannels[source.vchannels.index(name)])
+        return homes
+
+    def _retraction(self, vchannel: str, collection: CollectionInfo, batch_id: int) -> MutableMessage:
+        """An Import of nothing in place of all that the VChannel has."""
+        return builders.import_files(
+            f"{self._stream}-{batch_id}",
+            [],
+            vchannel=vchannel,
+            collection_id=collection.id,
+            term=0,
+            replace=True,
+            schema_version=collection.schema_version,
+        )
+
+    def _newest_chain(self, collection: CollectionInfo) -> None:
+        """A PChannel whose open term runs a chain that knows no upserts gets a newer term."""
+        if collection.state != "active":
+            raise CollectionNotFound(f"the collection {collection.name!r} is {collection.state}")
+        for pchannel in {pchannel_of(name) for name in collection.vchannels}:
+            if self._client.connection.describe(pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.UPSERT]:
+                self._client.catalog.open_term(pchannel)
 
 
-def _from_json(value: Any, kind: str, name: str) -> Any:
-    """A value of a field's type, where JSON has it as text."""
-    if not isinstance(value, str):
-        if isinstance(value, int | float) and kind.startswith("decimal"):
-            return Decimal(value.text if isinstance(value, Digits) else str(value))
-        return float(value) if isinstance(value, Digits) else value
-    try:
-        if kind.startswith("timestamp"):
-            return datetime.fromisoformat(value)
-        if kind == "date":
-            return date.fromisoformat(value)
-        if kind.startswith("decimal"):
-            return Decimal(value)
-        if kind.startswith(("int", "uint")):
-            return int(value)
-    except (ValueError, InvalidOperation):
-        raise ValueError(f"{name}: {value[:80]!r} is no {kind}") from None
-    return value
+def _inserts(
+    rows: pa.Table, collection: CollectionInfo, partitions: tuple[str | None, str | None], *, upsert: bool
+) -> Iterable[MutableMessage]:
+    return [
+        insert_message(part, collection, vchannel=vchannel, partition_id=number, upsert=upsert)
+        for vchannel, number, part in split_rows(rows, collection, *partitions)
+    ]
+
+
+def _replace(rows: Sequence[tuple[Action, KeyedRow]], collection: Collection) -> None:
+    """Replace the rows of these keys, or delete them: the last of each key counts. Raises AppendRejected."""
+    last = {each.key: each.row for _, each in rows}
+    new = [row for row in last.values() if row is not None]
+    gone = [key for key, row in last.items() if row is None]
+    if new:
+        collection.upsert(new).checked()
+    if gone:
+        collection.delete(gone).checked()
 
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> CollectionSink:

@@ -1,31 +1,50 @@
-"""The Kafka sink: an idempotent producer, so that one attempt neither loses, doubles nor reorders records.
+"""The Kafka sink: an idempotent producer, so that one attempt neither loses, doubles nor reorders messages.
 
-A topic keeps every record, so a repeated range appends its records again, with the same key and the same header
-``millrace.position``. The header is the source's position, by which readers recognise duplicates. A compacted topic
-ends in the same documents.
+``at least once``: a batch is taken when the brokers have acknowledged each message; a repeated batch is sent again. The
+headers identify each message, so that a reader can drop repeats: effectively once.
+
+- A document's key is its id. Its header ``millrace.position`` is the source's position.
+- A row's value is JSON, its key the text of a column. Its headers are ``millrace-stream`` (created with the sink's
+  memory), ``millrace-batch`` and ``millrace-row``. A reader that stores the greatest (batch, row) of a stream and
+  partition drops the repeats. For that, a repeated row must go to its previous partition, so a row without a key is
+  assigned by its number in the batch, where Kafka would draw one. Both hold while the topic keeps its number of
+  partitions.
+
+A topic that is compacted by key ends in the same documents without such a reader. Kafka's transactions are not used:
+they do not tell a killed sink whether its last one was committed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
+from pydantic import ValidationError
 
-from millrace.base.errors import SinkBusy, SinkRefused
+from millrace.base.errors import InvalidArgument, SinkBusy, SinkRefused
+from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
+from millrace.flows.conversion import documents_of
+from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.kafka.brokers import client_settings, looked_at
 from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.sinks.memory import name_in
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.models import KafkaSink as Declared
 from millrace.flows.sinks.sink import Verdicts, require_some
 
 POSITION: Final = "millrace.position"
 STEP: Final = "kafka"
-_DELIVERY_MS: Final = 60_000
+Headers: TypeAlias = list[tuple[str, str | bytes | None]]
+_ANY: Final = -1
+"""The partition of a message that its key, or Kafka, gives one."""
+SECONDS: Final = 60.0
+"""Longest wait for a message's acknowledgement."""
 _OWN_FAULT: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG_SIZE}
 )
@@ -42,13 +61,30 @@ _REFUSED: Final = frozenset(
 
 
 class KafkaSink:
-    """Documents of one task into one topic."""
+    """Writes the batches of one lane to one topic."""
 
     def __init__(
-        self, declared: Declared, *, flush_items: int, flush_bytes: int, clock: Callable[[], float] = time.monotonic
+        self,
+        declared: Declared,
+        *,
+        memory: Path | None = None,
+        key: str | None = None,
+        guarantee: Guarantee = "at least once",
+        flush: Flush = Flush(),  # noqa: B008 - frozen
+        options: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """For rows, `memory` is the sink's folder, and `key` the column with a message's key.
+
+        `options` go to confluent-kafka's producer. Raises InvalidArgument for a guarantee that Kafka does not offer.
+        """
+        require_guarantee(guarantee, "kafka")
         self._declared = declared
+        self._topic = f"topic {declared.topic}"
+        self._key = key
+        self._stream = b"" if memory is None else name_in(memory, "kafka-stream.json").encode()
         self._clock = clock
+        self._partitions = 0
         self._producer = Producer(
             {
                 **client_settings(declared),
@@ -58,15 +94,37 @@ class KafkaSink:
                 "linger.ms": 5,
                 "batch.size": 1 << 20,
                 "message.max.bytes": 64 << 20,
-                "delivery.timeout.ms": _DELIVERY_MS,
-                "queue.buffering.max.messages": max(flush_items, 100_000),
-                "queue.buffering.max.kbytes": max(flush_bytes >> 10, 65_536),
+                "delivery.timeout.ms": int(SECONDS * 1000),
+                "queue.buffering.max.messages": max(flush.items, 100_000),
+                "queue.buffering.max.kbytes": max(int(flush.mib * 1024), 65_536),
+                **(options or {}),
             },
             logger=_quiet(),
         )
 
+    @classmethod
+    def of_rows(
+        cls,
+        memory: Path,
+        topic: str,
+        bootstrap: str,
+        *,
+        key: str | None = None,
+        guarantee: Guarantee = "at least once",
+        options: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Return a sink of rows into `topic` at `bootstrap` (host:port, with commas). Raises InvalidArgument."""
+        try:
+            servers = tuple(each.strip() for each in bootstrap.split(","))
+            declared = Declared(bootstrap=servers, topic=topic, compression="none")
+        except ValidationError as error:
+            raise InvalidArgument(f"the topic {topic!r} at {bootstrap!r}: {error.errors()[0]['msg']}") from None
+        return cls(declared, memory=memory, key=key, guarantee=guarantee, options=options)
+
     def check(self, schema: pa.Schema, /) -> None:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Raise InvalidArgument for rows without the key's column."""
+        if self._key is not None and self._key not in schema.names:
+            raise InvalidArgument(f"the rows have no column {self._key!r}, which is the messages' key")
 
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
@@ -78,6 +136,7 @@ class KafkaSink:
         topic = told.topics.get(self._declared.topic)
         if topic is None or topic.error is not None:
             raise SinkRefused(f"there is no topic {self._declared.topic}: make it")
+        self._partitions = len(topic.partitions)
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
         """Return nothing: a topic keeps repeats, and their headers tell a reader so."""
@@ -85,56 +144,82 @@ class KafkaSink:
 
     def write(self, batch: Batch, /) -> Verdicts:
         """As millrace.flows.sinks.sink.Sink says."""
-        actions = batch.documents or ()
-        written = Verdicts(bulks=1 if actions else 0)
+        if not self._partitions:
+            self.open()
+        documents: Iterable[Action] | None = batch.documents
+        of_rows = documents is None
+        if documents is None:
+            documents = documents_of(batch, key=() if self._key is None else (self._key,))
+        verdicts = Verdicts(bulks=1)
         trouble: list[KafkaError] = []
 
         def told(action: Action) -> Callable[[KafkaError | None, Any], None]:
             def delivered(error: KafkaError | None, _: Any) -> None:
                 if error is None:
-                    written.acknowledged += 1
+                    verdicts.acknowledged += 1
                 elif error.code() in _OWN_FAULT:
-                    written.failures.append(_failure(action, error))
+                    verdicts.failures.append(_failure(action, error))
                 else:
                     trouble.append(error)
 
             return delivered
 
-        for action in actions:
-            self._produce(action, told(action), written)
-        left = self._producer.flush(_DELIVERY_MS / 1000 + 5)
+        for action in documents:
+            record, on_delivery = action.record, told(action)
+            if of_rows:
+                headers: Headers = [
+                    ("millrace-stream", self._stream),
+                    ("millrace-batch", str(record.partition)),
+                    ("millrace-row", str(record.offset)),
+                ]
+                partition = record.offset % self._partitions if record.key is None else _ANY
+                self._produce(action, record.key, headers, partition, on_delivery, verdicts)
+            else:
+                headers = [(POSITION, record.position.encode())]
+                self._produce(action, action.id.encode(), headers, _ANY, on_delivery, verdicts)
+        left = self._producer.flush(SECONDS + 5)
         if left or trouble:
             error = trouble[0] if trouble else None
             said = error.str() if error is not None else f"{left} records got no answer"
             if error is not None and error.code() in _REFUSED:
-                raise SinkRefused(f"topic {self._declared.topic}: {said}")
-            raise SinkBusy(f"topic {self._declared.topic}: {said}", retry_after=1.0)
-        require_some(written, written.failures, f"topic {self._declared.topic}")
-        return written
+                raise SinkRefused(f"{self._topic}: {said}")
+            raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0)
+        require_some(verdicts, verdicts.failures, self._topic)
+        hit("sink.sent")
+        return verdicts
 
-    def _produce(self, action: Action, told: Callable[[KafkaError | None, Any], None], written: Verdicts) -> None:
-        deadline = self._clock() + _DELIVERY_MS / 1000
-        position: list[tuple[str, str | bytes | None]] = [(POSITION, action.record.position.encode())]
+    def _produce(
+        self,
+        action: Action,
+        key: bytes | None,
+        headers: Headers,
+        partition: int,
+        on_delivery: Callable[[KafkaError | None, Any], None],
+        verdicts: Verdicts,
+    ) -> None:
+        deadline: float | None = None
         while True:
             try:
                 self._producer.produce(
-                    self._declared.topic, action.body, action.id.encode(), headers=position, on_delivery=told
+                    self._declared.topic, action.body, key, partition, on_delivery=on_delivery, headers=headers
                 )
             except BufferError:
-                if self._clock() > deadline:
-                    raise SinkBusy(f"topic {self._declared.topic}: the brokers take nothing", retry_after=1.0) from None
+                now = self._clock()
+                deadline = now + SECONDS if deadline is None else deadline
+                if now > deadline:
+                    raise SinkBusy(f"{self._topic}: the brokers take nothing", retry_after=1.0) from None
                 self._producer.poll(0.1)
             except KafkaException as error:
                 if error.args[0].code() not in _OWN_FAULT:
-                    raise SinkBusy(f"topic {self._declared.topic}: {error.args[0].str()}", retry_after=1.0) from None
-                written.failures.append(_failure(action, error.args[0]))
+                    raise SinkBusy(f"{self._topic}: {error.args[0].str()}", retry_after=1.0) from None
+                verdicts.failures.append(_failure(action, error.args[0]))
                 return
             else:
                 self._producer.poll(0)
                 return
 
     def close(self) -> None:
-        """Idempotent."""
+        """Give up what was not acknowledged: its batch is not taken. Idempotent."""
         self._producer.purge()
         self._producer.flush(1.0)
 
@@ -153,4 +238,4 @@ def _quiet() -> Any:
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> KafkaSink:
     """The sink that flow `flow` declares."""
-    return KafkaSink(declared, flush_items=flush.items, flush_bytes=int(flush.mib * (1 << 20)))
+    return KafkaSink(declared, flush=flush)

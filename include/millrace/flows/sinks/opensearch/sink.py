@@ -6,19 +6,23 @@ never follows a later one. The effect of an unanswered request is unknown: it is
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from millrace.base.backoff import Backoff
-from millrace.base.errors import SinkBusy, SinkRefused
+from millrace.base.errors import InvalidArgument, SinkBusy, SinkRefused
+from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
+from millrace.flows.conversion import documents_of, iso_text
 from millrace.flows.documents import Refused
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.models import Flush
@@ -43,7 +47,7 @@ from millrace.flows.sinks.sink import Verdicts, require_some
 MAX_ID_BYTES: Final = 512
 STEP: Final = "opensearch"
 _ID_LENGTH: Final = "ID_LENGTH"
-_OWN: Final = frozenset({_ID_LENGTH, "INDEX_NAME"})
+_OWN: Final = frozenset({_ID_LENGTH, "INDEX_NAME", "NO_KEY"})
 """Kinds that are known before a document is sent."""
 _DOCUMENTS_FAULT: Final = frozenset(
     {
@@ -59,6 +63,8 @@ _TRIES: Final = 3
 """How often a document is answered with 500, at least, before it is known to be the cause."""
 _LOOK_SECONDS: Final = 1.0
 _ROLLOVER_SECONDS: Final = 60.0
+_BATCH_BITS: Final = 31
+"""Bits of a version that are a micro-batch's number; those above are a Unix time in seconds."""
 
 
 class OpenSearchSink:
@@ -70,14 +76,24 @@ class OpenSearchSink:
         *,
         flush_items: int,
         flush_bytes: int,
+        memory: Path | None = None,
+        key: Sequence[str] = (),
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """For rows, `memory` is the sink's folder, and the columns `key` make a document's id with ids by key.
+
+        Raises InvalidArgument for ids of rows by a template, or by key without columns.
+        """
+        if memory is not None and (declared.ids == "template" or (declared.ids == "key") != bool(key)):
+            raise InvalidArgument(f"ids of rows are by position, or by key with its columns: not {declared.ids}")
         self._declared = declared
+        self._key = tuple(key)
+        self._begun = 0 if memory is None else _begun(memory)
         self._client = client_of(declared)
         self._window = Window(items=flush_items, size=flush_bytes)
         self._sleep, self._clock = sleep, clock
-        self._equal_wins = declared.version_field is not None
+        self._equal_wins = declared.version_field is not None or memory is not None
         self._once = declared.ids != "position" and (not declared.versions or self._equal_wins)
         self._target: Target | None = None
         self._looked = 0.0
@@ -86,7 +102,10 @@ class OpenSearchSink:
         self._threads: ThreadPoolExecutor | None = None
 
     def check(self, schema: pa.Schema, /) -> None:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Raise InvalidArgument for rows without a column of the id."""
+        missing = [name for name in self._key if name not in schema.names]
+        if missing:
+            raise InvalidArgument(f"the rows have no column {missing[0]!r}, which is a document's id")
 
     def open(self) -> None:
         """As millrace.flows.sinks.sink.Sink says."""
@@ -103,8 +122,8 @@ class OpenSearchSink:
 
     def write(self, batch: Batch, /) -> Verdicts:
         """As millrace.flows.sinks.sink.Sink says."""
-        actions = batch.documents or ()
         written = Verdicts()
+        actions = self._documents_of(batch, written) if batch.documents is None else batch.documents
         if self._clock() - self._looked >= _LOOK_SECONDS:
             self._require_same()
         if self._declared.rollover is not None and self._clock() - self._rolled >= _ROLLOVER_SECONDS:
@@ -148,6 +167,24 @@ class OpenSearchSink:
             except Refused as error:
                 return error
         return None
+
+    def _documents_of(self, batch: Batch, written: Verdicts) -> list[Action]:
+        """The rows of a micro-batch as documents.
+
+        The version is the batch's number, after the second at which the query's checkpoint began: a query that begins
+        again counts from 0, and its documents are newer. Of one id the last row of a batch stays, as equal versions
+        replace each other.
+        """
+        versions = self._declared.versions and bool(self._key)
+        version = self._begun << _BATCH_BITS | batch.start if versions else None
+        found: list[Action] = []
+        for action in documents_of(batch, key=self._key, changes=True, version=version, text=iso_text):
+            if self._key and action.record.key is None:
+                reason = f"the row has no {self._key[0]}, which is its id"
+                written.failures.append(Failure(action.record, TASK_PUT, STEP, "NO_KEY", reason))
+            else:
+                found.append(action)
+        return found
 
     def _require_same(self) -> None:
         """Raise SinkRefused if the index is gone or was replaced by another of its name, with arbitrary mappings."""
@@ -331,6 +368,15 @@ def _count_late(
         written.repeated += 1
     else:
         written.stale += 1
+
+
+def _begun(memory: Path) -> int:
+    """The second at which the sink's memory was created, in Unix time."""
+    make_folder(memory)
+    path = memory / "opensearch.json"
+    if not path.exists():
+        replace_json(path, {"begun": int(time.time())}, synced=True)
+    return int(json.loads(path.read_text())["begun"])
 
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> OpenSearchSink:

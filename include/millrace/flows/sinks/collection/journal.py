@@ -39,12 +39,12 @@ from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
+from millrace.flows.sinks.memory import Noted
 from millrace.message.ids import pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
-from millrace.streams.sinks.sink import Noted, Taken
 from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.reasons import Reason
@@ -61,11 +61,11 @@ Number = tuple[str, int, int]
 
 
 @dataclass(slots=True)
-class Batch:
+class InFlight:
     """A micro-batch on its way."""
 
-    batch_id: int
-    taken: Taken
+    noted: Noted
+    """Its number and counts, as they are noted when it is done."""
     since: dict[str, int]
     """By PChannel a tick before anything of it was sent."""
     groups: dict[str, list[list[MutableMessage]]] = field(default_factory=dict)
@@ -111,28 +111,26 @@ class Journal:
     def resume(self) -> None:
         """Bring the batch that an earlier process left to its end, if there is one. Raises what keeps it from that."""
         batch = _load(self._folder) if self._begun else None
-        if batch is None or batch.batch_id <= self.noted.batch_id:
+        if batch is None or batch.noted.batch_id <= self.noted.batch_id:
             return
         if batch.renumber:
             self._renumbered(batch, batch.messages())
         self._settle(batch, self._lanes(resumed=self._producer is None))
-        self._done(batch)
+        self._done(batch.noted)
 
-    def write(self, batch_id: int, taken: Taken, messages: Sequence[MutableMessage]) -> None:
-        """Have `messages` take effect, in order within each VChannel, each once, as the batch `batch_id`.
+    def write(self, batch: Noted, messages: Sequence[MutableMessage]) -> None:
+        """Have `messages` take effect, in order within each VChannel, each once, as the micro-batch `batch`.
 
         Raises AppendRejected for the first one that the chain refused, AppendUnresolved, TickNotReached,
         DeadlineExceeded: the next attempt continues.
         """
         if messages:
-            batch = self._stamped(batch_id, taken, messages)
-            self._keep(batch)
+            stamped = self._stamped(batch, messages)
+            self._keep(stamped)
             hit("sink.journaled")
-            self._settle(batch, self._lanes())
+            self._settle(stamped, self._lanes())
             hit("sink.sent")
-            self._done(batch)
-        else:
-            self._done(Batch(batch_id, taken, {}))
+        self._done(batch)
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -146,8 +144,8 @@ class Journal:
         """Who sends: with `resumed` one that begins no epoch, for what an older one has numbered."""
         return self._client.new_producer(resumed=self.producer_id) if resumed else self._owned()
 
-    def _stamped(self, batch_id: int, taken: Taken, messages: Sequence[MutableMessage]) -> Batch:
-        batch = Batch(batch_id, taken, {})
+    def _stamped(self, noted: Noted, messages: Sequence[MutableMessage]) -> InFlight:
+        batch = InFlight(noted, {})
         by_pchannel: dict[str, list[MutableMessage]] = {}
         for message in messages:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
@@ -157,7 +155,7 @@ class Journal:
             self._number(batch, pchannel, mine)
         return batch
 
-    def _number(self, batch: Batch, pchannel: str, messages: list[MutableMessage]) -> None:
+    def _number(self, batch: InFlight, pchannel: str, messages: list[MutableMessage]) -> None:
         # Sort by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(each.vchannel for each in messages))}
         stamped = self._owned().lane(pchannel).stamp(sorted(messages, key=lambda each: order[each.vchannel]))
@@ -167,7 +165,7 @@ class Journal:
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
         batch.groups[pchannel] = list(group_messages(stamped))
 
-    def _renumbered(self, batch: Batch, rest: Sequence[MutableMessage]) -> None:
+    def _renumbered(self, batch: InFlight, rest: Sequence[MutableMessage]) -> None:
         """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns."""
         if self._producer is not None:
             self._producer.close()
@@ -184,7 +182,7 @@ class Journal:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _settle(self, batch: Batch, producer: Producer) -> None:
+    def _settle(self, batch: InFlight, producer: Producer) -> None:
         for _ in range(EPOCHS):
             answers = self._delivered(batch, producer)
             if producer is not self._producer:
@@ -212,7 +210,7 @@ class Journal:
             producer = self._owned()
         raise DeadlineExceeded(f"{self._name!r}: the chain forgets the sink's producer again and again: start it again")
 
-    def _delivered(self, batch: Batch, producer: Producer) -> dict[Number, object]:
+    def _delivered(self, batch: InFlight, producer: Producer) -> dict[Number, object]:
         """By number what became of each message; what is not in there has to be looked for."""
 
         def one(pchannel: str) -> dict[Number, object]:
@@ -245,7 +243,7 @@ class Journal:
             found |= each.result()
         return found
 
-    def _in_wal(self, batch: Batch) -> set[Number]:
+    def _in_wal(self, batch: InFlight) -> set[Number]:
         """Return the numbers of the messages that took effect: those after `since` in the WAL, complete up to now."""
         settings = self._client.settings
         pchannels = sorted(batch.groups)
@@ -262,12 +260,12 @@ class Journal:
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: InFlight) -> None:
         self._begun = True
         batch.entries = {name: [encode_entry(group) for group in groups] for name, groups in batch.groups.items()}
         pairs = [(pchannel, entry) for pchannel, mine in batch.entries.items() for entry in mine]
         facts = {
-            "batch": batch.batch_id, "rows": batch.taken.rows, "rejected": batch.taken.rejected,
+            "batch": batch.noted.batch_id, "rows": batch.noted.acknowledged, "rejected": batch.noted.rejected,
             "since": batch.since, "renumber": batch.renumber,
         }  # fmt: skip
         schema = _SCHEMA.with_metadata({"batch": json.dumps(facts)})
@@ -279,8 +277,8 @@ class Journal:
         draft.replace(self._folder / _NAME)
         sync(self._folder)
 
-    def _done(self, batch: Batch) -> None:
-        self.noted = Noted(batch.batch_id, batch.taken)
+    def _done(self, noted: Noted) -> None:
+        self.noted = noted
         self.noted.keep(self._folder, synced=False)
         self._begun = False
         hit("sink.done")
@@ -289,7 +287,7 @@ class Journal:
 def _noted(folder: Path) -> Noted:
     """Return the newest done batch: the last noted one, or, if a crash lost that, the one before the journal's."""
     batch = _load(folder)
-    before = Noted() if batch is None else Noted(batch.batch_id - 1)
+    before = Noted() if batch is None else Noted(batch.noted.batch_id - 1)
     try:
         return max(Noted.load(folder), before, key=lambda each: each.batch_id)
     except ValueError:
@@ -322,15 +320,14 @@ def _identity(folder: Path) -> int:
         return made
 
 
-def _load(folder: Path) -> Batch | None:
+def _load(folder: Path) -> InFlight | None:
     path = folder / _NAME
     if not path.exists():
         return None
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
         facts = json.loads(reader.schema.metadata[b"batch"])
-        batch = Batch(
-            facts["batch"], Taken(facts["rows"], facts["rejected"]), facts["since"], renumber=facts["renumber"]
-        )
+        noted = Noted(facts["batch"], facts["rows"], facts["rejected"])
+        batch = InFlight(noted, facts["since"], renumber=facts["renumber"])
         for number in range(reader.num_record_batches):
             row = reader.get_batch(number).to_pylist()[0]
             batch.groups.setdefault(row["pchannel"], []).append(_decoded(row["entry"]))

@@ -1,6 +1,6 @@
 """What every sink that takes Arrow batches promises, on the real thing.
 
-A collection of a deployment, a topic of a real Kafka.
+A collection of a deployment, a Delta table, a topic of a real Kafka.
 
 A sink is killed by leaving it as it is and making another over its memory; processes that are killed are in
 tests/crash/test_sink_kills.py and, of Kafka, below.
@@ -15,24 +15,30 @@ import sys
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from opensearchpy import OpenSearch
 
 import millrace.testing
-from millrace.base.errors import InvalidArgument, LogUnavailable
+from millrace.base.errors import InvalidArgument, SinkBusy
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.guarantee import Guarantee
-from millrace.streams.sinks.kafka import KafkaSink
-from millrace.streams.sinks.sink import Sink
+from millrace.flows.batch import Batch
+from millrace.flows.guarantee import Guarantee
+from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.models import OpenSearchSink as Declared
+from millrace.flows.sinks.opensearch.sink import OpenSearchSink
+from millrace.flows.sinks.sink import Sink
 from millrace.testing import Deployment
 from tests import running_brokers
 
@@ -68,7 +74,7 @@ class Into(Place):
         db.create_collection(self.name, {"id": "int64", "name": "string?"}, key="id", vchannels=2)
 
     def sink(self, folder: Path, guarantee: Guarantee) -> Sink:
-        return CollectionSink(self._db.settings, folder, self.name, guarantee=guarantee)
+        return CollectionSink(self._db.settings, self.name, memory=folder, guarantee=guarantee)
 
     def rows(self) -> Counter[tuple[int, str | None]]:
         self._db.settle()
@@ -76,6 +82,48 @@ class Into(Place):
 
     def once(self) -> Counter[tuple[int, str | None]]:
         return Counter(set(self.rows()))
+
+
+class DeltaTable(Place):
+    """A Delta table."""
+
+    offered = ("exactly once", "at least once")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sink(self, folder: Path, guarantee: Guarantee) -> Sink:
+        return DeltaSink(str(self.path), memory=folder, guarantee=guarantee)
+
+    def rows(self) -> Counter[tuple[int, str | None]]:
+        found = deltalake.DeltaTable(str(self.path)).to_pyarrow_table()
+        return Counter((row["id"], row["name"]) for row in found.to_pylist())
+
+    def once(self) -> Counter[tuple[int, str | None]]:
+        return Counter(set(self.rows()))
+
+
+class Index(Place):
+    """An index of OpenSearch, with ids by key: what is sent again replaces itself."""
+
+    offered = ("at least once",)
+
+    def __init__(self) -> None:
+        server = running_brokers.opensearch()
+        self.client, self.name = OpenSearch(server.url), f"r-{uuid.uuid4().hex[:8]}"
+        self.declared = Declared(hosts=(server.url,), index_base=self.name, create_index=True, ids="key")
+
+    def sink(self, folder: Path, guarantee: Guarantee) -> Sink:
+        return OpenSearchSink(self.declared, flush_items=10, flush_bytes=1 << 20, memory=folder, key=("id",))
+
+    def rows(self) -> Counter[tuple[int, str | None]]:
+        self.client.indices.refresh(index=self.name)
+        hits = self.client.search(index=self.name, body={"size": 10_000, "query": {"match_all": {}}})["hits"]["hits"]
+        assert all(hit["_id"] == str(hit["_source"]["id"]) for hit in hits)
+        return Counter((hit["_source"]["id"], hit["_source"]["name"]) for hit in hits)
+
+    def once(self) -> Counter[tuple[int, str | None]]:
+        return self.rows()
 
 
 class Topic(Place):
@@ -89,7 +137,7 @@ class Topic(Place):
         admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result(30)
 
     def sink(self, folder: Path, guarantee: Guarantee) -> Sink:
-        return KafkaSink(folder, self.name, self.address, key=self.key, guarantee=guarantee)
+        return KafkaSink.of_rows(folder, self.name, self.address, key=self.key, guarantee=guarantee)
 
     def messages(self) -> list[Any]:
         """All messages, by partition in their order."""
@@ -145,8 +193,12 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
 
 
-@pytest.fixture(params=["collection", "topic", "topic with keys"])
-def place(request: pytest.FixtureRequest) -> Place:
+@pytest.fixture(params=["collection", "delta", "index", "topic", "topic with keys"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "index":
+        return Index()
+    if request.param == "delta":
+        return DeltaTable(tmp_path / "table")
     if request.param == "collection":
         return Into(request.getfixturevalue("db"))
     return Topic(running_brokers.kafka().address, "name" if request.param == "topic with keys" else None)
@@ -157,6 +209,10 @@ def batch(number: int, count: int = 40) -> list[pa.RecordBatch]:
     ids = range(number * count, (number + 1) * count)
     names = [None if each % 3 == 0 else f"n{each % 7}" for each in ids]
     return pa.table({"id": pa.array(ids, pa.int64()), "name": names}).to_batches(max_chunksize=17)
+
+
+def given(number: int, rows: Iterable[pa.RecordBatch]) -> Batch:
+    return Batch.of_rows("query", number, rows)
 
 
 def rows_of(*numbers: int, count: int = 40) -> Counter[tuple[int, str | None]]:
@@ -171,7 +227,11 @@ def test_each_row_arrives_and_is_counted(place: Place, tmp_path: Path) -> None:
         sink = place.sink(tmp_path / guarantee, guarantee)
         sink.check(batch(0)[0].schema)
         first = 100 * place.offered.index(guarantee)
-        assert [sink.write(each, batch(first + each)).rows for each in range(3)] == [40, 40, 40]
+        assert [sink.write(given(each, batch(first + each))).acknowledged for each in range(3)] == [
+            40,
+            40,
+            40,
+        ]
         sink.close()
         sink.close()
     assert place.rows() == rows_of(*(100 * each + number for each in range(len(place.offered)) for number in range(3)))
@@ -184,11 +244,12 @@ def test_a_batch_that_is_repeated_is_there_as_the_guarantee_says(place: Place, t
         for numbers in ((0, 1), (1, 2), (2,)):
             sink = place.sink(tmp_path / guarantee, guarantee)
             for each in numbers:
-                sink.write(each, batch(first + each))
+                sink.write(given(each, batch(first + each)))
             sink.close()
     repeated = 100 * (len(place.offered) - 1)  # at least once is the weaker one, and the last
     whole = rows_of(*(100 * each + number for each in range(len(place.offered)) for number in range(3)))
-    assert place.rows() == whole + rows_of(repeated + 1, repeated + 2)
+    repeats = Counter() if isinstance(place, Index) else rows_of(repeated + 1, repeated + 2)
+    assert place.rows() == whole + repeats
     assert place.once() == whole
 
 
@@ -197,17 +258,17 @@ def test_a_stream_that_begins_anew_is_another_stream(place: Place, tmp_path: Pat
     for guarantee in place.offered[:1]:
         for number in range(2):
             sink = place.sink(tmp_path / str(number), guarantee)
-            sink.write(0, batch(number))
+            sink.write(given(0, batch(number)))
             sink.close()
     assert place.once() == rows_of(0, 1)
 
 
 def test_rows_without_the_keys_column_and_guarantees_that_are_not_offered_are_refused(tmp_path: Path) -> None:
-    sink = KafkaSink(tmp_path, "none", "127.0.0.1:1", key="other")
+    sink = KafkaSink.of_rows(tmp_path, "none", "127.0.0.1:1", key="other")
     with pytest.raises(InvalidArgument, match="other"):
         sink.check(batch(0)[0].schema)
     with pytest.raises(InvalidArgument, match="at least once"):
-        KafkaSink(tmp_path, "none", "127.0.0.1:1", guarantee="exactly once")
+        KafkaSink.of_rows(tmp_path, "none", "127.0.0.1:1", guarantee="exactly once")
 
 
 @pytest.mark.slow
@@ -215,7 +276,7 @@ def test_messages_of_a_key_keep_their_order(tmp_path: Path) -> None:
     topic = Topic(running_brokers.kafka().address, "name")
     sink = topic.sink(tmp_path, "at least once")
     for number in range(3):
-        sink.write(number, batch(number, 400))
+        sink.write(given(number, batch(number, 400)))
     sink.close()
     by_key: dict[bytes | None, list[int]] = {}
     for message in topic.messages():
@@ -228,17 +289,17 @@ def test_messages_of_a_key_keep_their_order(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from tests.streams.sinks.test_conformance import batch
-from millrace.streams.sinks.kafka import KafkaSink
+from tests.flows.sinks.test_rows import batch, given
+from millrace.flows.sinks.kafka.sink import KafkaSink
 folder, topic, address = sys.argv[1:]
-sink = KafkaSink(Path(folder), topic, address, options={"linger.ms": "0", "batch.num.messages": "50"})
-sink.write(0, batch(0))
+sink = KafkaSink.of_rows(Path(folder), topic, address, options={"linger.ms": "0", "batch.num.messages": "50"})
+sink.write(given(0, batch(0)))
 def told(batches):
     for number, each in enumerate(batches):
         yield each
         sink._producer.flush(30)
         print(number, flush=True)
-sink.write(1, told(batch(1, 4000)))
+sink.write(given(1, told(batch(1, 4000))))
 """
 
 
@@ -253,7 +314,7 @@ def test_a_process_that_was_killed_amid_a_batch_loses_nothing_and_its_reader_see
         killed.send_signal(signal.SIGKILL)
     assert rows_of(0) <= topic.rows() < rows_of(0) + rows_of(1, count=4000)
     sink = topic.sink(tmp_path, "at least once")
-    sink.write(1, batch(1, 4000))
+    sink.write(given(1, batch(1, 4000)))
     sink.close()
     whole = rows_of(0) + rows_of(1, count=4000)
     assert topic.rows() > whole
@@ -264,18 +325,18 @@ def test_a_process_that_was_killed_amid_a_batch_loses_nothing_and_its_reader_see
 def test_a_broker_that_is_gone_is_an_error_to_retry_and_the_batch_goes_in_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.streams.sinks.kafka.SECONDS", 4.0)
+    monkeypatch.setattr("millrace.flows.sinks.kafka.sink.SECONDS", 4.0)
     with KafkaBroker(tmp_path / "kafka", settings=Settings()).start() as broker:
         topic = Topic(broker.address, "name")
         sink = topic.sink(tmp_path / "sink", "at least once")
-        sink.write(0, batch(0))
+        sink.write(given(0, batch(0)))
         broker.kill()
-        with pytest.raises(LogUnavailable) as refused:
-            sink.write(1, batch(1))
+        with pytest.raises(SinkBusy) as refused:
+            sink.write(given(1, batch(1)))
         assert refused.value.retriable
         sink.close()
         broker.start()
         sink = topic.sink(tmp_path / "sink", "at least once")
-        sink.write(1, batch(1))
+        sink.write(given(1, batch(1)))
         sink.close()
         assert topic.once() == rows_of(0, 1)

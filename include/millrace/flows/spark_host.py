@@ -1,8 +1,9 @@
-"""A streaming DataFrame into a sink: Spark's foreachBatch on one side, Arrow batches on the other.
+"""The Spark host of a flow: a streaming query whose micro-batches go to a sink.
 
-The tasks write a micro-batch's rows as Arrow files beside the sink's memory, under names that no other attempt has. The
-driver passes them to the sink in the order of the tasks, and removes them. So the JVM never collects rows, and the
-driver maps them instead of loading them.
+A query is one lane, and a micro-batch's number its position. When a sink reads a batch's rows, the tasks write them as
+Arrow files beside the sink's memory, under names that no other attempt has. The driver passes them to the sink in the
+order of the tasks, and removes them. So the JVM never collects rows, and the driver maps them instead of loading them.
+A sink that takes the DataFrame (a function, an operator) stages nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,9 +23,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from millrace.base.errors import SinkRefused
 from millrace.base.files import make_folder
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.runtime.spark.worker_gc import freeze_modules
-from millrace.streams.sinks.sink import Sink, Taken
 
 _REPORT: Final = StructType(
     [StructField("task", LongType()), StructField("path", StringType()), StructField("rows", LongType())]
@@ -32,19 +35,7 @@ _REPORT: Final = StructType(
 FOLDER: Final = "millrace-sink"
 """Beside Spark's own folders in a query's checkpoint: what a sink remembers goes with it."""
 
-Told = Callable[[int, Taken], None]
-
-
-class FrameSink(Protocol):
-    """A sink that takes a micro-batch as a DataFrame, by Spark's own means."""
-
-    def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
-        """As :meth:`Sink.write`."""
-        ...
-
-    def close(self) -> None:
-        """As :meth:`Sink.close`."""
-        ...
+Told = Callable[[int, Verdicts], None]
 
 
 def columns_of(frame: DataFrame) -> pa.Schema:
@@ -59,14 +50,14 @@ def sink_folder(checkpoint: Path) -> Path:
 
 def start(
     frame: DataFrame,
-    sink: Sink | FrameSink,
+    sink: Sink,
     checkpoint: Path,
     *,
     name: str | None = None,
     seconds: float | None = None,
     available_now: bool = False,
     output_mode: str | None = None,
-    told: Told = lambda batch_id, taken: None,
+    told: Told = lambda batch_id, verdicts: None,
     begins: Callable[[], None] = lambda: None,
 ) -> StreamingQuery:
     """Start a query that hands each micro-batch of `frame` to `sink`, which is closed when the query has ended.
@@ -77,20 +68,20 @@ def start(
     """
     staged = sink_folder(checkpoint) / "staged"
     try:
-        if hasattr(sink, "check"):
-            sink.check(columns_of(frame))
+        sink.check(columns_of(frame))
     except BaseException:
         sink.close()
         raise
 
     def write(batch: DataFrame, batch_id: int) -> None:
         begins()
-        if hasattr(sink, "write_frame"):
-            taken = sink.write_frame(batch, batch_id)
-        else:
-            taken = sink.write(batch_id, _arrow(batch, staged))
-            shutil.rmtree(staged, ignore_errors=True)
-        told(batch_id, taken)
+        rows = _arrow(batch, staged)
+        verdicts = sink.write(Batch(name or "query", batch_id, batch_id + 1, rows=rows, frame=lambda: batch))
+        rows.close()
+        if verdicts.failures:
+            first = verdicts.failures[0]
+            raise SinkRefused(f"{len(verdicts.failures)} rows, the first {first.record.position}: {first.reason}")
+        told(batch_id, verdicts)
 
     writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(write)
     if name is not None:
@@ -110,24 +101,27 @@ def start(
     return query
 
 
-def _closed_behind(query: StreamingQuery, sink: Sink | FrameSink) -> None:
+def _closed_behind(query: StreamingQuery, sink: Sink) -> None:
     """Whoever waits for the query hears of its failure; here it is enough that it ended."""
     with suppress(Exception):
         query.awaitTermination()
     sink.close()
 
 
-def _arrow(batch: DataFrame, folder: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of a micro-batch, in the order of its tasks."""
+def _arrow(batch: DataFrame, folder: Path) -> Generator[pa.RecordBatch]:
+    """Stage the rows of a micro-batch when they are asked for, and yield them in the order of its tasks."""
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
     make_folder(folder)
     schema = columns_of(batch)
     yield pa.RecordBatch.from_pylist([], schema)
-    reports = batch.mapInArrow(_Staging(str(folder)), _REPORT).collect()
-    for report in sorted(reports, key=lambda each: (each["task"], each["path"])):
-        with pa.memory_map(report["path"]) as file, pa.ipc.open_file(file) as reader:
-            for number in range(reader.num_record_batches):
-                yield reader.get_batch(number).cast(schema)
+    try:
+        reports = batch.mapInArrow(_Staging(str(folder)), _REPORT).collect()
+        for report in sorted(reports, key=lambda each: (each["task"], each["path"])):
+            with pa.memory_map(report["path"]) as file, pa.ipc.open_file(file) as reader:
+                for number in range(reader.num_record_batches):
+                    yield reader.get_batch(number).cast(schema)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Staging:

@@ -7,7 +7,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.rows import conform
-from millrace.streams.sinks.collection.changes import KIND
+from millrace.flows.sinks.collection.changes import KIND
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 

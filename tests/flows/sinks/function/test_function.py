@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from millrace.base.errors import InvalidArgument
-from millrace.streams.sinks.function import FunctionSink
-from millrace.streams.sinks.guarantee import Guarantee
-from millrace.streams.sinks.sink import Taken
+from millrace.flows.batch import Batch
+from millrace.flows.guarantee import Guarantee
+from millrace.flows.sinks.function.sink import FunctionSink
+from millrace.flows.sinks.sink import Verdicts
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,10 @@ def test_a_batch_that_comes_again_is_given_again_at_least_once_and_left_out_at_m
         if len(called) == 1:
             raise RuntimeError("once")
 
-    def write(batch_id: int, frame: Any) -> Taken:
-        return FunctionSink(tmp_path / "sink", take, guarantee=guarantee).write_frame(frame, batch_id)
+    def write(batch_id: int, frame: Any) -> Verdicts:
+        return FunctionSink(tmp_path / "sink", take, guarantee=guarantee).write(
+            Batch("query", batch_id, batch_id + 1, frame=lambda: frame)
+        )
 
     with pytest.raises(RuntimeError, match="once"):
         write(0, "a")

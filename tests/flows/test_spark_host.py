@@ -19,9 +19,10 @@ from pyspark.errors import StreamingQueryException
 import millrace.spark as face
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.lane import Lane
-from millrace.streams.sinks import frames
-from millrace.streams.sinks.delta import DeltaSink
-from millrace.streams.sinks.function import FunctionSink
+from millrace.flows import spark_host
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.testing import Deployment, deployment
 from tests.docs.pages import python_blocks
 from tests.docs.test_examples import run as run_block
@@ -95,16 +96,16 @@ def test_a_delta_table_has_each_batch_once_and_a_new_checkpoint_is_not_left_out(
 ) -> None:
     frame, table = spark.range(3), str(tmp_path / "table")
     for folder, batches in (("one", [0, 0]), ("one", [0, 1]), ("anew", [0])):
-        sink = DeltaSink(tmp_path / folder, table)
+        sink = DeltaSink(table, memory=tmp_path / folder)
         for batch_id in batches:
-            sink.write_frame(frame, batch_id)
+            sink.write(Batch.of_rows("query", batch_id, frame.toArrow().to_batches()))
     assert DeltaTable(table).to_pyarrow_table().num_rows == (2 + 1) * 3
-    least = DeltaSink(tmp_path / "least", table, guarantee="at least once")
+    least = DeltaSink(table, memory=tmp_path / "least", guarantee="at least once")
     for _ in range(2):
-        least.write_frame(frame, 0)
+        least.write(Batch.of_rows("query", 0, frame.toArrow().to_batches()))
     assert DeltaTable(table).to_pyarrow_table().num_rows == (2 + 1 + 2) * 3
     with pytest.raises(InvalidArgument, match="one of 'exactly once', 'at least once'"):
-        DeltaSink(tmp_path / "most", "nowhere", guarantee="at most once")
+        DeltaSink("nowhere", memory=tmp_path / "most", guarantee="at most once")
 
 
 @pytest.mark.slow
@@ -120,9 +121,9 @@ def test_a_function_gets_frames_and_their_numbers(spark: SparkSession, db: Deplo
             raise RuntimeError("once")
 
     for _ in range(2):
-        sink = FunctionSink(frames.sink_folder(tmp_path / "function"), take)
+        sink = FunctionSink(spark_host.sink_folder(tmp_path / "function"), take)
         rows = face.stream(spark, "persons", settings=db.settings)
-        query = frames.start(rows, sink, tmp_path / "function", available_now=True)
+        query = spark_host.start(rows, sink, tmp_path / "function", available_now=True)
         with suppress(StreamingQueryException):
             query.awaitTermination()
     assert [each for each in found if each[1]] == [(0, 5), (0, 5)]  # time goes on without rows, too

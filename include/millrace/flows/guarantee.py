@@ -1,0 +1,29 @@
+"""What a flow promises for a batch that is repeated. Imports nothing heavy.
+
+- ``exactly once``: a batch that was taken before has no second effect.
+- ``at least once``: a repeated batch is sent again as a whole; none is left out.
+- ``at most once``: a batch that was begun is never sent again; what a crash interrupts is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from millrace.base.errors import InvalidArgument
+
+Guarantee = Literal["exactly once", "at least once", "at most once"]
+GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly once", "at least once", "at most once")
+OFFERED: Final[Mapping[str, tuple[Guarantee, ...]]] = {
+    "collection": GUARANTEES,
+    "delta": ("exactly once", "at least once"),
+    "kafka": ("at least once",),
+    "function": ("at least once", "at most once"),
+}
+"""By the kind of a sink of rows, the guarantees that it offers; the first is the one of a flow that declares none."""
+
+
+def require_guarantee(guarantee: str, kind: str) -> None:
+    """Raise InvalidArgument if a sink of `kind` does not offer `guarantee`."""
+    if guarantee not in OFFERED[kind]:
+        raise InvalidArgument(f"the guarantee is one of {', '.join(map(repr, OFFERED[kind]))}, not {guarantee!r}")

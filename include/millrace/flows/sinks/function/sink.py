@@ -1,0 +1,68 @@
+"""A user's function as a sink: it takes the micro-batch as a DataFrame and its number, like Spark's foreachBatch.
+
+``at least once``: a micro-batch whose end was not noted comes again, with the same number and rows; a function that
+writes under that number is exactly once. ``at most once``: a batch is noted before the function is called, and never
+comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder
+from millrace.flows.batch import Batch
+from millrace.flows.guarantee import Guarantee, require_guarantee
+from millrace.flows.sinks.memory import Noted
+from millrace.flows.sinks.sink import Verdicts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class FunctionSink:
+    """Calls a function for each micro-batch of a Spark query."""
+
+    def __init__(
+        self, memory: Path, function: Callable[[DataFrame, int], object], *, guarantee: Guarantee = "at least once"
+    ) -> None:
+        """`memory` is the sink's folder."""
+        require_guarantee(guarantee, "function")
+        make_folder(memory)
+        self._memory = memory
+        self._function = function
+        self._once = guarantee == "at most once"
+        self._noted = Noted.load(memory)
+
+    def check(self, schema: pa.Schema, /) -> None:
+        """Accept any columns: what fits is the function's business."""
+
+    def open(self) -> None:
+        """There is nothing to reach."""
+
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return nothing: the function has the batch's number, and may keep it."""
+        return {}
+
+    def write(self, batch: Batch, /) -> Verdicts:
+        """Call the function. Raises what it raises, and InvalidArgument if the batch does not come from Spark."""
+        if batch.frame is None:
+            raise InvalidArgument("a function takes DataFrames, and this batch is not Spark's: choose another sink")
+        if self._once:
+            again = self._noted.again(batch.start)
+            if again is not None:
+                return again
+            self._noted = Noted(batch.start)
+            self._noted.keep(self._memory)
+            hit("sink.done")
+        self._function(batch.frame(), batch.start)
+        hit("sink.sent")
+        return Verdicts()
+
+    def close(self) -> None:
+        """There is nothing to release."""

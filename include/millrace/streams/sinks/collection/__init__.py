@@ -1,1 +1,0 @@
-"""A collection as a sink: rows appended, upserted, or changes applied as another collection's stream has them."""
