@@ -43,6 +43,8 @@ PROFILE = os.environ.get("TEST_PROFILE", "ci")
 """`quick` (make test) draws a third of the examples of `ci`, for each test; @example cases always run."""
 QUICK = PROFILE == "quick"
 hypothesis.settings.load_profile("ci" if QUICK else PROFILE)
+if QUICK:
+    prefork.skip_syncs()
 hypothesis_engine.MAX_SHRINKING_SECONDS = 20
 """A failing example is made smaller for so long at most: it has to be shown before the test's time is over (120 s)."""
 

@@ -23,6 +23,7 @@ from tests.crash.kill_rig import SCHEMA, check, deployed, wait_for_progress
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow  # test_many_callers kills under upserts in `make test`
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
 def test_upserts_among_inserts_are_there_once_whoever_is_killed(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

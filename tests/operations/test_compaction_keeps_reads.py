@@ -24,7 +24,7 @@ from millrace.operations.verification import CollectionVerification, verify_coll
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import earliest_readable_tick, rows_uri
 from millrace.tables.read.arrow import read_arrow
-from tests.laws.profile import spread
+from tests.laws.profile import nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.wal_maker import SCHEMA, WalMaker
@@ -81,7 +81,7 @@ def all_ticks(maker: WalMaker) -> list[int]:
 
 @example(FOLDS, 0)
 @example([*PARTITIONS, ("wal_commit", 0), ("flush", 100), ("compact", 80)], 0)
-@example([*ACROSS, ("compact", 50), ("wal_commit", 0), ("flush", 100), ("compact", 100)], 0)
+@nightly_example([*ACROSS, ("compact", 50), ("wal_commit", 0), ("flush", 100), ("compact", 100)], 0)
 @example([*IMPORTS, ("compact", 60), ("wal_commit", 0), ("flush", 100), ("compact", 100)], 0)
 @example([("schema_change", 2), ("insert", [0], 1, 0)], 0)  # on one VChannel alone
 @given(st.lists(WITH_COMPACTION, max_size=30), st.integers(0, 3))

@@ -455,6 +455,7 @@ def test_what_the_wal_has_behind_a_checkpoint_is_computed_again_from_the_log_tha
     assert keys(client) == expected
 
 
+@pytest.mark.slow
 def test_a_lost_state_row_is_computed_again_from_the_checkpoint_and_the_log_behind_it(client: Database) -> None:
     checkpointed(client)
     expected, position = keys(client), WalTable.open(Path(client.settings.wal_uri)).position(P)

@@ -17,7 +17,7 @@ from millrace.base.settings import Settings
 from millrace.node.publish import publisher
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
-from tests.laws.profile import examples, spread
+from tests.laws.profile import examples, nightly_example, spread
 from tests.node.publish.published_maker import PublishedMaker
 from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS
 from tests.tables.read_model import OPERATIONS, do
@@ -81,8 +81,8 @@ def published(operations: list[Any]) -> list[Any]:
 @example(FOLDED, True)
 @example(AHEAD, True)
 @example([*published(PARTITIONS), *END], True)
-@example([*published(ACROSS), *END], False)
-@example([*published(IMPORTS), *END], False)
+@nightly_example([*published(ACROSS), *END], False)
+@nightly_example([*published(IMPORTS), *END], False)
 @example([*published(IMPORTS), ("compact", 60), *END, ("compact", 100), *END], True)
 @given(st.lists(WITH_PUBLISHING, max_size=40), st.booleans())
 @examples(4)

@@ -28,7 +28,7 @@ from millrace.tables.read import arrow
 from millrace.tables.read.arrow import count_rows, read_arrow, read_pieces
 from millrace.tables.read.plan import ReadPlan, plan_read
 from tests.failpoints import at_failpoints
-from tests.laws.profile import examples, spread
+from tests.laws.profile import examples, nightly_example, spread
 from tests.node.publish.published_maker import PublishedMaker, rows_in
 from tests.node.publish.test_published_reads import AHEAD, FOLDED, WITH_PUBLISHING, published
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, tick_everywhere
@@ -99,10 +99,10 @@ def check(made: PublishedMaker, first: int, step: int) -> int:
 
 
 @example(FOLDED, True, 0)
-@example(AHEAD, True, 1)
+@nightly_example(AHEAD, True, 1)
 @example([*AHEAD, *KILLED], False, 0)
-@example(published(PARTITIONS), True, 0)
-@example(published(ACROSS), False, 0)
+@nightly_example(published(PARTITIONS), True, 0)
+@nightly_example(published(ACROSS), False, 0)
 @example([*published(IMPORTS), ("compact", 60), ("upsert", [1, 2], 1, 0), ("fold", 0)], True, 0)
 @given(st.lists(STEPS, max_size=30), st.booleans(), st.integers(0, 4))
 @examples(4)

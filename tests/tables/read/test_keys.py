@@ -27,7 +27,7 @@ from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.keys import read_keys
 from millrace.tables.read.plan import plan_read
-from tests.laws.profile import examples, spread
+from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import OPERATIONS, do
 from tests.tables.wal_maker import SCHEMA
@@ -46,7 +46,7 @@ def keys_of(*keys: int) -> pa.RecordBatch:
 
 
 @example(PARTITIONS, 0, [0, 2, 3])
-@example(ACROSS, 1, [1])
+@nightly_example(ACROSS, 1, [1])
 @example(IMPORTS, 0, [5, 8, 3])
 @given(
     st.lists(OPERATIONS, max_size=25),
