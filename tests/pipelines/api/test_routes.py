@@ -25,7 +25,7 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
-from millrace.flows.sources.kafka.topics import Ends
+from millrace.flows.sources.source import Ends
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.deployment import Deployment

@@ -7,12 +7,14 @@ the form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
-from millrace.base.errors import PipelineInvalid
+from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.flows.declare.addresses import check_address
 
 KIND: Final = "kind"
@@ -20,6 +22,7 @@ KIND: Final = "kind"
 
 MAX_PROBLEMS: Final = 100
 """That one answer lists."""
+_REFERENCE: Final = re.compile(r"\$\{(env|sealed):([^{}]+)\}")
 _FIELD_CHARACTERS: Final = 300
 _MESSAGE_CHARACTERS: Final = 2000
 MAX_DEPTH: Final = 64
@@ -217,3 +220,30 @@ def check_certificates(text: str) -> None:
 def words(text: str, /, **bounds: Any) -> Any:
     """A field's description with its bounds."""
     return Field(description=text, **bounds)
+
+
+def expanded(value: Any, *, env: Mapping[str, str] | None = None, unseal: Callable[[bytes], str] | None = None) -> Any:
+    """Return a value of a declaration's file with its references resolved.
+
+    ``${env:NAME}`` is a variable of the environment, ``${sealed:…}`` is decrypted by `unseal`. Raises InvalidSettings,
+    and the errors of `unseal`.
+    """
+    if isinstance(value, str):
+        found = _REFERENCE.fullmatch(value)
+        if found is None:
+            return value
+        known = os.environ if env is None else env
+        if found[1] == "env":
+            if found[2] not in known:
+                raise InvalidSettings(f"{value}: the environment has no {found[2]}")
+            return known[found[2]]
+        if unseal is None:
+            raise InvalidSettings(
+                "a value is sealed (${sealed:…}), which files of the service alone may have: give it anew"
+            )
+        return unseal(found[2].encode())
+    if isinstance(value, dict):
+        return {name: expanded(each, env=env, unseal=unseal) for name, each in value.items()}
+    if isinstance(value, list):
+        return [expanded(each, env=env, unseal=unseal) for each in value]
+    return value

@@ -61,7 +61,7 @@ from millrace.pipelines.worker.topic_admin import BrokersLook
 from millrace.pipelines.worker.trend import Trend, read_trend
 
 if TYPE_CHECKING:
-    from millrace.flows.sources.kafka.topics import Places
+    from millrace.flows.sources.source import Source
 
 MAX_SAMPLES: Final = 100
 """Documents of one dry run."""
@@ -89,7 +89,7 @@ class Management(Reprocessing, Closeable):
         world: World | None = None,
         deployment: Deployment | None = None,
         redrives: Redrives | None = None,
-        places: Callable[[Settings, Pipeline], Places] | None = None,
+        places: Callable[[Settings, Pipeline], Source] | None = None,
         trying: Trying | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:

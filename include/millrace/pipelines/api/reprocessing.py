@@ -17,7 +17,7 @@ from millrace.pipelines.store.records import STOPPED, Phase, Record
 from millrace.pipelines.store.store import KEPT_EVENTS, PipelineStore
 
 if TYPE_CHECKING:
-    from millrace.flows.sources.kafka.topics import Places
+    from millrace.flows.sources.source import Source
     from millrace.pipelines.worker.error_listing import ErrorPage
     from millrace.pipelines.worker.selection import Selection
 
@@ -35,7 +35,7 @@ class Reprocessing:
         store: PipelineStore | Callable[[], PipelineStore],
         deployment: Deployment,
         redrives: Redrives,
-        places: Callable[[Settings, Pipeline], Places] | None,
+        places: Callable[[Settings, Pipeline], Source] | None,
     ) -> None:
         self._settings, self._given, self._places = settings, store, places
         self.deployment, self.redrives = deployment, redrives

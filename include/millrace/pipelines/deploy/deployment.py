@@ -12,7 +12,8 @@ from typing import Any, Final
 from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.pipelines.model.configuration import expanded, sealed
+from millrace.flows.declare.part import expanded
+from millrace.pipelines.model.configuration import sealed
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus, State, declaration_path, pipeline_folder
 from millrace.pipelines.store.keys import Keys

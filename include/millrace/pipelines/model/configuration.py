@@ -5,19 +5,15 @@ Names and defaults are those of reference document 004, sections 5.1 and 7.1. do
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from millrace.base.errors import InvalidSettings
-from millrace.flows.declare.part import Part, Secret, problems_of
+from millrace.flows.declare.part import Part, Secret, expanded, problems_of
 
 MAX_BYTES = 1 << 20
-_FROM: Final = re.compile(r"\$\{(env|sealed):([^{}]+)\}")
 
 
 class Server(Part):
@@ -154,33 +150,6 @@ class Configuration(Part):
 def sealed(token: bytes) -> str:
     """How a secret that is encrypted stands in a file."""
     return f"${{sealed:{token.decode()}}}"
-
-
-def expanded(value: Any, *, env: Mapping[str, str] | None = None, unseal: Callable[[bytes], str] | None = None) -> Any:
-    """Return a value of the operator's or the service's file with its references resolved.
-
-    ``${env:NAME}`` is a variable of the environment, ``${sealed:…}`` is decrypted by `unseal`. Raises InvalidSettings,
-    and the errors of `unseal`.
-    """
-    if isinstance(value, str):
-        found = _FROM.fullmatch(value)
-        if found is None:
-            return value
-        known = os.environ if env is None else env
-        if found[1] == "env":
-            if found[2] not in known:
-                raise InvalidSettings(f"{value}: the environment has no {found[2]}")
-            return known[found[2]]
-        if unseal is None:
-            raise InvalidSettings(
-                "a value is sealed (${sealed:…}), which files of the service alone may have: give it anew"
-            )
-        return unseal(found[2].encode())
-    if isinstance(value, dict):
-        return {name: expanded(each, env=env, unseal=unseal) for name, each in value.items()}
-    if isinstance(value, list):
-        return [expanded(each, env=env, unseal=unseal) for each in value]
-    return value
 
 
 def read_yaml(path: Path) -> Any:

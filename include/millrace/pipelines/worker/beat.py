@@ -18,7 +18,7 @@ import psutil
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
-from millrace.flows.sources.kafka.topics import Ends
+from millrace.flows.sources.source import Ends
 from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
 from millrace.pipelines.worker.in_hand import late

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.flows.declare.part import Problem, invalid
-from millrace.pipelines.model.configuration import Configuration, expanded, read_yaml
+from millrace.flows.declare.part import Problem, expanded, invalid
+from millrace.pipelines.model.configuration import Configuration, read_yaml
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.store.keys import Keys
 

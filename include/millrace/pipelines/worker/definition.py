@@ -17,10 +17,9 @@ from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.flows.registry import sink_of
-from millrace.flows.sources.collection.documents import Rows
 from millrace.flows.sources.kafka.membership import Membership
-from millrace.flows.sources.kafka.topics import Ends, Topics, task_of
-from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.models import CollectionSource, KafkaSource
+from millrace.flows.sources.source import Ends, Source, source_of, task_of
 from millrace.node.range_loop.definition import (
     CommitResult,
     LoopDefinition,
@@ -93,7 +92,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
     def interval(self) -> float:
         return 0.0
 
-    def places(self) -> Topics | Rows:
+    def places(self) -> Source:
         """What is read, as it is looked at for where it ends."""
         return places_of(self.settings, self.pipeline)
 
@@ -218,12 +217,13 @@ class PipelineRun(LoopDefinition[Work, Done]):
             task.stop()
 
 
-def places_of(settings: Settings, pipeline: Pipeline) -> Topics | Rows:
+def places_of(settings: Settings, pipeline: Pipeline) -> Source:
     """Where the source of `pipeline` is, with its tasks and their ends."""
-    if isinstance(pipeline.source, KafkaSource):
-        return Topics(pipeline.source, pipeline.group)
-    known = positions_of(settings, pipeline.id).get(task_of(pipeline.source.collection, 0))
-    return Rows(settings, pipeline.source, after=None if known is None else known.position)
+    known = None
+    if isinstance(pipeline.source, CollectionSource):
+        known = positions_of(settings, pipeline.id).get(task_of(pipeline.source.collection, 0))
+    after = None if known is None else known.position
+    return source_of(pipeline.source, settings, group=pipeline.group, after=after)
 
 
 def instance_name(settings: Settings, worker: int) -> str:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 
 from millrace.base.errors import InvalidArgument
 from millrace.flows.records import Record
-from millrace.flows.sources.kafka.topics import Reader, Topics, task_of
+from millrace.flows.sources.kafka.topics import Reader, Topics
+from millrace.flows.sources.source import task_of
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.worker.error_topic import PREFIX, error_source, is_of, origin_of
 from millrace.pipelines.worker.selection import Place, Selection

@@ -6,8 +6,9 @@ from typing import Final
 
 from millrace.base.errors import InvalidArgument
 from millrace.flows.records import Record
-from millrace.flows.sources.kafka.topics import Reader, Topics, task_of
+from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.source import task_of
 from millrace.pipelines.model.pipeline import Pipeline
 
 _BYTES: Final = 4 << 20

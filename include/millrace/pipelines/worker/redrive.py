@@ -25,7 +25,8 @@ from millrace.flows.batch import outside_of_ranges
 from millrace.flows.records import Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.sink import Verdicts
-from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of, task_of
+from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of
+from millrace.flows.sources.source import task_of
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.error_topic import error_source, is_of, origin_of

@@ -18,9 +18,7 @@ from millrace.flows.batch import Batch
 from millrace.flows.records import Failure, Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.sink import Sink, Verdicts
-from millrace.flows.sources.collection.documents import RowsReader
-from millrace.flows.sources.kafka.topics import Reader, task_of
-from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.source import Limits, reader_of, task_of
 from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.samples.trying import COMPILED
@@ -114,11 +112,7 @@ class Task:
         self._pipeline = pipeline
         self._name = task_of(topic, partition)
         self._transform = Transform(pipeline, open_rows=open_rows)
-        self._reader: Reader | RowsReader = (
-            Reader(source, pipeline.group, topic, partition)
-            if isinstance(source, KafkaSource)
-            else RowsReader(settings, source)
-        )
+        self._reader = reader_of(source, settings, group=pipeline.group, topic=topic, partition=partition)
         may_last = any(step.kind in COMPILED for step in pipeline.steps)
         self._hand = InHand(settings, pipeline.id, self._name) if may_last else None
         self._sink: Sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
@@ -136,11 +130,11 @@ class Task:
             )
         begun = time.thread_time()
         total = Done(work.channel, work.base, work.start, work.end, topic_id=work.topic_id)
-        for records, position in self.long_polling(work):
-            total = self._take(total, records, position)
+        for batch in self.long_polling(work):
+            total = self._take(total, batch.records or (), batch.end)
         return replace(total, cpu_seconds=total.cpu_seconds + time.thread_time() - begun)
 
-    def _take(self, total: Done, records: list[Record], position: int) -> Done:
+    def _take(self, total: Done, records: Sequence[Record], position: int) -> Done:
         """One more part of a range; when this returns, it is acknowledged."""
         begun = time.monotonic()
         transformed = self.process_json(records)
@@ -173,21 +167,12 @@ class Task:
             },
         )
 
-    def long_polling(self, work: Work) -> Iterator[tuple[list[Record], int]]:
-        """Yield the range's records in parts, with the offset after each: one for a topic, several for a collection."""
+    def long_polling(self, work: Work) -> Iterator[Batch]:
+        """Yield the range's records in parts: one for a topic, several for a collection."""
         flush = self._pipeline.flush
-        if isinstance(self._reader, RowsReader):
-            for records in self._reader.chunks(work.start, work.end, items=BULKS * flush.items):
-                yield records, work.start  # all of it, or nothing: rows of a tick may lie in several parts
-            yield [], work.end
-            return
-        yield self._reader.read(
-            work.start,
-            work.end,
-            items=max(1, BULKS * flush.items // work.share),
-            size=max(1, min(work.max_bytes, BULKS * int(flush.mib * (1 << 20))) // work.share),
-            seconds=flush.seconds,
-        )
+        size = min(work.max_bytes, BULKS * int(flush.mib * (1 << 20)))
+        limits = Limits(max(1, BULKS * flush.items // work.share), max(1, size // work.share), flush.seconds)
+        yield from self._reader.batches(work.start, work.end, limits)
 
     def process_json(self, records: Sequence[Record]) -> Transformed:
         """Each record's outcome by the steps; of one at which a worker ended, by a process apart."""

@@ -1,6 +1,7 @@
 """Find the declared streams: shipped ones, then those of the setting ``stream_declarations`` (modules, YAML files).
 
-A module has ``STREAMS = [Stream(...), ...]``; a YAML file a list of streams under ``streams``.
+A module has ``STREAMS = [Stream(...), ...]``; a YAML file a list of streams under ``streams``, in which ``${env:NAME}``
+is a variable of the environment.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from millrace.base.errors import InvalidStream, StreamNotFound
+from millrace.base.errors import InvalidSettings, InvalidStream, StreamNotFound
 from millrace.base.package import HAS_DEMO
 from millrace.base.settings import Settings
+from millrace.flows.declare.part import expanded
 from millrace.streams.declare.declaration import Stream
 
 SHIPPED: Final = ("millrace.demo.streams",) if HAS_DEMO else ()
@@ -63,7 +65,10 @@ def _of_file(name: str) -> Iterable[Any]:
         value = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidStream(f"stream_declarations: {name} cannot be read: {error}") from error
-    streams = value.get("streams") if isinstance(value, dict) else None
+    try:
+        streams = expanded(value.get("streams")) if isinstance(value, dict) else None
+    except InvalidSettings as error:
+        raise InvalidStream(f"stream_declarations: {name}: {error}") from error
     if not isinstance(streams, list):
         raise InvalidStream(f"{name} has no list 'streams'")
     return streams

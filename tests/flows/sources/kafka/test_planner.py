@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import LogRegressed, PositionTruncated
 from millrace.flows.sources.kafka.planner import LaneRange, Place, Planner
-from millrace.flows.sources.kafka.topics import Ends, Topics
+from millrace.flows.sources.kafka.topics import Topics
+from millrace.flows.sources.source import Ends
 
 
 class Fake:

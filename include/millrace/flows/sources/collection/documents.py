@@ -17,9 +17,10 @@ from millrace.base.errors import ChangesRefused
 from millrace.base.settings import Settings
 from millrace.client.collection import Collection
 from millrace.client.database import Database, connect
+from millrace.flows.batch import Batch
 from millrace.flows.records import Record
-from millrace.flows.sources.kafka.topics import Ends, task_of
 from millrace.flows.sources.models import CollectionSource
+from millrace.flows.sources.source import Ends, Limits, task_of
 from millrace.message.ids import compose_tick, tick_physical_ms
 
 _LOOK_SECONDS: Final = 0.5
@@ -99,6 +100,7 @@ class RowsReader:
 
     def __init__(self, settings: Settings, source: CollectionSource) -> None:
         self._connected, self._channels = _Connected(settings, source), source.channels
+        self._lane = task_of(source.collection, 0)
 
     def chunks(self, start: int, end: int, *, items: int) -> Iterator[list[Record]]:
         """Yield everything after tick `start` up to `end`, about `items` at a time, in the order of each VChannel.
@@ -133,9 +135,25 @@ class RowsReader:
         if ready:
             yield ready
 
+    def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
+        """As millrace.flows.sources.source.LaneReader says: rows of one tick may lie in several batches."""
+        for records in self.chunks(start, end, items=limits.records):
+            yield Batch(self._lane, start, start, records=records)
+        yield Batch(self._lane, start, end, records=())
+
     def close(self) -> None:
         """Idempotent."""
         self._connected.close()
+
+
+def source_of(declared: CollectionSource, settings: Settings, *, group: str, after: int | None) -> Rows:
+    """The lane that is declared."""
+    return Rows(settings, declared, after=after)
+
+
+def reader_of(declared: CollectionSource, settings: Settings, *, group: str, topic: str, partition: int) -> RowsReader:
+    """A reader of it."""
+    return RowsReader(settings, declared)
 
 
 def _record(row: dict[str, Any], name: str, keys: tuple[str, ...], names: list[str]) -> Record:

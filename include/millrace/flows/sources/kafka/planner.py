@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
 from millrace.base.errors import LogRegressed, PositionTruncated
-from millrace.flows.sources.kafka.topics import Ends, Topics, task_of
+from millrace.flows.sources.kafka.topics import Topics
+from millrace.flows.sources.source import Ends, task_of
 
 UNBOUNDED: Final = 1 << 62
 FEW: Final = 100

@@ -38,8 +38,9 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.files import replace_file
 from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, undecoded_rows
 from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Planner, Start
-from millrace.flows.sources.kafka.topics import Reader, Topics, task_of
+from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.source import task_of
 from millrace.runtime.spark.worker_gc import freeze_modules
 
 FORMAT: Final = "millrace_topics"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient
@@ -19,10 +19,13 @@ from millrace.base.errors import (
     MillraceError,
     PositionTruncated,
 )
+from millrace.base.settings import Settings
+from millrace.flows.batch import Batch
 from millrace.flows.kafka.brokers import admin_settings, client_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import Record
 from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.source import Ends, Limits, task_of
 
 _AT_ONCE: Final = 100
 """Records that one call of the client returns at most: it limits only their number, and each may be of any size."""
@@ -44,34 +47,6 @@ _REFUSED: Final = frozenset(
 
 logger: Final = logging.getLogger("millrace.pipelines.kafka")
 logger.setLevel(logging.CRITICAL)  # what fails is raised, with its reason
-
-
-class Ends(NamedTuple):
-    """Of a partition: the earliest record that is kept, and the offset behind the newest."""
-
-    low: int
-    high: int
-
-
-class Places(Protocol):
-    """Where the tasks of a source begin and end: Topics, or Rows of a collection."""
-
-    def ends(self) -> dict[str, Ends]: ...
-
-    def ids(self) -> dict[str, str]:
-        """The id of each topic, which one of its name that is made anew has not; none where that is not known."""
-        ...
-
-    def at(self, milliseconds: int) -> dict[str, int]:
-        """Of each task the offset at which a moment begins."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def task_of(topic: str, partition: int) -> str:
-    """The name of a partition's task."""
-    return f"{topic}-{partition}"
 
 
 def error_of(error: KafkaError, what: str) -> MillraceError:
@@ -275,6 +250,11 @@ class Reader:
             self._next = place
         return found, place
 
+    def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
+        """As millrace.flows.sources.source.LaneReader says: one batch."""
+        records, after = self.read(start, end, items=limits.records, size=limits.size, seconds=limits.seconds)
+        yield Batch(self._what, start, after, records=records)
+
     def close(self) -> None:
         """Idempotent."""
         self._consumer.close()
@@ -304,3 +284,13 @@ def _record(message: Any, value: bytes | None) -> Record:
         message.timestamp()[1],
         message.headers() or (),
     )
+
+
+def source_of(declared: KafkaSource, settings: Settings, *, group: str, after: int | None) -> Topics:
+    """The lanes that are declared."""
+    return Topics(declared, group)
+
+
+def reader_of(declared: KafkaSource, settings: Settings, *, group: str, topic: str, partition: int) -> Reader:
+    """A reader of one of them."""
+    return Reader(declared, group, topic, partition)

@@ -1,0 +1,172 @@
+"""What every source promises (millrace.flows.sources.source): lanes, ranges that never change, no silent loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+
+import millrace.testing
+from millrace.base.errors import LogRegressed
+from millrace.base.settings import Settings
+from millrace.flows.records import Record
+from millrace.flows.sources.models import CollectionSource, KafkaSource
+from millrace.flows.sources.models import Source as Declared
+from millrace.flows.sources.source import SOURCES, LaneReader, Limits, Source, reader_of, source_of, task_of
+from millrace.testing import Deployment
+from tests.pipelines.brokers_in_process import Brokers, brokers
+
+MANY = Limits(1_000, 1 << 20, 0.2)
+
+
+class World(Protocol):
+    """A source that a test writes to."""
+
+    settings: Settings
+    declared: Declared
+
+    def write(self, names: list[str]) -> None:
+        """Add a row or record of each name; its lane is a function of the name."""
+        ...
+
+
+@dataclass
+class Topic:
+    kafka: Brokers
+    settings: Settings
+    declared: KafkaSource
+
+    def write(self, names: list[str]) -> None:
+        for name in names:
+            self.kafka.send("in", [(name.encode(), name.encode(), [])], partition=len(name) % 2)
+
+
+@dataclass
+class Rows:
+    db: Deployment
+    settings: Settings
+    declared: CollectionSource
+
+    def write(self, names: list[str]) -> None:
+        self.db.collection("in").upsert([{"id": name} for name in names])
+
+
+@pytest.fixture(params=list(SOURCES))
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "kafka":
+        with brokers() as kafka:
+            kafka.send("in", [])
+            reached = {"bootstrap": (kafka.address,), "socket_timeout_ms": 2_000, "poll_timeout_ms": 50}
+            yield Topic(kafka, Settings(), KafkaSource(topics=("in",), **reached))
+        return
+    with millrace.testing.deployment() as db:
+        db.create_collection("in", {"id": "string"}, key="id", vchannels=2)
+        yield Rows(db, db.settings, CollectionSource(collection="in"))
+
+
+def opened(world: World) -> Source:
+    return source_of(world.declared, world.settings, group="g")
+
+
+def readers(world: World, source: Source) -> dict[str, LaneReader]:
+    return {
+        task_of(topic, partition): reader_of(
+            world.declared, world.settings, group="g", topic=topic, partition=partition
+        )
+        for topic, partition in source.partitions()
+    }
+
+
+def read(reader: LaneReader, start: int, end: int, limits: Limits = MANY) -> list[Record]:
+    """All of a range, batch by batch; positions follow one another."""
+    found: list[Record] = []
+    place = start
+    while place < end:
+        before = place
+        for batch in reader.batches(place, end, limits):
+            assert batch.start == before
+            assert before <= batch.end <= end
+            found += batch.records or ()
+            place = batch.end
+        assert place > before
+    return found
+
+
+def names(records: list[Record]) -> set[str]:
+    return {(each.key or b"").decode() for each in records}
+
+
+def test_each_record_is_in_one_lane_once_and_ranges_stay_what_they_are(world: World) -> None:
+    written = ["a", "bb", "ccc", "dddd", "eeeee"]
+    world.write(written)
+    source = opened(world)
+    first = source.ends()
+    assert set(first) == {task_of(*each) for each in source.partitions()}
+    lanes = readers(world, source)
+    try:
+        before = {lane: read(lanes[lane], low, high) for lane, (low, high) in first.items()}
+        assert sorted(name for records in before.values() for name in names(records)) == written
+        source.close()
+        world.write(["a", "ffffff"])
+        source = opened(world)
+        later = source.ends()
+        for lane, (low, high) in first.items():
+            assert later[lane].low == low
+            assert later[lane].high >= high
+            assert read(lanes[lane], low, high) == before[lane], "a range that is read again is the same"
+        world.write(["a"])
+        source.close()
+        source = opened(world)
+        for lane, (_, high) in source.ends().items():
+            offsets = [each.offset for each in read(lanes[lane], first[lane].low, high) if each.key == b"a"]
+            assert offsets == sorted(set(offsets)), "records of a key are in order"
+        after = [read(lanes[lane], first[lane].high, later[lane].high) for lane in later]
+        assert set().union(*map(names, after)) == {"a", "ffffff"}
+    finally:
+        source.close()
+        for each in lanes.values():
+            each.close()
+
+
+def test_a_range_in_small_batches_is_the_range(world: World) -> None:
+    world.write([f"{number:04}" for number in range(40)])
+    source = opened(world)
+    lanes = readers(world, source)
+    try:
+        for lane, (low, high) in source.ends().items():
+            whole = read(lanes[lane], low, high)
+            assert read(lanes[lane], low, high, Limits(3, 1 << 20, 0.0)) == whole
+            assert read(lanes[lane], low, high, Limits(1_000, 1, 0.0)) == whole
+    finally:
+        source.close()
+        for each in lanes.values():
+            each.close()
+
+
+def test_a_moment_is_a_position(world: World) -> None:
+    world.write(["a", "bb"])
+    source = opened(world)
+    try:
+        assert set(source.at(0)) == set(source.ends())
+        assert all(place >= source.ends()[lane].low for lane, place in source.at(0).items())
+    finally:
+        source.close()
+        source.close()
+
+
+def test_a_position_beyond_the_end_is_an_error(world: World) -> None:
+    if world.declared.kind == "collection":
+        pytest.skip("a collection's reader asks the log for ticks, which has an end of its own")
+    world.write(["bb"])
+    source = opened(world)
+    lanes = readers(world, source)
+    try:
+        for reader in lanes.values():
+            with pytest.raises(LogRegressed, match="lies beyond the end"):
+                read(reader, 1_000, 1_001)
+    finally:
+        source.close()
+        for each in lanes.values():
+            each.close()
