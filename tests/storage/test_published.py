@@ -97,6 +97,7 @@ def test_a_commit_has_its_tick_and_the_log_keeps_the_order_that_readers_need(wor
     assert [each["inCommitTimestamp"] - FIRST_MS for each in infos[1:]] == [100, 101, 90_000]
     assert infos[2]["millrace"] == {
         "rowsVersion": 9, "tick": tick_at(100), "schemaVersion": 1, "collectionId": 7, "rows": 6,
+        "vectorBytes": sum(vector.size_in_bytes for each in old if (vector := each.vector) is not None),
     }  # fmt: skip
     assert world.table.tick == tick_at(90_000)
     last = log_of(world.folder, 3)

@@ -396,13 +396,14 @@ class PublishedTable:
         if change.schema is not None:
             metadata["schemaString"], mapping = encode_schema(change.schema, known)
             metadata["configuration"] |= mapping
-            protocol = protocol_of(change.schema, metadata["configuration"])
-            for kind in ("readerFeatures", "writerFeatures"):  # a feature, once there, stays: older files may need it
-                protocol[kind] += [each for each in self._state.protocol[kind] if each not in protocol[kind]]
-            if protocol != self._state.protocol:
-                yield {"protocol": protocol}
-        if metadata != known:
-            yield {"metaData": metadata}
+        if metadata == known:
+            return
+        protocol = protocol_of(self.schema if change.schema is None else change.schema, metadata["configuration"])
+        for kind in ("readerFeatures", "writerFeatures"):  # a feature, once there, stays: older files may need it
+            protocol[kind] += [each for each in self._state.protocol[kind] if each not in protocol[kind]]
+        if any(set(protocol[kind]) != set(self._state.protocol[kind]) for kind in ("readerFeatures", "writerFeatures")):
+            yield {"protocol": protocol}
+        yield {"metaData": metadata}
 
     def _put(self, store: ConditionalStore, data: bytes, mark: str, ends: Deadline) -> bool:
         """Put the next version's file. Returns False if another commit has its name. Raises TableUnavailable."""

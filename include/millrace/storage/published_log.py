@@ -41,12 +41,14 @@ FEATURE: Final = "millrace.published"
 """Writer feature without a meaning to readers: writers that do not know it refuse the table."""
 PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 """Metadata key of a field: its name in the data files, where that is another."""
+CHANGE_FEED: Final = "delta.enableChangeDataFeed"
+"""Property with which Spark reads the changes between versions, from the vectors: nothing more is written."""
 
 _COLUMN_ID: Final = "delta.columnMapping.id"
 _MAX_COLUMN_ID: Final = "delta.columnMapping.maxColumnId"
 _MAPPING_MODE: Final = "delta.columnMapping.mode"
 _READER_FEATURES: Final = frozenset({"deletionVectors", "timestampNtz", "columnMapping"})
-_WRITER_FEATURES: Final = _READER_FEATURES | {"inCommitTimestamp", "invariants", FEATURE}
+_WRITER_FEATURES: Final = _READER_FEATURES | {"inCommitTimestamp", "invariants", "changeDataFeed", FEATURE}
 _ADD_COLUMNS: Final = ("add.path", "add.size", "add.stats", "add.modificationTime", "add.deletionVector")
 _LOOKS: Final = 5
 """Attempts to read a log that is trimmed meanwhile."""
@@ -332,4 +334,6 @@ def protocol_of(schema: pa.Schema, properties: Mapping[str, str]) -> dict[str, A
     writers = [*readers, "inCommitTimestamp", FEATURE]
     if any(not each.nullable for each in schema):
         writers.append("invariants")  # else Spark refuses a column that is not nullable
+    if properties.get(CHANGE_FEED) == "true":
+        writers.append("changeDataFeed")
     return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": writers}

@@ -167,6 +167,10 @@ class Settings:
         low=0,
         high=86400,
     )
+    publish_change_feed: bool = setting(
+        False,
+        "Let Spark read the changes of published tables (`readChangeFeed`). delta-rs 1.6 then reads wrong changes.",
+    )
     tick_interval: float = setting(10.0, "Idle time after which a PChannel gets a time tick.", low=0.01, high=3600)
 
     start_deadline: float = setting(120.0, "Timeout for the start of a Millrace process.", low=1, high=86400)

@@ -10,6 +10,9 @@ decides what a version holds. Whoever publishes at tick T, from whatever version
 - A file with rows of after the last published tick is judged again: these rows were masked, and may be visible now.
 - A file of after T alone is left to a later publish.
 
+Files that were rewritten are published first, by a commit of their own at the last published tick: it changes no rows.
+So every other commit says by its files and vectors exactly which rows came and went.
+
 Before the commit, the rows that the last version shows in removed files must be as many as the rows of that tick in the
 added ones: a rewrite neither loses nor revives a row. Otherwise the publish raises PublishedRowsDiffer and changes
 nothing.
@@ -24,7 +27,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final
 
@@ -51,6 +54,7 @@ from millrace.storage.published import (
     PublishedTable,
     inner_path,
 )
+from millrace.storage.published_log import CHANGE_FEED
 from millrace.storage.store import store_at
 from millrace.storage.table import TOMBSTONES, LiveFile, TableHandle, open_table
 from millrace.tables.collections.data_tables import (
@@ -233,6 +237,11 @@ class PublishFigures:
     """Bytes of the deletion vectors that the commit wrote."""
     seconds: float = 0.0
 
+    def add(self, other: PublishFigures) -> None:
+        """Add what another publish did."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
 
 @dataclass(slots=True)
 class PlannedPublish:
@@ -242,6 +251,8 @@ class PlannedPublish:
     change: PublishedChange | None
     """None: the published version holds the rows of the tick already."""
     figures: PublishFigures = field(default_factory=PublishFigures)
+    rewrites: bool = False
+    """Whether the change only has rewritten files take the place of published ones. What came since is planned next."""
 
 
 def pin(tables: CollectionTables, progress: TablesProgress) -> PublishView | None:
@@ -297,8 +308,13 @@ def commit_publish(planned: PlannedPublish) -> None:
     except CommitFenced:
         table.store.delete([each.path for each in change.add if each.path.startswith(f"{CONVERTED}/")])
         raise
-    planned.figures.vector_bytes = int(table.commit_info[VECTOR_BYTES])
-    planned.view.tables.keep_index(planned.view.schema, rows_scanned=planned.figures.rows_scanned)
+    figures = planned.figures
+    figures.vector_bytes = int(table.commit_info[VECTOR_BYTES])
+    view.tables.keep_index(view.schema, rows_scanned=figures.rows_scanned)
+    if planned.rewrites:
+        rest = plan_publish(view)
+        commit_publish(rest)
+        figures.add(rest.figures)
 
 
 def _require_live(view: PublishView, change: PublishedChange) -> None:
@@ -344,14 +360,16 @@ class _Planning:
         again = [file for file in kept if self._anew or _is_ahead(file, since)]
         settled = kept if not again else [file for file in kept if not (self._anew or _is_ahead(file, since))]
         deletes = self._deletes([*added, *again])
+        if not (self._anew or view.dropped or self._is_recreated()):
+            shown = self._check(added, removed, deletes)
+            if removed and shown is not None and view.tick > since and not self._is_reshaped:
+                return self._rewrite(added, removed, shown)
         judge = self._judge(deletes, view.hidden(view.tick), view.tick)
         whole = {file.path: judge.positions(file) for file in (*added, *again)}
         news = deletes.after(since)
         self._figures.news_bytes = news.rows.nbytes + sum(file.size for file in added if _is_ahead(file, since))
         for path, found in self._news(settled, news).items():
             whole[path] = union(self._table.masked(current[path]), found)
-        if not (self._anew or view.dropped or self._is_recreated()):
-            self._check(added, removed, deletes)
         change = self._change(added, removed, whole)
         self._figures.files_opened = len(self._opened)
         hit("publish.planned")
@@ -384,13 +402,20 @@ class _Planning:
         first = min([self._since, *(low - 1 for low in lows)])
         return Deletes.read(view.tables.deletes, view.schema, after=first, until=view.tick)
 
-    def _check(self, added: list[LiveFile], removed: list[str], deletes: Deletes) -> None:
-        """Check that added files have as many rows of the last published tick as the removed ones show there."""
+    def _check(
+        self, added: list[LiveFile], removed: list[str], deletes: Deletes
+    ) -> dict[str, tuple[LiveFile, Positions]] | None:
+        """Check that added files have as many rows of the last published tick as the removed ones show there.
+
+        Returns by path the added files with such rows and what that version masks of them; None if they lack rows that
+        it shows.
+        """
         view, since = self._view, self._since
         shown = sum(self._table.files[path].live_rows for path in removed)
         old = [file for file in added if not _is_after(file, since)]
         judge = self._judge(deletes.up_to(since), view.hidden(since), since)
-        found = sum(file.rows - len(judge.positions(file)) for file in old)
+        masked = {file.path: (file, judge.positions(file)) for file in old}
+        found = sum(file.rows - len(positions) for file, positions in masked.values())
         # A compaction that folds beyond the last published tick has dropped rows that are visible there.
         folded = earliest_readable_tick(view.rows) > since
         if found > shown or (found < shown and not folded):
@@ -399,18 +424,39 @@ class _Planning:
                 f" rows at tick {since}, and {len(old)} files in their place have {found}. Nothing was published. Run "
                 "`millrace verify`, then publish it anew (`millrace collections publish --anew`)"
             )
+        return masked if found == shown else None
+
+    def _rewrite(
+        self, added: list[LiveFile], removed: list[str], shown: Mapping[str, tuple[LiveFile, Positions]]
+    ) -> PlannedPublish:
+        """Return the change that has rewritten files take the place of `removed`, and shows the same rows.
+
+        In one commit with what came since, readers of changes would take rows that were moved for new ones, or miss
+        deletes.
+        """
+        adds = [self._added(file, positions) for file, positions in shown.values()]
+        self._figures.files_added, self._figures.files_removed = len(adds), len(removed)
+        self._figures.files_opened = len(self._opened)
+        change = PublishedChange(
+            self._since,
+            self._table.schema_version,
+            add=adds,
+            remove=removed,
+            rewrites=frozenset([*removed, *(each.path for each in adds)]),
+            info={**self._view.info, CREATED: self._view.created_tick},
+        )
+        hit("publish.planned")
+        return PlannedPublish(self._view, change, self._figures, rewrites=True)
 
     def _change(
         self, added: list[LiveFile], removed: list[str], whole: Mapping[str, Positions]
     ) -> PublishedChange | None:
         """Return what takes the published version to `whole`, the masked positions by file; None if it is there."""
         view, table, figures = self._view, self._table, self._figures
-        reshaped = table.schema_version != view.schema_version or self._is_recreated()
+        reshaped = self._is_reshaped
         adds = [self._added(file, whole[file.path]) for file in added]
-        rewrites = {
-            *removed,
-            *(made.path for made, file in zip(adds, added, strict=True) if not _is_ahead(file, self._since)),
-        }
+        # Only if nothing came since do the files that take the place of others show the same rows.
+        rewrites = {*removed, *(made.path for made in adds)} if view.tick == self._since and not self._anew else set()
         gone, mask = list(removed), {}
         for path, published in self._current.items():
             file = self._live.get(path)
@@ -421,7 +467,8 @@ class _Planning:
                 made = self._added(file, table.masked(published) if positions is None else positions)
                 gone.append(published)
                 adds.append(made)
-                rewrites |= {published, made.path}
+                if positions is None:
+                    rewrites |= {published, made.path}
                 continue
             if positions is None:
                 continue
@@ -455,9 +502,18 @@ class _Planning:
 
     @property
     def _properties(self) -> dict[str, str]:
-        """Table properties that follow the settings: Spark reads no version that is older than the retention."""
+        """Table properties that follow the settings. Spark reads no version that is older than the retention."""
         hours = max(1, math.ceil(self._view.tables.settings.publish_retention / 3600))
-        return {TOMBSTONES: f"interval {hours} hours"}
+        found = {TOMBSTONES: f"interval {hours} hours"}
+        feed, table = self._view.tables.settings.publish_change_feed, self._view.tables.published
+        if feed or (table is not None and CHANGE_FEED in table.properties):
+            found[CHANGE_FEED] = str(feed).lower()
+        return found
+
+    @property
+    def _is_reshaped(self) -> bool:
+        """Return whether the published columns are those of another schema version, or another collection."""
+        return self._table.schema_version != self._view.schema_version or self._is_recreated()
 
     def _is_recreated(self) -> bool:
         """Return whether the published columns are those of an earlier collection of the same id."""
