@@ -84,6 +84,8 @@ def main() -> None:
     if options.meta:
         SECTIONS["coord"] = partial(_coord, meta=options.meta)
     console = Console(stderr=True)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     base = Path(tempfile.mkdtemp(prefix="millrace-bench-", dir=options.folder))
     results: dict[str, Any] = {"machine": machine(), "quick": options.quick, "sections": {}}
     try:
