@@ -226,7 +226,7 @@ def test_a_topic_that_was_made_anew_is_an_error_however_many_records_it_has(tmp_
     planner.close()
     assert done.failure is not None
     assert (done.failure.code, done.position) == ("LOG_REGRESSED", 5)
-    assert "made anew" in done.failure.message
+    assert "created again" in done.failure.message
     # Whoever sets the offset knows it.
     change_positions(flights.settings, flights.id, {task: 0})
     assert _to_the_end(flights) == {task: 9}
@@ -256,7 +256,7 @@ def test_what_goes_out_does_not_come_in_again_under_another_name_of_the_brokers(
     looped = Pipeline.parse(
         {**flights.declared, "errors": {"topic": flights.id, "cluster": {"bootstrap": [elsewhere]}}}
     )
-    with pytest.raises(InvalidSettings, match="come in again"):
+    with pytest.raises(InvalidSettings, match="read again"):
         PipelineRun(flights.settings, looped).prepare()
 
 
