@@ -124,7 +124,7 @@ def check(context: JsonContext, file: Declaration, config: Config = None) -> Non
     print_facts(
         {
             "pipeline": pipeline.id,
-            "topics": ", ".join(pipeline.topics()["input"]),
+            "topics": ", ".join(pipeline.topics()["input"]) or getattr(pipeline.source, "topics_regex", ""),
             "steps": len(pipeline.steps),
             "sink": pipeline.sink.kind,
             "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,

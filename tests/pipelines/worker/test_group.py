@@ -44,6 +44,7 @@ class _Group:
     def __init__(self) -> None:
         self.division = Division(frozenset())
         self.told: list[tuple[str, int, int]] = []
+        self.followed: set[str] = set()
 
     def gives(self, *tasks: str) -> None:
         held = frozenset(tasks)
@@ -52,6 +53,9 @@ class _Group:
     def poll(self) -> Division:
         said, self.division = self.division, Division(self.division.held)
         return said
+
+    def follow(self, topics: set[str]) -> None:
+        self.followed = topics
 
     def commit(self, offsets: Any) -> None:
         self.told += offsets
@@ -342,3 +346,37 @@ def test_a_bounded_run_ends_where_its_partitions_end(tmp_path: Path, kafka: Brok
     kafka.send("in", [(b"k", b"{}", [])])
     definition = PipelineRun(Settings(data_dir=tmp_path), Pipeline.parse(_declared(kafka.address)))
     assert run(definition, stop=threading.Event(), until_end=True)["in-0"] == 1
+
+
+def test_topics_of_a_pattern_are_read_and_new_ones_are_found_while_it_runs(tmp_path: Path, kafka: Brokers) -> None:
+    for topic in ("in", "in-2", "inner", "__in"):
+        kafka.send(topic, [(b"k", b"{}", [])])
+    declared = _declared(kafka.address, topics_regex="in(-.*)?")
+    del declared["source"]["topics"]
+    worker = _Worker(Settings(data_dir=tmp_path), Pipeline.parse(declared), 0)
+    worker.group.gives("in-0", "in-2-0")
+    assert worker.commits(worker.plans()) == ({"in-0", "in-2-0"}, set())
+    assert worker.group.followed == {"in", "in-2"}
+    kafka.send("in-new", [(b"k", b"{}", [])] * 3)
+    topics = worker.schedule._planner._topics  # type: ignore[attr-defined]
+    topics._metadata_seconds = 0.0
+    worker.group.gives("in-0", "in-2-0", "in-new-0")
+    (plan,) = worker.plans()
+    assert (plan.channel, plan.start, plan.end) == ("in-new-0", 0, 3)
+    assert worker.commits([plan]) == ({"in-new-0"}, set())
+    assert worker.group.followed == {"in", "in-2", "in-new"}
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ({"topics_regex": "in"}, "one of the two"),
+        ({"topics": []}, "one of the two"),
+        ({"topics": [], "topics_regex": "("}, "no regular expression"),
+        ({"topics": [], "topics_regex": "p.*"}, r"errors\.topic is a topic of the source"),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_refused(source: dict[str, Any], word: str) -> None:
+    with pytest.raises(PipelineInvalid, match=word):
+        Pipeline.parse(_declared("127.0.0.1:1", **source))

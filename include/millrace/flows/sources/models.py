@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from millrace.flows.declare.part import Part, TopicName, words
 from millrace.flows.kafka.cluster import KafkaCluster
@@ -18,11 +19,24 @@ RECORD_COLUMNS: Final = ("_key", "_value", "_headers", "_topic", "_partition", "
 field of a collection, and hardly one of a document, has one of these names."""
 
 
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
 class KafkaSource(KafkaCluster):
     """JSON documents, one a record, of plain topics. Each partition is a task of the pipeline."""
 
     kind: Literal["kafka"] = "kafka"
-    topics: Annotated[tuple[TopicName, ...], Field(min_length=1, max_length=64)] = words("the input topics")
+    topics: Annotated[tuple[TopicName, ...], Field(max_length=64)] = words("the input topics", default=())
+    topics_regex: Annotated[str, StringConstraints(max_length=500), AfterValidator(_pattern)] = words(
+        "in place of topics: a regular expression of whole names; new topics of such a name are read from their"
+        " beginning, within about 10 s",
+        default="",
+    )
     group: str = words(
         "consumer group to which positions are mirrored for other tools; empty: millrace-<id>",
         default="",
@@ -46,11 +60,19 @@ class KafkaSource(KafkaCluster):
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaSource:
+        if bool(self.topics) == bool(self.topics_regex):
+            raise ValueError("topics: name them, or say topics_regex; one of the two")
         if len(set(self.topics)) < len(self.topics):
             raise ValueError("topics: each once")
         if self.max_poll_interval_ms < self.session_timeout_ms:
             raise ValueError("max_poll_interval_ms is at least session_timeout_ms (librdkafka refuses it otherwise)")
         return self
+
+    def reads(self, topic: str) -> bool:
+        """Whether a topic of that name is one of the source's. Kafka's own topics are none."""
+        if self.topics_regex:
+            return not topic.startswith("__") and re.fullmatch(self.topics_regex, topic) is not None
+        return topic in self.topics
 
     def client_settings(self) -> dict[str, str | int]:
         return {

@@ -61,14 +61,15 @@ class Reprocessing:
         from millrace.pipelines.worker.positions import change_positions
 
         record = self._stopped(pipeline)
-        topics = self._pipeline(record).topics()["input"]
+        source = self._pipeline(record).source
         for task in offsets:
             topic, _, partition = task.rpartition("-")
-            if topic not in topics or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
+            if not isinstance(source, KafkaSource):
+                raise InvalidArgument(f"{pipeline!r} has no topics")
+            if not source.reads(topic) or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
+                example = source.topics[0] if source.topics else "flights"
                 raise InvalidArgument(
-                    f"{task[:300]!r} is no task of {pipeline!r}: a topic and a partition, {topics[0]}-0"
-                    if topics
-                    else f"{pipeline!r} has no topics"
+                    f"{task[:300]!r} is no task of {pipeline!r}: a topic and a partition, {example}-0"
                 )
         self._store.note(pipeline, who=caller.principal.name, what="offsets", offsets=dict(offsets))
         found = change_positions(self._settings, pipeline, offsets)

@@ -125,7 +125,7 @@ class Pipeline(Part):
             raise ValueError("errors.cluster: the source has no brokers, so say where the error topic is")
         if (
             isinstance(self.source, KafkaSource)
-            and self.errors_topic in self.source.topics
+            and self.source.reads(self.errors_topic)
             and self.errors.cluster is None
         ):
             raise ValueError("errors.topic is a topic of the source: what fails would come again for ever")
@@ -140,7 +140,8 @@ class Pipeline(Part):
                 " cores: say all, or deployment: service"
             )
         output = getattr(self.sink, "topic", None)
-        if isinstance(self.source, KafkaSource) and output in self.source.topics and self._one_cluster():
+        comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
+        if comes_back and self._one_cluster():
             raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
         return self
 
@@ -223,11 +224,13 @@ class Pipeline(Part):
         sink, source = self.sink, self.source
         if not isinstance(sink, OpenSearchSink) or not isinstance(source, KafkaSource):
             return None
-        if not sink.versions or sink.ids == "position" or sink.version_field is not None or len(source.topics) == 1:
+        if (
+            not sink.versions or sink.ids == "position" or sink.version_field is not None or len(source.topics) == 1
+        ):  # a pattern may match several
             return None
         words = (
-            f"the versions are offsets, and those of {len(source.topics)} topics do not order two documents of one id:"
-            " name the field that does, or say sink.versions: false (the later one wins)"
+            f"the versions are offsets, and those of {len(source.topics) or 'several'} topics order no two documents"
+            " of one id: name the field that does, or say sink.versions: false (the later one wins)"
         )
         return Problem("sink.version_field", words, "versions")
 

@@ -326,6 +326,7 @@ class PipelinePlanner(Planner[Work, int]):
         member = self._run.join()
         if member is None:
             return None
+        member.follow({topic for topic, _ in self._topics.partitions()})
         division, claims = member.poll(), self._run.claims
         gone = (division.went | claims.keys() - division.held) & claims.keys()
         positions = self._positions.now()

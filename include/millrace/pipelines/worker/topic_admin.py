@@ -54,7 +54,7 @@ def require_no_loop(pipeline: Pipeline) -> None:
     if isinstance(pipeline.sink, KafkaSink):
         written.append(("sink.topic", pipeline.sink, pipeline.sink.topic))
     for field, cluster, topic in written:
-        if topic in source.topics and look(cluster).cluster == look(source).cluster:
+        if source.reads(topic) and look(cluster).cluster == look(source).cluster:
             raise InvalidSettings(
                 f"{field}: {topic} at {', '.join(cluster.bootstrap)} is also the source's topic: the output would be"
                 " read again"

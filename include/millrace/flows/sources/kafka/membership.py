@@ -9,7 +9,7 @@ partitions. A runner that starts again under the same `instance` name within the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -40,8 +40,12 @@ class Division(NamedTuple):
 class Membership:
     """One member. One thread at a time."""
 
-    def __init__(self, source: KafkaSource, group: str, *, instance: str = "") -> None:
-        """`instance`: a name that no other runner has at the same time, and that this one has again after a restart."""
+    def __init__(self, source: KafkaSource, group: str, *, topics: Sequence[str] = (), instance: str = "") -> None:
+        """Join the group.
+
+        `topics`: those of the source that there are now, if it has a pattern. `instance`: a name that no other runner
+        has at the same time, and that this one has again after a restart.
+        """
         self._source, self._group = source, group
         self._held: set[str] = set()
         self._came: set[str] = set()
@@ -55,12 +59,18 @@ class Membership:
         if instance:
             chosen["group.instance.id"] = instance
         self._consumer = consumer_of(source, group, **chosen)
+        self._topics: list[str] = []
+        self.follow(source.topics or topics)
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Share these topics from now on. Raises LogUnavailable, InvalidSettings."""
+        if (wanted := sorted(topics)) == self._topics:
+            return
         try:
-            self._consumer.subscribe(
-                list(source.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
-            )
+            self._consumer.subscribe(wanted, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
-            raise error_of(error.args[0], f"consumer group {group}") from None
+            raise error_of(error.args[0], f"consumer group {self._group}") from None
+        self._topics = wanted
 
     def poll(self) -> Division:
         """Stay in the group, and say what changed since the last poll.

@@ -104,9 +104,9 @@ class Topics:
 
     def partitions(self) -> list[tuple[str, int]]:
         """Topic and partition of each task. Raises LogUnavailable, ChannelNotFound, InvalidSettings."""
-        if not self._partitions or time.monotonic() - self._looked > self._metadata_seconds:
+        if not self._looked or time.monotonic() - self._looked > self._metadata_seconds:
             found = []
-            for topic in self._source.topics:
+            for topic in self._source.topics or self._matching():
                 told = self._ask(
                     f"topic {topic}", lambda name=topic: looked_at(self._client().list_topics(name, timeout=self._wait))
                 )
@@ -120,6 +120,14 @@ class Topics:
                 found += [(topic, partition) for partition in sorted(known.partitions)]
             self._partitions, self._looked = found, time.monotonic()
         return self._partitions
+
+    def names(self) -> list[str]:
+        """The topics that there are. Raises as `partitions`."""
+        return sorted({topic for topic, _ in self.partitions()})
+
+    def _matching(self) -> list[str]:
+        told = self._ask("the topics", lambda: looked_at(self._client().list_topics(timeout=self._wait)))
+        return sorted(topic for topic in told.topics if self._source.reads(topic))
 
     def ends(self) -> dict[str, Ends]:
         """Of each task. Raises as `partitions`."""
@@ -137,7 +145,7 @@ class Topics:
         """Of each topic, by name; of brokers that have none (Kafka before 2.8), or do not say, nothing."""
         if time.monotonic() - self._described > self._metadata_seconds:
             self._described = time.monotonic()
-            self._ids = topic_ids(self._source, self._source.topics) or self._ids
+            self._ids = topic_ids(self._source, self.names()) or self._ids
         return self._ids
 
     def at(self, milliseconds: int) -> dict[str, int]:
