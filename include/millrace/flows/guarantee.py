@@ -1,6 +1,7 @@
 """What a flow promises for a batch that is repeated. Imports nothing heavy.
 
 - ``exactly once``: a batch that was taken before has no second effect.
+- ``effectively once``: a repeated batch is sent again, and changes nothing: ids and versions identify its rows.
 - ``at least once``: a repeated batch is sent again as a whole; none is left out.
 - ``at most once``: a batch that was begun is never sent again; what a crash interrupts is lost.
 """
@@ -12,12 +13,13 @@ from typing import Final, Literal
 
 from millrace.base.errors import InvalidArgument
 
-Guarantee = Literal["exactly once", "at least once", "at most once"]
+Guarantee = Literal["exactly once", "effectively once", "at least once", "at most once"]
 GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly once", "at least once", "at most once")
 OFFERED: Final[Mapping[str, tuple[Guarantee, ...]]] = {
     "collection": GUARANTEES,
     "delta": ("exactly once", "at least once"),
     "kafka": ("at least once",),
+    "opensearch": ("effectively once",),
     "function": ("at least once", "at most once"),
 }
 """By the kind of a sink of rows, the guarantees that it offers; the first is the one of a flow that declares none."""

@@ -75,9 +75,11 @@ def start(
 
     def write(batch: DataFrame, batch_id: int) -> None:
         begins()
-        rows = _arrow(batch, staged)
-        verdicts = sink.write(Batch(name or "query", batch_id, batch_id + 1, rows=rows, frame=lambda: batch))
+        micro_batch = _MicroBatch(batch, staged)
+        rows = micro_batch.rows()
+        verdicts = sink.write(Batch(name or "query", batch_id, batch_id + 1, rows=rows, frame=micro_batch.frame))
         rows.close()
+        micro_batch.complete()
         if verdicts.failures:
             first = verdicts.failures[0]
             raise SinkRefused(f"{len(verdicts.failures)} rows, the first {first.record.position}: {first.reason}")
@@ -108,20 +110,42 @@ def _closed_behind(query: StreamingQuery, sink: Sink) -> None:
     sink.close()
 
 
-def _arrow(batch: DataFrame, folder: Path) -> Generator[pa.RecordBatch]:
-    """Stage the rows of a micro-batch when they are asked for, and yield them in the order of its tasks."""
-    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
-    make_folder(folder)
-    schema = columns_of(batch)
-    yield pa.RecordBatch.from_pylist([], schema)
-    try:
-        reports = batch.mapInArrow(_Staging(str(folder)), _REPORT).collect()
-        for report in sorted(reports, key=lambda each: (each["task"], each["path"])):
-            with pa.memory_map(report["path"]) as file, pa.ipc.open_file(file) as reader:
-                for number in range(reader.num_record_batches):
-                    yield reader.get_batch(number).cast(schema)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+class _MicroBatch:
+    """The rows of a micro-batch, for a sink that reads them, takes the DataFrame, or knows the batch already."""
+
+    def __init__(self, batch: DataFrame, folder: Path) -> None:
+        self._batch, self._folder = batch, folder
+        self._ran = False
+
+    def rows(self) -> Generator[pa.RecordBatch]:
+        """Stage the rows when they are asked for, and yield them in the order of the tasks."""
+        folder = self._folder
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
+        make_folder(folder)
+        schema = columns_of(self._batch)
+        yield pa.RecordBatch.from_pylist([], schema)
+        try:
+            reports = self._batch.mapInArrow(_Staging(str(folder)), _REPORT).collect()
+            self._ran = True
+            for report in sorted(reports, key=lambda each: (each["task"], each["path"])):
+                with pa.memory_map(report["path"]) as file, pa.ipc.open_file(file) as reader:
+                    for number in range(reader.num_record_batches):
+                        yield reader.get_batch(number).cast(schema)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def frame(self) -> DataFrame:
+        self._ran = True
+        return self._batch
+
+    def complete(self) -> None:
+        """Run the tasks of a batch that the sink did not read, because an earlier attempt took it.
+
+        Its tasks commit the state of Spark's own windows, joins and deduplication. If they did not run, the state of
+        the batch would be missing, and Spark would refuse to go on.
+        """
+        if not self._ran:
+            self._batch.write.format("noop").mode("overwrite").save()
 
 
 class _Staging:

@@ -70,9 +70,11 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ),
         ({"source": {"collection": "a", "after": "some day"}}, "source.after: "),
         ({"source": {"collection": "a", "watermark": {"column": "t", "delay": "soon"}}}, "source.watermark.delay: "),
-        ({"sink": {}}, "a sink is one of collection, delta, kafka, function; this has none"),
+        ({"sink": {}}, "a sink is one of collection, delta, kafka, opensearch, function; this has none"),
         ({"sink": {"collection": "a", "delta": "/b"}}, "this has collection, delta"),
         ({"sink": {"delta": "/b", "mode": "upsert"}}, "'mode' says nothing of a delta sink"),
+        ({"sink": {"opensearch": {"hosts": ["http://h:1"], "index_base": "i"}}}, "ids by columns: say 'key'"),
+        ({"sink": {"opensearch": {"hosts": ["h:1"]}, "key": "id"}}, "sink.opensearch.hosts.0: "),
         ({"sink": {"kafka": "host:1"}}, "has its servers .* and a topic"),
         ({"transform": "here"}, "no module:function"),
         ({"transform": lambda frame: frame}, "no module:function"),
@@ -145,6 +147,33 @@ def test_a_source_of_topics_is_checked_without_its_brokers(tmp_path: Path) -> No
         ({"dead_letters": "gone"}, "error source.dead_letters: there is no collection 'gone'"),
     ]:
         assert any(words in each for each in said(source=TOPIC | changes)), (words, said(source=TOPIC | changes))
+
+
+def test_secrets_come_from_the_environment_and_are_in_no_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = """
+streams:
+  - name: into_index
+    source: flights
+    sink:
+      opensearch: {hosts: ["https://h:1"], index_base: i, username: u, password: "${env:INDEX_PASSWORD}"}
+      key: id
+"""
+    (tmp_path / "index.yaml").write_text(page, encoding="utf-8")
+    settings = Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "index.yaml"))
+    with pytest.raises(InvalidStream, match="the environment has no INDEX_PASSWORD"):
+        declared_stream(settings, "into_index")
+    fingerprints = set()
+    for password in ("hidden-1", "hidden-2"):
+        monkeypatch.setenv("INDEX_PASSWORD", password)
+        found = declared_stream(settings, "into_index")
+        assert found.sink.opensearch is not None
+        assert found.sink.opensearch.password.get_secret_value() == password
+        assert (found.sink.target, found.chosen_guarantee) == ("opensearch:i", "effectively once")
+        assert password not in repr(found)
+        fingerprints.add(found.fingerprint())
+    assert len(fingerprints) == 1
 
 
 def test_the_fingerprint_of_a_topic_s_stream_is_of_its_rows_and_not_of_its_brokers() -> None:

@@ -32,6 +32,7 @@ from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.flows.declare.part import TopicName
 from millrace.flows.guarantee import OFFERED, Guarantee
 from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.sinks.models import OpenSearchSink
 from millrace.flows.sources.models import RECORD_COLUMNS, RECORD_TIME, KafkaSource
 from millrace.message.ids import resolve_tick
 from millrace.streams.declare.operation import Operation, duration
@@ -40,7 +41,7 @@ _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DELAY: Final = r"^\d+ (second|minute|hour|day)s?$"
 
-SINKS: Final = ("collection", "delta", "kafka", "function")
+SINKS: Final = ("collection", "delta", "kafka", "opensearch", "function")
 
 
 def _function(value: object) -> object:
@@ -227,7 +228,7 @@ Source = Annotated[
 
 
 class Into(_Model):
-    """Where a stream's rows go: exactly one of `collection`, `delta`, `kafka` and `function`."""
+    """Where a stream's rows go: exactly one of `collection`, `delta`, `kafka`, `opensearch` and `function`."""
 
     collection: str | None = None
     mode: Literal["append", "upsert", "changes"] = "append"
@@ -243,13 +244,16 @@ class Into(_Model):
     """The bootstrap servers."""
     topic: str | None = None
     key: str | None = None
-    """Of Kafka the column with a message's key; of a collection that is created its primary key, with commas."""
+    """Of Kafka the column with a message's key; of OpenSearch the columns of a document's id, and of a collection that
+    is created those of its primary key, with commas."""
+    opensearch: OpenSearchSink | None = None
+    """An index: ``hosts``, ``index_base``, and the other fields of a pipeline's sink (docs/pipelines.md)."""
     function: Function = None
     """Called with each micro-batch's DataFrame and number."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The primary key of a collection that is created; empty: it gets a generated one."""
+        """The columns that `key` lists. Empty, a collection that is created gets a generated primary key."""
         return tuple(each.strip() for each in (self.key or "").split(",") if each.strip())
 
     @property
@@ -265,6 +269,8 @@ class Into(_Model):
     def target(self) -> str:
         """What it is called in lists and graphs."""
         kind = self.kind
+        if self.opensearch is not None:
+            return f"{kind}:{self.opensearch.index_base}"
         return f"{kind}:{self.topic}" if kind == "kafka" else f"{kind}:{getattr(self, kind)}"
 
     @model_validator(mode="after")
@@ -278,16 +284,27 @@ class Into(_Model):
             "collection": ("mode", "partition", "partition_by", "dead_letters", "create", "key"),
             "delta": ("merge_schema",),
         }
-        mine |= {"kafka": ("topic", "key"), "function": ()}
+        mine |= {"kafka": ("topic", "key"), "opensearch": ("key",), "function": ()}
         others = {name for kind, names in mine.items() if kind != given[0] for name in names} - set(mine[given[0]])
         odd = sorted(name for name in others if getattr(self, name) != type(self).model_fields[name].default)
         if odd:
             raise ValueError(f"{odd[0]!r} says nothing of a {given[0]} sink")
         if given[0] == "collection" and self.key is not None and not self.create:
             raise ValueError("'key' is that of a collection that the stream creates: say 'create: true'")
+        if self.opensearch is not None and not self.keys:
+            raise ValueError("an OpenSearch sink has ids by columns: say 'key'")
         if self.create and self.mode != "append" and not self.keys:
             raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
         return self
+
+    def identity(self) -> dict[str, Any]:
+        """What decides what becomes of its rows. Of OpenSearch that is the index, however it is reached."""
+        kept = self.model_dump(mode="json", exclude={"opensearch"})
+        if self.opensearch is not None:
+            kept["opensearch"] = self.opensearch.index_base
+        if not self.create:
+            del kept["create"]
+        return kept
 
 
 class Table(_Model):
@@ -379,10 +396,8 @@ class Stream(_Model):
 
     def fingerprint(self) -> str:
         """Identify the declaration of a checkpoint: covers everything that decides which rows the stream gives."""
-        kept = self.model_dump(mode="json", include={"transform", "sql", "sink", "output_mode", "version"})
-        kept["source"] = self.source.identity()
-        if not self.sink.create:
-            del kept["sink"]["create"]
+        kept = self.model_dump(mode="json", include={"transform", "sql", "output_mode", "version"})
+        kept["source"], kept["sink"] = self.source.identity(), self.sink.identity()
         # An omitted optional field adds nothing, so that checkpoints from before it existed continue.
         kept |= self.model_dump(mode="json", include={"tables", "operator", "late"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

@@ -21,6 +21,8 @@ from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import find_collection
@@ -63,7 +65,8 @@ def rows_of(
             first = topics.beginning(read, offsets=begun.ticks)
         else:
             first = topics.beginning(read, _topic_start(given.start if begun.after is None else begun.after))
-        return _marked(stream, topics.stream(spark, _topic_options(settings, stream, given, first)))
+        undecoded = undecoded_folder(settings, stream.name)
+        return _marked(stream, topics.stream(spark, _topic_options(stream, given, first, undecoded)))
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
     frame = source.stream(
         spark,
@@ -95,10 +98,10 @@ def batch_of(
     """
     given = stream.source
     if isinstance(given, FromTopics):
-        read = given.kafka_source(stream.name)
+        read, undecoded = given.kafka_source(stream.name), undecoded_folder(settings, stream.name)
         first = topics.beginning(read, _topic_start(given.start if after is None else after))
         last = topics.beginning(read, "latest" if until is None else tick_physical_ms(resolve_tick(until)) + 1)
-        rows = topics.batch(spark, _topic_options(settings, stream, given, first), last)
+        rows = topics.batch(spark, _topic_options(stream, given, first, undecoded / "batch"), last)
     else:
         if after is None and given.after != "now":
             after = given.after
@@ -128,14 +131,14 @@ def _topic_start(moment: Moment) -> Start | int:
     return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
 
 
-def _topic_options(settings: Settings, stream: Stream, given: FromTopics, first: Place) -> dict[str, str]:
+def _topic_options(stream: Stream, given: FromTopics, first: Place, undecoded: Path) -> dict[str, str]:
     return topics.options_of(
         given.kafka_source(stream.name),
         first,
         columns=given.columns,
         record=given.record_columns,
         tombstones=given.tombstones,
-        undecoded=undecoded_folder(settings, stream.name),
+        undecoded=undecoded,
         max_bytes=given.max_bytes,
         max_records=given.max_records,
     )
@@ -222,6 +225,12 @@ def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None 
         return DeltaSink(into.path, memory=folder, guarantee=guarantee, merge_schema=into.merge_schema)
     if into.kafka is not None:
         return KafkaSink.of_rows(folder, str(into.topic), into.kafka, key=into.key, guarantee=guarantee)
+    if into.opensearch is not None:
+        declared, flush = into.opensearch.model_copy(update={"ids": "key"}), Flush()
+        size = int(flush.mib * (1 << 20))
+        index = OpenSearchSink(declared, flush_items=flush.items, flush_bytes=size, memory=folder, key=into.keys)
+        index.open()
+        return index
     return FunctionSink(folder, function_of(str(into.function)), guarantee=guarantee)
 
 
