@@ -296,7 +296,8 @@ def test_vectors_that_outweigh_the_news_make_the_next_publish_wait(
     assert status.vector_bytes_per_row == pytest.approx(
         table.commit_info["vectorBytes"] / table.commit_info["maskedRows"], abs=0.1
     )
-    assert "for its deletion vectors" in status.words
+    assert "for its deletion vectors (" in status.words
+    assert f"{status.vector_bytes_per_row:,.0f} bytes a changed row" in status.words
     publish_to_end(settings, confirm=made.confirm)  # a publish that somebody asks for does not wait
     made.check()
 

@@ -45,7 +45,9 @@ class PublishedStatus:
         if self.version is None:
             return "nothing yet"
         late = f", {self.lag_seconds:.0f} s behind" if self.lag_seconds else ""
-        slow = f", published every {self.pause_seconds:.0f} s for its deletion vectors" if self.pause_seconds else ""
+        cost = f"{self.vector_bytes_per_row:,.0f} bytes a changed row"
+        slow = f", published every {self.pause_seconds:.0f} s for its deletion vectors ({cost})"
+        slow = slow if self.pause_seconds else ""
         return f"{self.uri}: {self.rows:,} rows at tick {self.tick}{late}{slow}"
 
     def to_json(self) -> dict[str, Any]:
