@@ -59,8 +59,6 @@ class Place:
     """The declaration of a place that is not there."""
     fits: Callable[[Action], Action] = lambda action: action
     """Makes an action one that this kind takes: a collection's documents contain its key."""
-    keyed: bool = True
-    """Whether a later document of an id replaces an earlier one."""
 
     def put(self, actions: Sequence[Action]) -> Verdicts:
         return put(self.sink, [self.fits(each) for each in actions])
@@ -136,7 +134,7 @@ def _delta(folder: Path) -> Place:
         assert len({row["id"] for row in found}) == len(found), "each record once"
         return {row["id"]: json.loads(row["document"]) for row in found}
 
-    return Place(_sink(declared, settings), look, keyed=False)
+    return Place(_sink(declared, settings), look)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +143,11 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
 
 
-@pytest.fixture(params=["opensearch", "kafka", "collection", "delta"])
+NOT_ONLY_ADDED = ["opensearch", "kafka", "collection"]
+"""A Delta table has all documents, and is created when it is missing."""
+
+
+@pytest.fixture(params=[*NOT_ONLY_ADDED, "delta"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     match request.param:
         case "collection":
@@ -177,9 +179,8 @@ def test_all_are_acknowledged_and_there_and_again_without_effect(place: Place) -
     place.sink.close()
 
 
+@pytest.mark.parametrize("place", NOT_ONLY_ADDED, indirect=True)
 def test_of_one_key_the_last_wins_and_a_delete_deletes(place: Place) -> None:
-    if not place.keyed:
-        pytest.skip("a Delta table has all documents")
     rounds = 20
     told = [
         _action(turn * 7 + number, key=f"k{number}", version=turn * 7 + number)
@@ -191,9 +192,8 @@ def test_of_one_key_the_last_wins_and_a_delete_deletes(place: Place) -> None:
     assert place.look() == {f"k{number}": {"number": (rounds - 1) * 7 + number} for number in range(7) if number != 3}
 
 
+@pytest.mark.parametrize("place", NOT_ONLY_ADDED, indirect=True)
 def test_what_is_not_there_is_refused_and_nothing_answers_is_busy(place: Place, request: pytest.FixtureRequest) -> None:
-    if not place.elsewhere:
-        pytest.skip("a Delta table is created")
     kind = place.elsewhere["kind"]
     other = _sink(place.elsewhere, request.getfixturevalue("db").settings if kind == "collection" else None)
     with pytest.raises(SinkRefused):
