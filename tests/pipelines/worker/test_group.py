@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from millrace.base.errors import MillraceError, PipelineInvalid
+from millrace.base.errors import LogUnavailable, MillraceError, PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.flows.sinks.delta.sink import OUTPUTS
 from millrace.flows.sources.kafka.membership import Division, Membership
@@ -380,3 +380,11 @@ def test_topics_of_a_pattern_are_read_and_new_ones_are_found_while_it_runs(tmp_p
 def test_a_pattern_that_cannot_be_is_refused(source: dict[str, Any], word: str) -> None:
     with pytest.raises(PipelineInvalid, match=word):
         Pipeline.parse(_declared("127.0.0.1:1", **source))
+
+
+def test_a_bounded_run_that_gets_no_part_in_time_leaves_the_group(tmp_path: Path, kafka: Brokers) -> None:
+    kafka.send("in", [])
+    definition = PipelineRun(Settings(data_dir=tmp_path), Pipeline.parse(_declared(kafka.address)))
+    with pytest.raises(LogUnavailable, match="no part of it"):
+        definition.join(seconds=0.0)
+    assert not definition._members

@@ -142,7 +142,11 @@ class PipelineRun(LoopDefinition[Work, Done]):
             instance = "" if seconds is not None else instance_name(self.settings, self.worker)
             self._members.append(Membership(source, self.pipeline.group, instance=instance))
         if seconds is not None:
-            self._members[0].wait_joined(seconds)
+            try:
+                self._members[0].wait_joined(seconds)
+            except BaseException:
+                self.leave()
+                raise
         return self._members[0]
 
     def leave(self) -> None:
