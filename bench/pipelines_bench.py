@@ -25,15 +25,15 @@ from bench.deployment import deployment, spark_job
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.host import run
+from millrace.flows.range_host.supervision import read_status
 from millrace.flows.records import Record
+from millrace.flows.transform.transform import Transform
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.transform.transform import Transform
-from millrace.pipelines.worker.definition import PipelineRun
-from millrace.pipelines.worker.host import run
-from millrace.pipelines.worker.supervision import read_status
 
 PARTITIONS = 2
 ROWS = "paced-rows"

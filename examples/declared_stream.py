@@ -11,7 +11,7 @@ Without ``--available-now`` it keeps running. Under Airflow, the DAG ``stream_pr
 from datetime import UTC, datetime, timedelta
 
 import millrace
-from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+from millrace.flows.declare.stream import From, Into, Stream, Watermark
 
 STREAMS = [
     Stream(

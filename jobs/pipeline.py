@@ -11,14 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.keys import Keys
+from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.limits import hold_to
+from millrace.flows.range_host.logs import begin_log, new_run
+from millrace.flows.range_host.status import State, pipeline_folder
 from millrace.node.range_loop.query import query_of
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import State, pipeline_folder
-from millrace.pipelines.store.keys import Keys
-from millrace.pipelines.worker.declared import read_pipeline
-from millrace.pipelines.worker.definition import PipelineRun
-from millrace.pipelines.worker.limits import hold_to
-from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime import job
 
 

@@ -10,9 +10,9 @@ file (docs/operating.md).
 from __future__ import annotations
 
 from millrace.base.settings import Settings
+from millrace.flows.spark_host.query import queries_of, streams_of
+from millrace.flows.spark_host.status import app_name
 from millrace.runtime import job
-from millrace.streams.running.query import queries_of, streams_of
-from millrace.streams.running.status import app_name
 
 
 def main() -> None:

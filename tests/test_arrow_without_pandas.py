@@ -16,7 +16,7 @@ PROGRAMS = (
     "millrace.log.server.main",
     "millrace.node.cluster.__main__",
     "millrace.operations.__main__",
-    "millrace.pipelines.worker.__main__",
+    "millrace.flows.range_host.__main__",
     "millrace.service.__main__",
     "millrace.service.pipelines",
 )

@@ -24,12 +24,12 @@ from bench.streams.on_spark import session_of, turns
 from bench.tables.orders import calls_of, orders
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.flows import spark_host
 from millrace.flows.batch import Batch
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.sink import Sink
+from millrace.flows.spark_host import micro_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,8 +64,8 @@ def under_spark(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, 
 
         def ours(sink: Callable[[Path, Path], Sink]) -> Callable[[], None]:
             def run(place: Path) -> Any:
-                memory = spark_host.sink_folder(place / "checkpoint")
-                return spark_host.start(frame(), sink(memory, place), place / "checkpoint", available_now=True)
+                memory = micro_batches.sink_folder(place / "checkpoint")
+                return micro_batches.start(frame(), sink(memory, place), place / "checkpoint", available_now=True)
 
             return anew(run)
 

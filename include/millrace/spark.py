@@ -25,18 +25,18 @@ from millrace.base.data_folder import require_deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, require_distinct_sql_names
 from millrace.client.database import Database, connect
-from millrace.flows import spark_host as sinks
 from millrace.flows.guarantee import Guarantee as Guarantee
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.collection.sink import Mode as Mode
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds as Kinds
+from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host.keyed import KeyedFrames
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import ColumnNames, Selection
 from millrace.runtime.spark.session import session as session
 from millrace.storage.spark import spark_register
 from millrace.storage.store import store_at
-from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.operator import Operator
 from millrace.tables.collections.data_tables import find_published
 from millrace.tables.read import spark as frames
@@ -241,7 +241,7 @@ def write_stream(
     sink = CollectionSink(
         chosen,
         name,
-        memory=sinks.sink_folder(place),
+        memory=micro_batches.sink_folder(place),
         mode=mode,
         guarantee=guarantee,
         partition=partition,
@@ -249,7 +249,7 @@ def write_stream(
         dead_letters=dead_letters,
         stream=query or name,
     )
-    return sinks.start(
+    return micro_batches.start(
         frame, sink, place, name=query, seconds=seconds, available_now=available_now, output_mode=output_mode
     )
 
@@ -281,10 +281,10 @@ def operate(
     Raises InvalidArgument if the operator does not accept the columns, or the table belongs to another query.
     """
     place = Path(checkpoint)
-    schema = sinks.columns_of(frame)
-    memory = sinks.sink_folder(place)
+    schema = micro_batches.columns_of(frame)
+    memory = micro_batches.sink_folder(place)
     taken = KeyedFrames(memory, table, operator, schema, delay=delay, shards=shards, max_ahead=max_ahead)
-    return sinks.start(frame, taken, place, name=query, seconds=seconds, available_now=available_now)
+    return micro_batches.start(frame, taken, place, name=query, seconds=seconds, available_now=available_now)
 
 
 def _frame(

@@ -3,7 +3,8 @@
     flights = spark.read.format("millrace").load("flights")
 
 At the first use of any Python data source, Spark imports each module whose name begins with ``pyspark_``, in every
-application. So nothing of Millrace is imported here before the format is used (:mod:`millrace.streams.named`).
+application. So nothing of Millrace is imported here before the format is used
+(:mod:`millrace.flows.sources.collection.named`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from millrace.streams.named import NamedSource
+    from millrace.flows.sources.collection.named import NamedSource
 
 
 class DefaultSource(DataSource):
@@ -34,6 +35,6 @@ class DefaultSource(DataSource):
         return self._source().streamReader(schema)
 
     def _source(self) -> NamedSource:
-        from millrace.streams.named import NamedSource
+        from millrace.flows.sources.collection.named import NamedSource
 
         return NamedSource(dict(self.options))

@@ -16,10 +16,10 @@ from airflow.sdk import DAG, Asset
 
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
-from millrace.streams.declare.declaration import Stream
-from millrace.streams.declare.found import declared_stream, declared_streams
-from millrace.streams.declare.kept import Kept
-from millrace.streams.running.status import app_name, dag_id, run_id
+from millrace.flows.declare.discovery import declared_stream, declared_streams
+from millrace.flows.declare.stream import Stream
+from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.status import app_name, dag_id, run_id
 from millrace_airflow.defaults import WATCH_FOR, supervising_dag
 from millrace_airflow.hooks import MillraceHook
 from millrace_airflow.streaming import StreamingJobOperator
@@ -53,7 +53,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Watch the job for a while; what it did meanwhile. Raises InvalidStream where a stream cannot run."""
         # Loads pandas and Arrow, which a DAG file must not.
-        from millrace.streams.declare.checks import check, require_runnable
+        from millrace.flows.declare.checks import check, require_runnable
 
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))

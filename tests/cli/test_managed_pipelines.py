@@ -20,10 +20,10 @@ import yaml
 from millrace.access.grants import Grant, Role
 from millrace.base.errors import ChannelNotFound
 from millrace.base.settings import Settings
+from millrace.flows.range_host import supervisor
+from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.flows.sources.kafka.topics import Topics
-from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.store.store import open_pipelines
-from millrace.pipelines.worker import supervisor
 from millrace.service.server import serving
 from tests.cli.deployment import Deployment
 from tests.pipelines.api.test_routes import DECLARED, OWN, Service

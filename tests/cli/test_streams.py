@@ -11,8 +11,8 @@ import os
 import pytest
 
 from millrace.base.files import replace_json
-from millrace.streams.declare.kept import Kept
-from millrace.streams.running.status import progress_name
+from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.status import progress_name
 from tests.cli.deployment import Deployment
 
 GOOD = """

@@ -16,10 +16,10 @@ from typing import Any
 
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
-from millrace.flows import spark_host
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.sink import Sink
+from millrace.flows.spark_host import micro_batches
 
 BATCHES = 4
 ROWS = 30
@@ -50,8 +50,8 @@ def main(folder: Path) -> None:
     for name, made in SINKS.items():
         place = folder / name.replace(", ", "_").replace(" ", "_")
         rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-        sink = made(spark_host.sink_folder(place / "checkpoint"), place / "into")
-        spark_host.start(rows, sink, place / "checkpoint", available_now=True).awaitTermination()
+        sink = made(micro_batches.sink_folder(place / "checkpoint"), place / "into")
+        micro_batches.start(rows, sink, place / "checkpoint", available_now=True).awaitTermination()
     spark.stop()
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from millrace.base.settings import Settings
-from millrace.flows import spark_host as sinks
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.sink import Sink
-from millrace.streams.keyed.frames import KeyedFrames
-from millrace.streams.keyed.into import KeyedInto
+from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host.into import KeyedInto
+from millrace.flows.spark_host.keyed import KeyedFrames
 from millrace.streams.keyed.operator import Operator
 from millrace.streams.operators.joins import AsOf, Distinct
 from millrace.streams.operators.patterns import Patterns
@@ -72,8 +72,10 @@ def main(folder: Path, data: Path, kafka: str) -> None:
     for name, operator in OPERATORS.items():
         place = folder / "checkpoints" / name
         frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-        memory = sinks.sink_folder(place)
-        keyed = KeyedFrames(memory, str(folder / name), operator, sinks.columns_of(frame), delay=DELAY, shards=SHARDS)
+        memory = micro_batches.sink_folder(place)
+        keyed = KeyedFrames(
+            memory, str(folder / name), operator, micro_batches.columns_of(frame), delay=DELAY, shards=SHARDS
+        )
         sink: Sink
         if SINKS[name] == "collection":
             sink = CollectionSink(settings, name, memory=memory, guarantee="exactly once")
@@ -83,7 +85,7 @@ def main(folder: Path, data: Path, kafka: str) -> None:
             sink = DeltaSink(str(folder / f"{name}_sink"), memory=memory)
         late = CollectionSink(settings, f"{name}_late", memory=memory / "late") if name == "distinct" else None
         into = KeyedInto(keyed, sink, late)
-        queries.append(sinks.start(frame, into, place, name=name, available_now=True))
+        queries.append(micro_batches.start(frame, into, place, name=name, available_now=True))
     for query in queries:
         query.awaitTermination()
     spark.stop()

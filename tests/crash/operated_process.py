@@ -21,9 +21,9 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.spark_host.into import KeyedInto
+from millrace.flows.spark_host.keyed import Operated, Taken
 from millrace.streams.keyed.durable import DurableRun
-from millrace.streams.keyed.frames import Operated, Taken
-from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.operators.windows import Windows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])

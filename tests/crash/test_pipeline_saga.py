@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
+from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.deploy.saga import STEPS
-from millrace.pipelines.model.status import declaration_path
 from millrace.pipelines.store.records import Phase
 from millrace.pipelines.store.store import open_pipelines
 

@@ -22,7 +22,7 @@ from millrace.pipelines.store.store import open_pipelines
 from millrace.runtime.launch.launcher import Launcher
 from millrace_airflow.pipelines import pipeline_dags
 from tests.dags.conftest import RunDag, run_of
-from tests.pipelines.worker.flights import Flights
+from tests.flows.range_host.flights import Flights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,15 +12,15 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.demo.streams import HOURLY
+from millrace.flows.declare.discovery import declared_stream
+from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.status import run_id, status
 from millrace.runtime.launch.launcher import Launcher, RunState
-from millrace.streams.declare.found import declared_stream
-from millrace.streams.declare.kept import Kept
-from millrace.streams.running.status import run_id, status
 from millrace.testing import deployment
 from tests.airflow_home import ROOT
 from tests.dags import conftest
 from tests.dags.conftest import RunDag
-from tests.streams.running.test_running import FLIGHTS, by_duckdb, flights, rows_of
+from tests.flows.spark_host.test_running import FLIGHTS, by_duckdb, flights, rows_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -18,9 +18,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import FORMAT_VERSION, read_collections
 from millrace.client.produce.files import journal
 from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.flows.spark_host import incarnations
 from millrace.operations.backfill import staging_folder
 from millrace.operations.restore import records
-from millrace.streams.declare import kept
 from tests.docs.code_facts import PACKAGE
 from tests.docs.pages import table
 
@@ -103,10 +103,10 @@ def journal_of_a_load(folder: Path) -> Any:
 
 @newer
 def declared_stream(folder: Path) -> Any:
-    stream = kept.Kept(Settings(data_dir=folder), "hourly")
-    stream.keep(kept.State())
-    assert stream.state == kept.State()
-    _json(stream.folder / "state.json", version=kept.VERSION + 1)
+    stream = incarnations.Kept(Settings(data_dir=folder), "hourly")
+    stream.keep(incarnations.State())
+    assert stream.state == incarnations.State()
+    _json(stream.folder / "state.json", version=incarnations.VERSION + 1)
     return stream.state
 
 

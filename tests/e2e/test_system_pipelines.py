@@ -21,7 +21,7 @@ from millrace.pipelines.deploy.airflow import dag_id
 from millrace.pipelines.deploy.deployment import run_id
 from millrace.runtime.launch.launcher import Launcher, RunStatus
 from tests.e2e.system import Airflow, System, kill, until
-from tests.pipelines.worker.flights import Flights
+from tests.flows.range_host.flights import Flights
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(1800)]
 

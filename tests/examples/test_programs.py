@@ -18,9 +18,9 @@ import pytest
 
 import millrace.testing
 from millrace.base.settings import Settings
+from millrace.flows.declare.checks import check
+from millrace.flows.declare.discovery import declared_stream
 from millrace.rpc.discovery import read_record
-from millrace.streams.declare.checks import check
-from millrace.streams.declare.found import declared_stream
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))

@@ -27,12 +27,12 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.package import ROOT
 from millrace.brokers.kafka import KafkaBroker
 from millrace.demo.flights import flights, flights_schema
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.worker.declared import read_pipeline
+from millrace.flows.declare.checks import check
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.discovery import declared_streams
+from millrace.flows.declare.file import read_pipeline
+from millrace.flows.spark_host.incarnations import Kept
 from millrace.runtime.child_processes import ChildProcess
-from millrace.streams.declare.checks import check
-from millrace.streams.declare.found import declared_streams
-from millrace.streams.declare.kept import Kept
 from millrace.testing import Deployment
 from tests import running_brokers
 
@@ -171,7 +171,7 @@ def test_a_collection_goes_through_steps_into_a_topic(
     kafka: KafkaBroker, some_flights: pa.Table, tmp_path: Path
 ) -> None:
     columns = {name: f"{kind}?" if nullable else kind for name, kind, nullable in flights_schema()}
-    worker = ["-m", "millrace.pipelines.worker", str(PIPELINE), "--until-end"]
+    worker = ["-m", "millrace.flows.range_host", str(PIPELINE), "--until-end"]
     rows = some_flights.slice(0, 800)
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic("late_flights", 2, 1)])["late_flights"].result(30)

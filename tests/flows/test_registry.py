@@ -28,7 +28,7 @@ from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
-from millrace.pipelines.model.pipeline import Pipeline
+from millrace.flows.declare.pipeline import Pipeline
 declared = {"kind": "file", "folder": sys.argv[1]}
 source = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 pipeline = Pipeline.parse({"id": "example", "source": source, "sink": declared})

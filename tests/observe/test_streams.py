@@ -17,9 +17,9 @@ from millrace.base.errors import InvalidStream
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.flows.spark_host.status import progress_name
 from millrace.observe.observer import Observer
 from millrace.observe.streams import levels
-from millrace.streams.running.status import progress_name
 from millrace_airflow.ui.stream_graph import graph_layout
 
 TWO = """

@@ -27,7 +27,7 @@ Names, and the state at each:
 - ``produce.sent``, ``produce.kept``: around the record that a batch of a load was sent.
 - ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.flows.sinks): after the steps of a
   sink.
-- ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker):
+- ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.flows.range_host):
   after the sink, after the error topic, before and after the commit of positions.
 - ``redrive.written``: a batch of the error topic is in the sink, but not recorded.
 - ``saga.<plan|make|undo>.<step>`` (millrace.pipelines.deploy.runner): before a step's effect; with ``.done``, after it.

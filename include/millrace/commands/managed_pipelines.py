@@ -48,7 +48,7 @@ def _ask(context: ServiceContext, method: str, path: str, body: Any = None, **qu
 
 
 def _declared(file: Path) -> dict[str, Any]:
-    from millrace.pipelines.worker.declared import read_declaration
+    from millrace.flows.declare.file import read_declaration
 
     return read_declaration(file)
 
@@ -148,8 +148,8 @@ def status(context: JsonServiceContext, name: Name) -> None:
 
 def _local_status(settings: Settings, name: str) -> dict[str, Any]:
     from millrace.base.file_lock import is_report_live
-    from millrace.pipelines.model.status import State, pipeline_folder
-    from millrace.pipelines.worker.supervision import read_status
+    from millrace.flows.range_host.status import State, pipeline_folder
+    from millrace.flows.range_host.supervision import read_status
 
     if not pipeline_folder(settings, name).is_dir():
         raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")

@@ -23,7 +23,7 @@ from millrace.commands.parts.command_line import (
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.pipelines.model.pipeline import Pipeline
+    from millrace.flows.declare.pipeline import Pipeline
 
 app = command_group("pipelines", OPERATE_PANEL, "Pipelines: topics in, transformed documents out.")
 
@@ -51,7 +51,7 @@ def run(
 
     Example: `millrace pipelines run flights.yaml`
     """
-    from millrace.pipelines.worker.supervisor import supervise
+    from millrace.flows.range_host.supervisor import supervise
 
     settings = context.settings
     pipeline = _pipeline(file, config)  # errors of the declaration end the command, not a worker that restarts
@@ -61,7 +61,7 @@ def run(
 
 def _report_missing_source(settings: Settings, pipeline: Pipeline) -> None:
     """Print why the source cannot be read yet. The worker tries again until it can, and writes to its own log only."""
-    from millrace.pipelines.worker.definition import places_of
+    from millrace.flows.range_host.definition import places_of
 
     with closing(places_of(settings, pipeline)) as places:
         try:
@@ -86,7 +86,7 @@ def new_key() -> None:
 
     Example: `millrace pipelines new-key`
     """
-    from millrace.pipelines.store.keys import new_key as made
+    from millrace.flows.declare.keys import new_key as made
 
     typer.echo(made())
 
@@ -157,7 +157,7 @@ def show(
     Example: `millrace pipelines show flights.yaml samples.jsonl`
     """
     from millrace.flows.records import Record
-    from millrace.pipelines.transform.transform import Transform
+    from millrace.flows.transform.transform import Transform
 
     made = Transform(_pipeline(file, config))
     found: list[dict[str, Any]] = []
@@ -183,8 +183,8 @@ def redrive(
 
     Example: `millrace pipelines redrive flights.yaml --step 0.cast --dry-run`
     """
-    from millrace.pipelines.worker.redrive import redrive as redriven
-    from millrace.pipelines.worker.selection import Selection
+    from millrace.flows.errors.redrive import redrive as redriven
+    from millrace.flows.errors.selection import Selection
 
     chosen = Selection(step=step, kind=kind)
     report = redriven(context.settings, _pipeline(file, config), chosen, again=again, dry_run=dry_run)
@@ -192,7 +192,7 @@ def redrive(
 
 
 def _pipeline(file: Path, config: Path | None) -> Pipeline:
-    from millrace.pipelines.model.configuration import Configuration
-    from millrace.pipelines.worker.declared import read_pipeline
+    from millrace.flows.declare.configuration import Configuration
+    from millrace.flows.declare.file import read_pipeline
 
     return read_pipeline(file, Configuration() if config is None else Configuration.load(config))

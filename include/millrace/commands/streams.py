@@ -41,7 +41,7 @@ def list_streams(context: JsonContext) -> None:
 
     Example: `millrace streams list`
     """
-    from millrace.streams.running.status import statuses
+    from millrace.flows.spark_host.status import statuses
 
     rows = [each.to_json() for each in statuses(context.settings)]
     shown = ("name", "source", "sink", "guarantee", "job", "state", "rows", "lag_seconds")
@@ -61,8 +61,8 @@ def show_status(
 
     Example: `millrace streams status`
     """
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.running.status import status, statuses
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.status import status, statuses
 
     settings = context.settings
     if name is not None:
@@ -101,8 +101,8 @@ def validate(
 
     Example: `millrace streams validate`
     """
-    from millrace.streams.declare.checks import checked
-    from millrace.streams.declare.found import declared_stream, declared_streams
+    from millrace.flows.declare.checks import checked
+    from millrace.flows.declare.discovery import declared_stream, declared_streams
 
     settings = context.settings
     if name is None:
@@ -130,11 +130,11 @@ def explain(context: JsonContext, name: Name) -> None:
 
     Example: `millrace streams explain flights_hourly`
     """
+    from millrace.flows.declare.checks import checked, require_runnable
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.frames import found_by_spark
+    from millrace.flows.spark_host.status import status
     from millrace.runtime.spark.session import session
-    from millrace.streams.declare.checks import checked, require_runnable
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.running.frames import found_by_spark
-    from millrace.streams.running.status import status
 
     settings = context.settings
     stream = declared_stream(settings, name)
@@ -171,8 +171,8 @@ def run(
 
     Example: `millrace streams run flights_hourly --available-now`
     """
+    from millrace.flows.spark_host.query import require_startable, streams_of
     from millrace.runtime.launch.command import jobs_folder
-    from millrace.streams.running.query import require_startable, streams_of
 
     settings = context.settings
     require_startable(settings, streams_of(settings, name))
@@ -200,10 +200,10 @@ def batch(
 
     Example: `millrace streams batch flights_hourly --until 2026-11-21T10:15:00Z --output hours.parquet`
     """
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.frames import batch_of
     from millrace.message.ids import resolve_tick
     from millrace.runtime.spark.session import session
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.running.frames import batch_of
 
     settings = context.settings
     chosen = resolve_format(file_format, output, as_json=context.as_json)
@@ -230,9 +230,9 @@ def start(context: JsonContext, name: Name) -> None:
 
     Example: `millrace streams start flights_hourly`
     """
+    from millrace.flows.spark_host.query import require_startable, streams_of
+    from millrace.flows.spark_host.status import run_id
     from millrace.runtime.launch.launcher import Launcher
-    from millrace.streams.running.query import require_startable, streams_of
-    from millrace.streams.running.status import run_id
 
     settings = context.settings
     require_startable(settings, streams_of(settings, name))
@@ -257,8 +257,8 @@ def pause(context: CommandContext, name: Name) -> None:
 
     Example: `millrace streams pause flights_hourly`
     """
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.declare.kept import Kept
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.incarnations import Kept
 
     settings = context.settings
     stream = declared_stream(settings, name)
@@ -272,8 +272,8 @@ def resume(context: CommandContext, name: Name) -> None:
 
     Example: `millrace streams resume flights_hourly`
     """
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.declare.kept import Kept
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.incarnations import Kept
 
     settings = context.settings
     declared_stream(settings, name)
@@ -301,9 +301,9 @@ def replay(
 
     Example: `millrace streams replay flights_hourly --after 0`
     """
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.incarnations import Begun, Kept
     from millrace.message.ids import resolve_tick
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.declare.kept import Begun, Kept
 
     if (after is None) == (snapshot is None):
         raise InvalidArgument("say where the stream begins: give either --after or --snapshot")
@@ -333,8 +333,8 @@ def upgrade(
 
     Example: `millrace streams upgrade flights_hourly --keep-state`
     """
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.declare.kept import Kept
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.incarnations import Kept
 
     settings = context.settings
     state = Kept(settings, name).upgrade(declared_stream(settings, name), keep_state=keep_state)
@@ -364,8 +364,8 @@ def redrive(context: JsonContext, name: Name) -> None:
 
     Example: `millrace streams redrive flights_hourly`
     """
-    from millrace.streams.declare.found import declared_stream
-    from millrace.streams.running.redrive import redrive as redriven
+    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.spark_host.redrive import redrive as redriven
 
     settings = context.settings
     print_facts(redriven(settings, declared_stream(settings, name)), as_json=context.as_json)
@@ -377,8 +377,8 @@ def _moment(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stopped(settings: Settings, job: str) -> str:
+    from millrace.flows.spark_host.status import run_id
     from millrace.runtime.launch.launcher import Launcher
-    from millrace.streams.running.status import run_id
 
     try:
         return str(Launcher(settings).stop(run_id(job)).state)

@@ -36,13 +36,13 @@ from millrace.brokers.server import free_ports, is_listening
 from millrace.coord.store_factory import cluster_token
 from millrace.demo.flights import flights
 from millrace.demo.summary import DemoInterrupted
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.positions import positions_of
 from millrace.flows.sinks.models import OpenSearchSink
 from millrace.flows.sinks.opensearch.index import client_of
 from millrace.flows.sources.kafka.topics import logger
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.worker.declared import read_pipeline
-from millrace.pipelines.worker.positions import positions_of
 from millrace.runtime.child_processes import ChildProcess
 
 TOPIC: Final = "flights"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+from millrace.flows.declare.stream import From, Into, Stream, Watermark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -26,9 +26,9 @@ from millrace.base.file_lock import is_report_live
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 from millrace.coord.consumer_positions import read_group_positions
+from millrace.flows.range_host.status import metrics_path, status_path, workers_of
 from millrace.observe.jobs import node_settings
 from millrace.observe.models import Overview
-from millrace.pipelines.model.status import metrics_path, status_path, workers_of
 from millrace.tables.wal.reader import WalSnapshot
 
 _log: Final = logging.getLogger(__name__)

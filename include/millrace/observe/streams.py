@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.streams.running.status import StreamStatus, statuses
+from millrace.flows.spark_host.status import StreamStatus, statuses
 
 MAX_STREAMS: Final = 500
 """Maximum number of streams shown. Beyond that a graph is unreadable."""

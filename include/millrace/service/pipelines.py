@@ -26,13 +26,13 @@ from millrace.base.errors import MillraceError
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.coord.store_factory import cluster_token
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.range_host.logs import begin_log, new_run
 from millrace.observe.exposition import merge_expositions, pipeline_metrics
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS, SERVICE, ServiceHealth, router, service_facts
 from millrace.pipelines.deploy.deployment import Deployment
-from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
-from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime.process_setup import set_up_service
 from millrace.service import read_routes
 from millrace.service.application import RouteGroup, build_app

@@ -1,1 +1,1 @@
-"""Stream processing: a collection's rows as a Spark source, sinks with a chosen guarantee, declared streams."""
+"""Time and keys: operators over streams, their keyed state, and row patterns (docs/operators.md)."""

@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 
 from millrace.access.grants import Caller, Role
 from millrace.base.errors import MillraceError
+from millrace.flows.declare.pipeline import Resources
+from millrace.flows.errors.selection import Selection
+from millrace.flows.range_host.status import State
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
-from millrace.pipelines.model.pipeline import Resources
-from millrace.pipelines.model.status import State
 from millrace.pipelines.store.records import Phase, Record
-from millrace.pipelines.worker.selection import Selection
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
 from millrace_airflow.ui.pages import Renderer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from millrace.flows.spark_host.status import StreamStatus
 from millrace.observe.streams import StreamEndpoint, StreamsView, stream_node
-from millrace.streams.running.status import StreamStatus
 
 WIDTHS: Final = {"stream": 236, "table": 168}
 HEIGHTS: Final = {"stream": 92, "table": 44}

@@ -13,13 +13,13 @@ from confluent_kafka.admin import BrokerMetadata, ClusterMetadata
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.topic import ErrorTopic
 from millrace.flows.kafka.brokers import looked_at
+from millrace.flows.range_host import topic_admin
 from millrace.flows.sinks.kafka.sink import made
 from millrace.flows.sinks.models import KafkaSink
 from millrace.flows.sources.kafka.topics import Reader, Topics
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.worker import topic_admin
-from millrace.pipelines.worker.error_topic import ErrorTopic
 
 THERE: dict[str, Any] = {"kind": "kafka", "bootstrap": ["rebound.test:9092"], "topics": ["in"]}
 

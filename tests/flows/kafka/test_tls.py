@@ -27,14 +27,14 @@ from opensearchpy import OpenSearch
 from millrace.base.errors import LogUnavailable, MillraceError, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host import topic_admin
+from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.host import run
 from millrace.flows.registry import sink_of
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.worker import topic_admin
-from millrace.pipelines.worker.definition import PipelineRun
-from millrace.pipelines.worker.host import run
 from tests import running_brokers
 from tests.certificates import certificate
-from tests.pipelines.faulty import Faulty
+from tests.flows.faulty import Faulty
 
 pytestmark = pytest.mark.slow
 

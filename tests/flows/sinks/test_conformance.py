@@ -23,15 +23,15 @@ from opensearchpy import OpenSearch
 import millrace.testing
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink, Verdicts
-from millrace.pipelines.model.pipeline import Pipeline
 from millrace.testing import Deployment
 from tests import running_brokers
+from tests.flows.faulty import Faulty, cut_off, html, in_part, refused, trips_over
 from tests.flows.sinks.batches import put
-from tests.pipelines.faulty import Faulty, cut_off, html, in_part, refused, trips_over
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 

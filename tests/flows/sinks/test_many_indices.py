@@ -13,6 +13,7 @@ from opensearchpy import OpenSearch
 
 from millrace.base.errors import PipelineInvalid, SinkRefused
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.documents import Refused
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
@@ -21,7 +22,6 @@ from millrace.flows.sinks.opensearch import sink as under_test
 from millrace.flows.sinks.opensearch.index import client_of, remove
 from millrace.flows.sinks.opensearch.naming import IndexNames, pattern_of
 from millrace.flows.sinks.sink import Sink
-from millrace.pipelines.model.pipeline import Pipeline
 from tests import running_brokers
 from tests.flows.sinks.batches import put
 

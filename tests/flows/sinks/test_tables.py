@@ -16,10 +16,10 @@ import pytest
 import millrace.testing
 from millrace.base.errors import InvalidSettings, SinkRefused
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_kinds, sink_of
 from millrace.flows.sinks.sink import Sink
-from millrace.pipelines.model.pipeline import Pipeline
 from tests.flows.sinks.batches import put
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}

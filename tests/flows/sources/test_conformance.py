@@ -16,7 +16,7 @@ from millrace.flows.sources.models import CollectionSource, KafkaSource
 from millrace.flows.sources.models import Source as Declared
 from millrace.flows.sources.source import SOURCES, LaneReader, Limits, Source, reader_of, source_of, task_of
 from millrace.testing import Deployment
-from tests.pipelines.brokers_in_process import Brokers, brokers
+from tests.flows.brokers_in_process import Brokers, brokers
 
 MANY = Limits(1_000, 1 << 20, 0.2)
 

@@ -12,13 +12,13 @@ import pytest
 from millrace.access.grants import LOCAL_ADMIN, Grant, Role
 from millrace.base.errors import LogUnavailable, PipelineBusy, PipelineInvalid
 from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.sinks.opensearch.index import index_path
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.reach import require_allowed, require_reachable
 from millrace.pipelines.deploy.saga import Saga
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.store.records import Phase
 from millrace.pipelines.store.tables import PIPELINE
 from tests.pipelines.api.test_routes import DECLARED, KAFKA, Service, service

@@ -25,19 +25,19 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.keys import Keys, new_key
+from millrace.flows.errors.selection import Selection
+from millrace.flows.range_host.status import PipelineStatus, State, metrics_path, status_path
 from millrace.flows.sources.source import Ends
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.deploy.world import RealWorld
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import PipelineStatus, State, metrics_path, status_path
-from millrace.pipelines.store.keys import Keys, new_key
 from millrace.pipelines.store.records import PipelineRole, Record
 from millrace.pipelines.store.store import open_pipelines
-from millrace.pipelines.worker.declared import read_pipeline
-from millrace.pipelines.worker.selection import Selection
 from millrace.service.authentication import token_authenticator
 from millrace.service.pipelines import service_app
 from tests.pipelines.api.matrix import calls, expected, got

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millrace.base.settings import Settings
+from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.deploy.deployment import Deployment
-from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 
 
 def test_of_a_worker_that_ended_no_state_of_its_process_is_told(settings: Settings) -> None:

@@ -16,9 +16,9 @@ from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidArgument, PipelineNotFound
 from millrace.base.settings import Settings
+from millrace.flows.errors.selection import EVERYTHING, Selection
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.store.store import open_pipelines
-from millrace.pipelines.worker.selection import EVERYTHING, Selection
 from tests import running_brokers
 
 pytestmark = pytest.mark.slow

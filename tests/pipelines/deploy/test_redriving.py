@@ -13,12 +13,12 @@ import pytest
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.selection import EVERYTHING, Selection
+from millrace.flows.errors.topic import headers_of
 from millrace.flows.records import Failure, Record
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import FIRST_PAUSE, MAX_TRIES, Redrives, RedriveState, run_id
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.worker.error_topic import headers_of
-from millrace.pipelines.worker.selection import EVERYTHING, Selection
 from millrace.runtime.launch.launcher import Launcher
 
 SILENT = {

@@ -24,7 +24,7 @@ import yaml
 from millrace.base.package import ROOT
 from millrace.base.settings import RESERVED, describe
 from millrace.brokers.server import free_ports
-from millrace.pipelines.model.configuration import Configuration
+from millrace.flows.declare.configuration import Configuration
 from millrace.runtime.child_processes import ChildProcess
 from tools.pipelines.quality_gate import problems
 

@@ -9,14 +9,14 @@ import pytest
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host import topic_admin
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.runner import run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
-from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.store.records import Phase
 from millrace.pipelines.store.store import open_pipelines
-from millrace.pipelines.worker import topic_admin
 
 DECLARED = {
     "id": "flights",

@@ -19,8 +19,8 @@ from millrace.base.errors import (
     SecretUnreadable,
 )
 from millrace.base.settings import Settings
+from millrace.flows.declare.keys import FILE, VARIABLE, new_key
 from millrace.pipelines.store import store as storing
-from millrace.pipelines.store.keys import FILE, VARIABLE, new_key
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
 from tests.pipelines.store.conftest import Again, declared

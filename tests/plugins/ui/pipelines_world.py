@@ -11,16 +11,16 @@ from typing import Any
 
 from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.settings import Settings
+from millrace.flows.errors.listing import ErrorPage, _row
+from millrace.flows.errors.selection import Selection
+from millrace.flows.errors.topic import headers_of
+from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, status_path
+from millrace.flows.range_host.supervision import read_status
+from millrace.flows.range_host.trend import sample_of, samples_path
 from millrace.flows.records import Failure, Record
 from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.api.management import Management
-from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.store.store import PipelineStore
-from millrace.pipelines.worker.error_listing import ErrorPage, _row
-from millrace.pipelines.worker.error_topic import headers_of
-from millrace.pipelines.worker.selection import Selection
-from millrace.pipelines.worker.supervision import read_status
-from millrace.pipelines.worker.trend import sample_of, samples_path
 from tests.pipelines.api.test_routes import DECLARED, Kept, NoProcess, NoRun, NoServers
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -19,7 +19,7 @@ from millrace.streams.keyed.store import Advanced, KeyedTable
 from millrace.streams.operators.patterns import Patterns
 from millrace.streams.operators.windows import Windows
 from millrace.streams.patterns.table import match_table
-from tests.streams.keyed.stream_process import BATCHES, QUERY, SCHEMA, run, stream
+from tests.flows.spark_host.stream_process import BATCHES, QUERY, SCHEMA, run, stream
 from tests.streams.operators.cuts import alike
 
 
@@ -34,7 +34,7 @@ def whole() -> list[tuple[str, ...]]:
 def test_a_kill_at_any_step_changes_nothing(point: str, tmp_path: Path) -> None:
     path = os.pathsep.join(each for each in sys.path if each)
     environment = os.environ | {"MILLRACE_TEST_FAILPOINTS": point, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "tests.streams.keyed.stream_process", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.flows.spark_host.stream_process", str(tmp_path)]
     done = subprocess.run(command, env=environment, timeout=60, check=False)
     assert done.returncode == -9
     run(tmp_path)

@@ -167,8 +167,8 @@ def _ask(
 
 
 def _start(spark: SparkSession, settings: Settings, asked: RunningQuery) -> StreamingQuery:
-    from millrace.flows.spark_host import columns_of, sink_folder, start
-    from millrace.streams.keyed.frames import KeyedFrames
+    from millrace.flows.spark_host.keyed import KeyedFrames
+    from millrace.flows.spark_host.micro_batches import columns_of, sink_folder, start
 
     question = asked.question
     frame = question.frame(spark, settings)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from millrace.catalog.collection import CollectionInfo
-    from millrace.streams.declare.declaration import Stream
+    from millrace.flows.declare.stream import Stream
 
 DATE: Final = "date"
 """The partition column of every derived table: the UTC day of its bucket."""
@@ -112,7 +112,7 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
 
     Raises InvalidArgument if the stream reads no collection, or has no transform or more than a transform.
     """
-    from millrace.streams.declare.declaration import From
+    from millrace.flows.declare.stream import From
 
     if stream.transform is None:
         raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table needs a function")
@@ -126,7 +126,7 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
     mark = stream.source.watermark
 
     def build(rows: DataFrame) -> DataFrame:
-        from millrace.streams.declare.declaration import function_of
+        from millrace.flows.declare.stream import function_of
 
         found: DataFrame = function_of(stream.transform)(rows)
         return found

@@ -14,13 +14,13 @@ import pyarrow.fs as fs
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
+from millrace.flows.range_host.positions import pipeline_tables
 from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
 from millrace.operations.coverage import Coverage
 from millrace.operations.quality.gate import require_unblocked
 from millrace.operations.quality.quarantine import quarantine_uri
-from millrace.pipelines.worker.positions import pipeline_tables
 from millrace.runtime.progress import Progress
 from millrace.storage.pins import TablePins
 from millrace.storage.published import CONVERTED, PublishedTable

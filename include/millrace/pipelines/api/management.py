@@ -37,9 +37,17 @@ from millrace.base.errors import (
 )
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.part import Problem, invalid
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.listing import SHOWN_BYTES
 from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.range_host.lookups import CollectionRows
+from millrace.flows.range_host.status import PipelineStatus
+from millrace.flows.range_host.topic_admin import BrokersLook
+from millrace.flows.range_host.trend import Trend, read_trend
 from millrace.flows.records import Record as TopicRecord
+from millrace.flows.samples.trying import Trying
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.airflow import by_airflow
@@ -49,16 +57,8 @@ from millrace.pipelines.deploy.redriving import Redrives
 from millrace.pipelines.deploy.runner import World, run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.status import PipelineStatus
-from millrace.pipelines.samples.trying import Trying
 from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.store import PipelineStore
-from millrace.pipelines.worker.error_listing import SHOWN_BYTES
-from millrace.pipelines.worker.lookups import CollectionRows
-from millrace.pipelines.worker.topic_admin import BrokersLook
-from millrace.pipelines.worker.trend import Trend, read_trend
 
 if TYPE_CHECKING:
     from millrace.flows.sources.source import Source
@@ -394,7 +394,7 @@ class Management(Reprocessing, Closeable):
         """
         import msgspec
 
-        from millrace.pipelines.worker.newest import newest_records
+        from millrace.flows.range_host.newest import newest_records
 
         if len(documents) > MAX_SAMPLES:
             raise InvalidArgument(f"a dry run takes at most {MAX_SAMPLES} documents, not {len(documents)}")

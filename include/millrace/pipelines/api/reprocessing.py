@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 from millrace.access.grants import Caller
 from millrace.base.errors import InvalidArgument, PipelineBusy, TableNotFound
 from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.sources.models import KafkaSource
 from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
-from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.store.records import STOPPED, Phase, Record
 from millrace.pipelines.store.store import KEPT_EVENTS, PipelineStore
 
 if TYPE_CHECKING:
+    from millrace.flows.errors.listing import ErrorPage
+    from millrace.flows.errors.selection import Selection
     from millrace.flows.sources.source import Source
-    from millrace.pipelines.worker.error_listing import ErrorPage
-    from millrace.pipelines.worker.selection import Selection
 
 
 _OVER: Final = frozenset({RedriveState.DONE, RedriveState.FAILED, RedriveState.CANCELLED})
@@ -48,7 +48,7 @@ class Reprocessing:
 
     def offsets(self, pipeline: str) -> dict[str, int]:
         """The next offset of each task that has one."""
-        from millrace.pipelines.worker.positions import positions_of
+        from millrace.flows.range_host.positions import positions_of
 
         self._store.get(pipeline)
         try:
@@ -58,7 +58,7 @@ class Reprocessing:
 
     def change_offsets(self, caller: Caller, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
         """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for unknown tasks."""
-        from millrace.pipelines.worker.positions import change_positions
+        from millrace.flows.range_host.positions import change_positions
 
         record = self._stopped(pipeline)
         source = self._pipeline(record).source
@@ -80,8 +80,8 @@ class Reprocessing:
 
         Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument.
         """
-        from millrace.pipelines.worker.definition import places_of
-        from millrace.pipelines.worker.positions import change_positions
+        from millrace.flows.range_host.definition import places_of
+        from millrace.flows.range_host.positions import change_positions
 
         at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
         record = self._stopped(pipeline)
@@ -100,7 +100,7 @@ class Reprocessing:
 
     def errors(self, pipeline: str, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
         """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
-        from millrace.pipelines.worker.error_listing import error_page
+        from millrace.flows.errors.listing import error_page
 
         return error_page(self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
 

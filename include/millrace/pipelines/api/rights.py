@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import PermissionDenied
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.steps import Lookup
 from millrace.flows.sinks.models import CollectionSink
 from millrace.flows.sources.models import CollectionSource
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.steps import Lookup
 
 _HOME: Final = ("bootstrap", "hosts")
 """Fields that say where secrets beside them are sent."""

@@ -16,13 +16,13 @@ from millrace.access.grants import Caller, ResourceKind, Role
 from millrace.access.permissions import Requirement, Scope
 from millrace.base.errors import InvalidArgument
 from millrace.base.package import VERSION
+from millrace.flows.errors.listing import ErrorPage
+from millrace.flows.errors.selection import MAX_IDS, Selection
+from millrace.flows.range_host.status import PipelineStatus
+from millrace.flows.range_host.trend import Trend
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
 from millrace.pipelines.deploy.redriving import RedriveStatus
-from millrace.pipelines.model.status import PipelineStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
-from millrace.pipelines.worker.error_listing import ErrorPage
-from millrace.pipelines.worker.selection import MAX_IDS, Selection
-from millrace.pipelines.worker.trend import Trend
 
 SERVICE: Final = "millrace-pipelines"
 

@@ -1,6 +1,6 @@
 """A pipeline's worker as a launched run: ``python -m millrace.pipelines.deploy FILE``, started once for each run id.
 
-It supervises the worker (millrace.pipelines.worker.supervisor) and reports at the end how the worker ended.
+It supervises the worker (millrace.flows.range_host.supervisor) and reports at the end how the worker ended.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from millrace.base.data_folder import restrict_umask
 from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.pipelines.worker.supervision import read_end
-from millrace.pipelines.worker.supervisor import supervise
+from millrace.flows.range_host.supervision import read_end
+from millrace.flows.range_host.supervisor import supervise
 
 
 def main() -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from millrace.base.settings import Settings
-from millrace.pipelines.model.pipeline import AIRFLOW
-from millrace.pipelines.model.status import declaration_path
+from millrace.flows.declare.pipeline import AIRFLOW
+from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.store.store import is_kept, open_pipelines
 

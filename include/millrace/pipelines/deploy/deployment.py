@@ -12,15 +12,15 @@ from typing import Any, Final
 from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import sealed
+from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
-from millrace.pipelines.model.configuration import sealed
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.status import PipelineStatus, State, declaration_path, pipeline_folder
-from millrace.pipelines.store.keys import Keys
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.positions import forget_positions
+from millrace.flows.range_host.status import PipelineStatus, State, declaration_path, pipeline_folder
+from millrace.flows.range_host.supervision import End, last_pulse, read_end, read_status, want
+from millrace.flows.range_host.supervisor import SILENT_SECONDS
 from millrace.pipelines.store.store import PipelineStore
-from millrace.pipelines.worker.positions import forget_positions
-from millrace.pipelines.worker.supervision import End, last_pulse, read_end, read_status, want
-from millrace.pipelines.worker.supervisor import SILENT_SECONDS
 from millrace.runtime.launch.command import module_job
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
 

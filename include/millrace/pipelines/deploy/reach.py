@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 
 from millrace.flows.declare.addresses import address_of, host_of, is_forbidden, leads_astray
 from millrace.flows.declare.part import Problem, invalid
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.sinks.models import OpenSearchSink
-from millrace.pipelines.model.pipeline import Pipeline
 
 
 def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:

@@ -27,8 +27,8 @@ from millrace.base.data_folder import restrict_umask
 from millrace.base.errors import MillraceError, PipelineBusy, RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import declaration_path
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.range_host.status import declaration_path
 from millrace.runtime.launch.command import module_job
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
 
@@ -51,7 +51,7 @@ class RedriveState(StrEnum):
 
 
 class RedriveStatus(BaseModel):
-    """The newest redrive of a pipeline. Its counts are of `Redriven` (millrace.pipelines.worker.redrive)."""
+    """The newest redrive of a pipeline. Its counts are of `Redriven` (millrace.flows.errors.redrive)."""
 
     pipeline: str
     state: RedriveState
@@ -189,10 +189,10 @@ def run_id(pipeline: str) -> str:
 
 def main() -> int:
     """Redrive until the topic's end, or until SIGTERM or SIGINT."""
-    from millrace.pipelines.store.keys import Keys
-    from millrace.pipelines.worker.declared import read_pipeline
-    from millrace.pipelines.worker.redrive import Progress, redrive
-    from millrace.pipelines.worker.selection import Selection
+    from millrace.flows.declare.file import read_pipeline
+    from millrace.flows.declare.keys import Keys
+    from millrace.flows.errors.redrive import Progress, redrive
+    from millrace.flows.errors.selection import Selection
     from millrace.runtime.process_setup import stop_on_signals
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -13,16 +13,16 @@ from typing import Final
 from opensearchpy import OpenSearch
 
 from millrace.base.errors import InvalidArgument
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.topic import make_error_topic
 from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.range_host import topic_admin
 from millrace.flows.sinks.models import KafkaSink, OpenSearchSink
 from millrace.flows.sinks.opensearch import index as indices
 from millrace.flows.sources.models import KafkaSource
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_reachable
-from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.store.records import Record
-from millrace.pipelines.worker import topic_admin
-from millrace.pipelines.worker.error_topic import make_error_topic
 
 SECONDS: Final = 15.0
 

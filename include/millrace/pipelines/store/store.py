@@ -30,9 +30,9 @@ from millrace.base.errors import (
     QuotaExceeded,
 )
 from millrace.base.settings import Settings
+from millrace.flows.declare.keys import Keys
 from millrace.meta.factory import PASSWORD_VARIABLE, USERNAME_VARIABLE
 from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade, upgrade_exclusively
-from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.store.records import DEFAULT_QUOTA, STOPPED, Event, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.tables import EVENT, PIPELINE, QUOTA, ROLE, SECRET, TURN
 from millrace.pipelines.store.taking_over import take_over, was_taken_over

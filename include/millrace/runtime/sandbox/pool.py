@@ -1,6 +1,6 @@
 """The caller side of a sandbox: a few worker processes, started on demand, reused, and killed if they exceed a limit.
 
-sandbox = Sandbox("millrace.pipelines.samples")
+sandbox = Sandbox("millrace.flows.samples")
 sandbox.call(request)                 # JSON; raises TooMuchWork, ServiceBusy
 """
 

@@ -15,12 +15,12 @@ from opensearchpy import OpenSearch
 
 import millrace.testing
 from millrace.base.errors import InvalidArgument, PipelineInvalid
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.host import run
 from millrace.flows.records import Record
 from millrace.flows.sources.collection.documents import Rows, RowsReader
 from millrace.flows.sources.models import CollectionSource
-from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.worker.definition import PipelineRun
-from millrace.pipelines.worker.host import run
 from tests import running_brokers
 
 SCHEMA = {"id": "int64", "name": "string?", "at": "timestamp?"}

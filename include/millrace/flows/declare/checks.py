@@ -1,0 +1,361 @@
+"""Check whether a declared stream can run, without running it: source, columns, event time, sink, letters, function.
+
+What only Spark can tell (the columns that its transform gives, whether its state is bounded) is in
+:mod:`millrace.flows.spark_host.frames`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
+from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
+from millrace.catalog.sqlite_file import read_collection, read_collections
+from millrace.flows.declare.stream import From, FromTopics, Into, Stream, Table, function_of
+from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.poison import LETTERS
+from millrace.flows.sources.models import RECORD_TIME
+from millrace.streams.keyed.clock import Clock
+from millrace.streams.keyed.operator import Operator, late_schema, one_name_each
+from millrace.streams.operators.declared import LOG_TIME, duration, late_names, sink_names
+from millrace.streams.patterns.sorted_rows import column_of
+from millrace.wal.visible.changes import change_schema
+
+_TIMES = ("timestamp", "timestamp_ntz", "date")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with a declaration (an error: it cannot run), or to be known (a warning)."""
+
+    level: Literal["error", "warning"]
+    field: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.words}"
+
+
+def check(settings: Settings, stream: Stream) -> list[Finding]:
+    """What can be found of `stream` by the deployment's catalog alone."""
+    known = {each.name: each for each in read_collections(settings.data_dir) if each.state == "active"}
+    found = [*_source(stream, known), *_sink(stream, stream.sink, "sink", known)]
+    if stream.late is not None:
+        found += _sink(stream, stream.late, "late", known)
+    for name, table in stream.tables.items():
+        found += _table(f"tables.{name}", table, known)
+    if stream.operator is not None:
+        found += _operator(stream, known)
+    for field, name in (("transform", stream.transform), ("sink.function", stream.sink.function)):
+        if name is not None:
+            try:
+                function_of(name)
+            except InvalidStream as error:
+                found.append(Finding("error", field, str(error)))
+    if stream.sql is not None:
+        found += _sql(stream)
+    elif stream.transform is None and stream.operator is None:
+        found += _rows(stream, known)
+    return found
+
+
+def creates(settings: Settings, sink: Into) -> bool:
+    """Whether the sink's collection is created when the stream starts."""
+    if not sink.create:
+        return False
+    found = read_collection(settings.data_dir, sink.collection) if sink.collection else None
+    return found is None or found.state != "active"
+
+
+def require_runnable(stream: Stream, findings: list[Finding]) -> None:
+    """Raises InvalidStream with all errors among the findings."""
+    errors = [str(each) for each in findings if each.level == "error"]
+    if errors:
+        raise InvalidStream(f"the stream {stream.name!r} cannot run: {'; '.join(errors)}")
+
+
+def source_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
+    """Return the columns of the stream's rows as they come out of its source, without a made event time.
+
+    None if its collection does not exist. Raises InvalidArgument if a topic's columns have no such types.
+    """
+    source = stream.source
+    if isinstance(source, FromTopics):
+        from millrace.flows.sources.kafka.columns import RecordRows
+
+        return RecordRows(source.columns, source.record_columns).schema
+    collection = known.get(source.collection)
+    return None if collection is None else rows_schema(collection, source.columns)
+
+
+def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    source = stream.source
+    found = _topics(stream, source, known) if isinstance(source, FromTopics) else _collection(stream, source, known)
+    yield from found
+    mark = source.watermark
+    if mark is not None and mark.delay.startswith("0 "):
+        yield Finding(
+            "warning", "source.watermark.delay", "without a delay a row as old as the newest one is late already"
+        )
+    if mark is None and stream.transform is not None:
+        yield Finding(
+            "warning",
+            "source.watermark",
+            "without one an aggregate, a join or a deduplication keeps its state for good",
+        )
+
+
+def _topics(stream: Stream, source: FromTopics, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    try:
+        schema = source_schema(stream, known)
+    except InvalidArgument as error:
+        yield Finding("error", "source.columns", str(error))
+        return
+    assert schema is not None
+    if source.dead_letters is not None:
+        yield from _letters("source.dead_letters", source.dead_letters, known)
+    mark = source.watermark
+    if mark is None:
+        return
+    if mark.column not in schema.names or not pa.types.is_temporal(schema.field(mark.column).type):
+        words = f"{mark.column!r} is no timestamp or date of the source's columns, and not {RECORD_TIME!r}"
+        yield Finding("error", "source.watermark.column", words)
+
+
+def _collection(stream: Stream, source: From, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    collection = known.get(source.collection)
+    if collection is None:
+        yield Finding("error", "source.collection", f"there is no collection {source.collection!r}")
+        return
+    names = change_schema(collection.schema).names
+    for name in source.columns:
+        if name not in names:
+            yield Finding(
+                "error", "source.columns", f"{source.collection!r} has no column {name!r}: {', '.join(names)}"
+            )
+    windows = stream.operator is not None and stream.operator.windows is not None
+    chosen = "kinds" in source.model_fields_set
+    if windows and not chosen and collection.schema.on_duplicate == "replace":
+        words = (
+            f"{source.collection!r} replaces rows, and windows count each version of one:"
+            " say 'skip others' if they are to, or 'inserts' to stop there"
+        )
+        yield Finding("warning", "source.kinds", words)
+    mark = source.watermark
+    if mark is None:
+        return
+    kinds = {field.name: field.type for field in collection.schema.fields}
+    if mark.column == LOG_TIME:
+        return
+    if kinds.get(mark.column) not in _TIMES:
+        yield Finding("error", "source.watermark.column", f"{mark.column!r} is no timestamp of {source.collection!r}")
+    elif source.columns and mark.column not in source.columns:
+        yield Finding("error", "source.watermark.column", f"{mark.column!r} is none of the stream's columns")
+
+
+def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    collection = known.get(table.collection)
+    if collection is None:
+        yield Finding("error", f"{field}.collection", f"there is no collection {table.collection!r}")
+        return
+    names = [each.name for each in collection.schema.fields]
+    for name in table.columns:
+        if name not in names:
+            yield Finding(
+                "error", f"{field}.columns", f"{table.collection!r} has no column {name!r}: {', '.join(names)}"
+            )
+
+
+def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    """What can be told of the operator before a transform is asked: all, where there is none."""
+    operation = stream.operator
+    assert operation is not None
+    right = None if operation.as_of is None else known.get(operation.as_of.collection)
+    if operation.as_of is not None and right is None:
+        yield Finding("error", "operator.as_of.collection", f"there is no collection {operation.as_of.collection!r}")
+        return
+    if operation.as_of is not None and operation.as_of.versioned and right is not None:
+        keys = right.schema.key_names
+        if set(keys) != set(operation.as_of.keys):
+            words = (
+                f"by {LOG_TIME} rows are versions of their primary key, and that of {right.name!r} is {', '.join(keys)}"
+            )
+            yield Finding("error", "operator.as_of.keys", words)
+            return
+    schema = _plain_schema(stream, known)
+    if schema is None or stream.transform is not None or stream.sql is not None:
+        return
+    if stream.source.watermark is not None and stream.source.watermark.column == LOG_TIME:
+        schema = schema.append(pa.field(LOG_TIME, pa.timestamp("us", "UTC")))
+    if not stream.source.columns:
+        words = (
+            "name those that the operator needs: its table has them, and a new field of the source would end the stream"
+        )
+        yield Finding("warning", "source.columns", words)
+    try:
+        answers, aside, warnings = planned(stream, schema, right)
+        for each in warnings:
+            yield Finding("warning", "operator", each)
+        into = known.get(str(stream.sink.collection))
+        if into is not None:
+            require_fit(answers, into, changes=stream.sink.mode == "changes")
+        beside = None if stream.late is None else known.get(str(stream.late.collection))
+        if beside is not None:
+            require_fit(aside, beside, changes=False)
+    except InvalidArgument as error:
+        yield Finding("error", "operator", str(error))
+        return
+    windows = operation.windows
+    if (
+        windows is not None
+        and windows.late == "correct"
+        and stream.sink.kind == "collection"
+        and stream.sink.mode == "append"
+    ):
+        yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
+
+
+def _rows(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
+    schema, into = _plain_schema(stream, known), known.get(str(stream.sink.collection))
+    if schema is None or into is None:
+        return
+    by = stream.sink.partition_by
+    try:
+        require_fit(schema, into, changes=stream.sink.mode == "changes")
+    except InvalidArgument as error:
+        yield Finding("error", "sink", str(error))
+    if by is not None and by not in schema.names:
+        yield Finding("error", "sink.partition_by", f"{by!r} is none of the stream's columns")
+
+
+def _plain_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
+    """The columns of the source's rows; None if :func:`_source` finds what is wrong with them."""
+    try:
+        return source_schema(stream, known)
+    except (InvalidArgument, KeyError):
+        return None
+
+
+def rows_schema(collection: CollectionInfo, columns: Sequence[str]) -> pa.Schema:
+    """The columns of a stream's rows, as they come out of its source."""
+    every = change_schema(collection.schema)
+    every = every.set(every.get_field_index("_change"), pa.field("_change", pa.utf8()))
+    return pa.schema([every.field(name) for name in columns]) if columns else every
+
+
+def planned(stream: Stream, schema: pa.Schema, right: CollectionInfo | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
+    """Return the columns of the operator's answers over rows of `schema`, those of late rows, and what grows its state.
+
+    The columns are those that the sinks get. Raises InvalidArgument.
+    """
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    operator = operation.made(mark.column, schema)
+    if operation.as_of is not None and right is not None:
+        schema = operation.as_of.both(schema, rows_schema(right, ()), mark.column)
+    warnings = operator.check(schema)
+    Clock(duration(mark.delay), mark.ahead).check(operator, schema)
+    return *given_columns(stream, operator, schema), warnings
+
+
+def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
+    """Return the columns of the operator's answers and of late rows, as their sinks have them.
+
+    Raises InvalidArgument if two columns have the same name.
+    """
+    mark = stream.source.watermark
+    assert mark is not None
+    answers = operator.output_schema(schema)
+    aside = late_schema(schema, schema.field(column_of(schema, mark.column)).type)
+    into = sink_names(answers.names, collection=stream.sink.kind == "collection")
+    beside = late_names(aside.names, collection=stream.late is not None and stream.late.kind == "collection")
+    return (
+        one_name_each(answers.field(each).with_name(name) for each, name in into.items()),
+        one_name_each(aside.field(each).with_name(name) for each, name in beside.items()),
+    )
+
+
+def _sink(stream: Stream, sink: Into, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    if sink.kind != "collection":
+        return
+    collection = known.get(str(sink.collection))
+    if collection is None and sink.create:
+        pass
+    elif collection is None:
+        yield Finding("error", f"{field}.collection", f"there is no collection {sink.collection!r}: create it")
+    elif sink.partition is not None and sink.partition not in collection.partitions:
+        yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
+    if sink.dead_letters is not None:
+        yield from _letters(f"{field}.dead_letters", sink.dead_letters, known)
+    if sink.mode == "append" and stream.output_mode == "update":
+        yield Finding(
+            "error", f"{field}.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
+        )
+    if sink.mode == "changes" and isinstance(stream.source, FromTopics):
+        yield Finding("error", f"{field}.mode", "a topic has records and no changes: use 'upsert' or 'append'")
+    elif sink.mode == "changes" and isinstance(stream.source, From) and stream.source.kinds != "all":
+        yield Finding("error", "source.kinds", "a sink that applies changes needs all of them: kinds 'all'")
+    if f"collection:{sink.collection}" == stream.source.target:
+        yield Finding("error", f"{field}.collection", "a stream into its own source never ends")
+
+
+def _letters(field: str, name: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    letters = known.get(name)
+    if letters is None:
+        yield Finding("error", field, f"there is no collection {name!r}: `millrace streams letters` makes it")
+    elif letters.schema.arrow() != LETTERS.arrow():
+        yield Finding("error", field, f"{name!r} has other columns than dead letters have")
+
+
+def _sql(stream: Stream) -> Iterator[Finding]:
+    import sqlglot
+    from sqlglot import errors, exp
+
+    try:
+        parsed = sqlglot.parse_one(str(stream.sql), dialect="spark")
+    except errors.SqlglotError as error:
+        yield Finding("error", "sql", str(error).splitlines()[0])
+        return
+    tables = {each.name for each in parsed.find_all(exp.Table)}
+    ours = {each.alias for each in parsed.find_all(exp.CTE)}
+    if stream.source.table not in tables:
+        yield Finding("error", "sql", f"it does not read {stream.source.table!r}")
+    for name in sorted(tables - ours - {stream.source.table} - set(stream.tables)):
+        yield Finding("error", "sql", f"it reads {name!r}, which is neither the stream's source nor one of its tables")
+    for name in sorted(set(stream.tables) - tables):
+        yield Finding("warning", "sql", f"it does not read the table {name!r}")
+    yield from _state(stream, parsed)
+
+
+def _state(stream: Stream, parsed: Any) -> Iterator[Finding]:
+    """Yield what lets the state of its SQL grow, judged by the text: nothing in it is of the event time.
+
+    `explain` asks Spark.
+    """
+    from sqlglot import exp
+
+    if not any(parsed.find_all(exp.Group, exp.Distinct, exp.AggFunc)):
+        return
+    mark = stream.source.watermark
+    if mark is None:
+        yield Finding("warning", "source.watermark", "without one what is grouped or made distinct is kept for good")
+        return
+    named = any(each.name in (mark.column, "*") for each in parsed.find_all(exp.Column))
+    if not named and not any(each.is_star for each in parsed.find_all(exp.Select)):
+        words = f"what is grouped or made distinct is kept for good: nothing in it is made of {mark.column!r}"
+        yield Finding("warning", "sql", words)
+
+
+def checked(settings: Settings, stream: Stream) -> list[Finding]:
+    """:func:`check`, with what cannot even be looked at as a finding."""
+    try:
+        return check(settings, stream)
+    except MillraceError as error:
+        return [Finding("error", "it", str(error))]

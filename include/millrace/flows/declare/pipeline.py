@@ -1,0 +1,268 @@
+"""A whole pipeline: source, steps, sink and error handling. API, store, deployment and worker pass it to each other.
+
+    pipeline = Pipeline.parse({"id": "flights", "source": {"kind": "kafka", ...}, "sink": {"kind": "opensearch", ...}})
+    Pipeline.parse(pipeline.to_json(), secrets=pipeline.secrets()) == pipeline
+
+Secrets are separate: `to_json` omits them, `secrets` returns them by path, and `parse` restores them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from millrace.flows.declare.expressions import UNCOMPILED
+from millrace.flows.declare.part import (
+    MAX_DEPTH,
+    Part,
+    Problem,
+    TopicName,
+    check_depth,
+    invalid,
+    problems_of,
+    secrets_of,
+    words,
+)
+from millrace.flows.declare.steps import AnyStep, TemplateId
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.registry import Sink
+from millrace.flows.sinks.models import CollectionSink, DeltaSink, Flush, OpenSearchSink
+from millrace.flows.sources.models import KafkaSource, Source
+
+AIRFLOW: Final = "airflow"
+VERSION: Final = 1
+"""Of a declaration's form. A new field is optional, so that an older declaration means what it meant."""
+
+PipelineId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+"""Also a part of names of topics, folders, runs and consumer groups."""
+
+
+class Errors(Part):
+    """The error topic: the record as it came, with Kafka Connect's headers that say where it failed and why."""
+
+    topic: TopicName | None = words("its name; empty: <id>.errors", default=None)
+    cluster: KafkaCluster | None = words("its brokers; empty: the source's", default=None)
+    create: bool = words("make it where it is not there", default=True)
+
+
+class Recovery(Part):
+    """A task that failed is started again by the supervisor."""
+
+    interval_minutes: float = words(
+        "watchWorkersIntervalMin: first pause before a failed task starts again", default=5, ge=0.001, le=1440
+    )
+    factor: float = words("the next pause is so many times longer", default=2, ge=1, le=10)
+    longest_minutes: float = words("longest pause", default=60, ge=0.001, le=10_080)
+    attempts: int = words(
+        "recoveries in a row that came to nothing, before the task stays failed; 0: none", default=10, ge=0, le=10_000
+    )
+
+
+class Resources(Part):
+    """The workers, and the limits of each."""
+
+    cpus: float = words("cores", default=1, ge=0.1, le=256)
+    memory_mib: int = words("memory", default=1024, ge=128, le=1 << 20)
+    tasks: int = words("ranges that run at once; 0: one for each core", default=0, ge=0, le=1024)
+    workers: int = words(
+        "worker processes on this machine; more than one need source.assignment: group", default=1, ge=1, le=64
+    )
+
+
+class Pipeline(Part):
+    """The declaration of one pipeline."""
+
+    live: ClassVar[frozenset[str]] = frozenset({"name", "description", "account", "labels"})
+    """What may change while it runs; any other change restarts its tasks, gracefully."""
+
+    version: Literal[1] = words("of this form", default=VERSION)
+    id: PipelineId = words("unique, for ever")
+    name: str = words("what people call it", default="", max_length=200)
+    description: str = words("", default="", max_length=4000)
+    account: str = words("of whom it is", default="", max_length=256)
+    labels: dict[str, str] = words("of yours", default_factory=dict, max_length=64)
+    source: Source
+    steps: Annotated[tuple[AnyStep, ...], Field(max_length=100)] = words("in this order", default=())
+    sink: Sink
+    errors: Errors = words("the error topic", default_factory=Errors)
+    failure_threshold: int = words(
+        "failureThreshold: failures of a task in a row before it stops with their cause, to be recovered later",
+        default=10,
+        ge=1,
+        le=1_000_000,
+    )
+    flush: Flush = words("when a bulk goes out", default_factory=Flush)
+    recovery: Recovery = words("of failed tasks", default_factory=Recovery)
+    resources: Resources = words("limits of the worker", default_factory=Resources)
+    deployment: Literal["service", "airflow"] = words(
+        "who starts its worker and keeps it alive: the service, or a DAG of Airflow, on Spark", default="service"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_deep(cls, value: Any) -> Any:
+        check_depth(value, 2 * MAX_DEPTH)
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        made = any(isinstance(step, TemplateId) for step in self.steps)
+        wanted = getattr(self.sink, "ids", None) == "template"
+        if wanted and not made:
+            raise ValueError(
+                "sink.ids is template, and no step is template_id: add one, or take ids by position or key"
+            )
+        if not isinstance(self.source, KafkaSource) and (
+            isinstance(self.sink, DeltaSink) or getattr(self.sink, "ids", "key") == "position"
+        ):
+            raise ValueError(
+                "sink: rows of a collection share their positions, so use ids by key or template, and no Delta table"
+            )
+        if not isinstance(self.source, KafkaSource) and self.errors.cluster is None:
+            raise ValueError("errors.cluster: the source has no brokers, so say where the error topic is")
+        if (
+            isinstance(self.source, KafkaSource)
+            and self.source.reads(self.errors_topic)
+            and self.errors.cluster is None
+        ):
+            raise ValueError("errors.topic is a topic of the source: what fails would come again for ever")
+        if not self.divided and self.resources.workers > 1:
+            raise ValueError(
+                "resources.workers: several workers divide a topic's partitions by its consumer group: say"
+                " source.assignment: group"
+            )
+        if self.divided and self.deployment == AIRFLOW:
+            raise ValueError(
+                "source.assignment: on Spark one query reads all partitions, in as many tasks as the cluster has"
+                " cores: say all, or deployment: service"
+            )
+        output = getattr(self.sink, "topic", None)
+        comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
+        if comes_back and self._one_cluster():
+            raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
+        return self
+
+    def _one_cluster(self) -> bool:
+        ours, theirs = getattr(self.source, "bootstrap", ()), getattr(self.sink, "bootstrap", ())
+        return bool(set(ours) & set(theirs))
+
+    @classmethod
+    def parse(cls, value: Any, *, secrets: Mapping[str, str] | None = None, compiled: bool = True) -> Self:
+        """Return the pipeline that `value` (JSON) declares, with `secrets` by path where `value` has none.
+
+        Without `compiled`, its expressions and JSON Schemas are not compiled: a stranger's may take for ever
+        (`pipelines/samples`). Raises PipelineInvalid with a problem for each wrong field (`problems`).
+        """
+        if not isinstance(value, Mapping):
+            raise invalid([Problem("", "is an object with id, source and sink", "type")])
+        whole: Any = value
+        try:
+            whole = _with_secrets(value, secrets or {})
+            return cls.model_validate(whole, context={UNCOMPILED: not compiled})
+        except ValidationError as error:
+            raise invalid(problems_of(error, whole)) from None
+        except RecursionError:
+            raise invalid([Problem("", "is nested too deep", "depth")]) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, without secrets; of one declaration always the same text."""
+        found: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for path in self.secret_paths():
+            place = found
+            *folders, last = path.split(".")
+            for folder in folders:
+                place = place[folder]
+            del place[last]
+        return found
+
+    def secrets(self) -> dict[str, str]:
+        """What `to_json` leaves out, in plain: by path, those that are set."""
+        return secrets_of(self)
+
+    def secret_paths(self) -> list[str]:
+        """Where secrets may stand, set or not."""
+        return sorted(_secret_paths(self))
+
+    @property
+    def errors_topic(self) -> str:
+        return self.errors.topic or f"{self.id}.errors"
+
+    @property
+    def errors_cluster(self) -> KafkaCluster:
+        if self.errors.cluster is not None:
+            return self.errors.cluster
+        assert isinstance(self.source, KafkaSource), "checked when it was made"
+        return self.source
+
+    @property
+    def group(self) -> str:
+        """The consumer group that positions are mirrored to."""
+        return (self.source.group if isinstance(self.source, KafkaSource) else "") or f"millrace-{self.id}"
+
+    @property
+    def divided(self) -> bool:
+        """Whether the consumer group divides the partitions among several workers."""
+        return isinstance(self.source, KafkaSource) and self.source.assignment == "group"
+
+    def topics(self) -> dict[str, tuple[str, ...]]:
+        """Its topics of Kafka by what they are for: ``input``, ``output``, ``error``."""
+        output = () if isinstance(self.sink, CollectionSink | DeltaSink) else getattr(self.sink, "topic", None)
+        return {
+            "input": self.source.topics if isinstance(self.source, KafkaSource) else (),
+            "output": (output,) if isinstance(output, str) else (),
+            "error": (self.errors_topic,),
+        }
+
+    def unordered(self) -> Problem | None:
+        """Say why the sink's versions cannot order two documents of one id; None if the declaration allows it.
+
+        Not a part of `parse`, so that pipelines of earlier builds still load.
+        """
+        sink, source = self.sink, self.source
+        if not isinstance(sink, OpenSearchSink) or not isinstance(source, KafkaSource):
+            return None
+        if (
+            not sink.versions or sink.ids == "position" or sink.version_field is not None or len(source.topics) == 1
+        ):  # a pattern may match several
+            return None
+        words = (
+            f"the versions are offsets, and those of {len(source.topics) or 'several'} topics order no two documents"
+            " of one id: name the field that does, or say sink.versions: false (the later one wins)"
+        )
+        return Problem("sink.version_field", words, "versions")
+
+    def restarts(self, other: Self) -> list[str]:
+        """The fields in which `other` differs so that a running pipeline has to start again with them."""
+        return sorted(
+            name
+            for name in type(self).model_fields
+            if name not in self.live and getattr(self, name) != getattr(other, name)
+        )
+
+
+def _secret_paths(part: Any) -> set[str]:
+    from pydantic import BaseModel, SecretStr
+
+    found: set[str] = set()
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, SecretStr):
+            found.add(name)
+        elif isinstance(value, BaseModel):
+            found |= {f"{name}.{inner}" for inner in _secret_paths(value)}
+    return found
+
+
+def _with_secrets(value: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    whole = copy.deepcopy(dict(value)) if secrets else dict(value)
+    for path, text in secrets.items():
+        place: Any = whole
+        *folders, last = path.split(".")
+        for folder in folders:
+            place = place.get(folder) if isinstance(place, dict) else None
+        if isinstance(place, dict):  # else the declaration has no such part any more
+            place.setdefault(last, text)
+    return whole

@@ -1,0 +1,174 @@
+"""The content of a pipeline's error topic, newest first, page by page: the reason, the origin, the record itself.
+
+Kafka only reads forward, so a page is read in windows from the end backwards. Each call reads a bounded number of
+records, whatever it searches for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, Field
+
+from millrace.base.errors import InvalidArgument
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.selection import Place, Selection
+from millrace.flows.errors.topic import PREFIX, error_source, is_of, origin_of
+from millrace.flows.records import Record
+from millrace.flows.sources.kafka.topics import Reader, Topics
+from millrace.flows.sources.source import task_of
+
+WINDOW: Final = 500
+"""Records that are read at once."""
+MOST_SEEN: Final = 5_000
+"""Records that one page looks at."""
+SHOWN_BYTES: Final = 4_096
+"""Of a key, a value, a header."""
+SHOWN_HEADERS: Final = 64 << 10
+"""Characters of a record's headers; those of Connect are always there."""
+_WINDOW_BYTES: Final = 16 << 20
+
+
+class ErrorRow(BaseModel):
+    """A record that is not in the sink, and why."""
+
+    id: str = Field(description="its place in the error topic: partition-offset")
+    timestamp: int = Field(description="of the record, milliseconds since 1970")
+    topic: str | None = Field(description="where it came from; null where the headers do not say it")
+    partition: int | None
+    offset: int | None
+    stage: str
+    step: str
+    kind: str
+    reason: str
+    headers: dict[str, str | None] = Field(description="all of them, as Kafka Connect names its own")
+    key: str | None
+    value: str | None = Field(description="null: a tombstone; bytes that are no UTF-8 are replaced")
+    value_bytes: int = Field(description="its whole length; of the text above there are at most 4,096")
+
+
+class ErrorPage(BaseModel):
+    topic: str
+    total: int = Field(
+        description="upper bound of the pipeline's records in the topic: all records without others' that this page saw"
+    )
+    errors: list[ErrorRow]
+    next: str | None = Field(description="hand it over as `before`; null: that is all")
+    complete: bool = Field(description="false: the search stopped at its bound, and goes on behind `next`")
+
+
+def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
+    """The newest that `selection` takes, before the cursor of an earlier page.
+
+    Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument.
+    """
+    source = error_source(pipeline)
+    group = f"{pipeline.group}-look"
+    topics = Topics(source, group)
+    search = _Search(pipeline.id, selection, limit)
+    stands = _cursor(before)
+    total, more = 0, False
+    try:
+        ends = topics.ends()
+        for topic, partition in topics.partitions():
+            low, high = ends[task_of(topic, partition)]
+            total += high - low
+            begin, end = selection.bounds(partition) or (low, low)
+            low, high = max(low, begin), min(high, end, stands.get(partition, high))
+            if low < high and not search.over:
+                reader = Reader(source, group, topic, partition)
+                try:
+                    high = search.backwards(reader, low, high)
+                finally:
+                    reader.close()
+            stands[partition] = high
+            more = more or low < high
+    finally:
+        topics.close()
+    return ErrorPage(
+        topic=pipeline.errors_topic,
+        total=total - search.others,
+        errors=search.found,
+        next=",".join(str(Place(*each)) for each in sorted(stands.items())) if more else None,
+        complete=not more or len(search.found) >= limit,
+    )
+
+
+class _Search:
+    """What one page found, and how much more it may look at."""
+
+    def __init__(self, pipeline: str, selection: Selection, limit: int) -> None:
+        self._pipeline, self._selection, self._limit = pipeline, selection, limit
+        self.others = 0
+        """Records of other pipelines among those that it looked at."""
+        self._left = MOST_SEEN
+        self.found: list[ErrorRow] = []
+
+    @property
+    def over(self) -> bool:
+        return self._left <= 0 or len(self.found) >= self._limit
+
+    def backwards(self, reader: Reader, low: int, high: int) -> int:
+        """Look at [low, high) from its end; the end of what was not looked at."""
+        while low < high and not self.over:
+            begin = max(low, high - WINDOW)
+            place, window, seen = begin, list[tuple[int, ErrorRow]](), 0
+            while place < high:
+                more, place = reader.read(place, high, items=WINDOW, size=_WINDOW_BYTES, seconds=1.0)
+                seen += len(more)
+                own = [record for record in more if is_of(record, self._pipeline)]
+                self.others += len(more) - len(own)
+                # As rows at once: records may be large, and so many of them more than there is memory for.
+                window += [(record.offset, _row(record)) for record in own if self._selection.takes(record)]
+                del more, own
+            self._left -= max(1, seen)
+            for offset, row in reversed(window):
+                if len(self.found) >= self._limit:
+                    return offset + 1
+                self.found.append(row)
+            high = begin
+        return max(low, high)
+
+
+def _row(record: Record) -> ErrorRow:
+    told = _headers(record)
+    origin = origin_of(record)
+    return ErrorRow(
+        id=str(Place(record.partition, record.offset)),
+        timestamp=record.timestamp,
+        topic=None if origin is None else origin.topic,
+        partition=None if origin is None else origin.partition,
+        offset=None if origin is None else origin.offset,
+        stage=told.get(f"{PREFIX}stage") or "",
+        step=told.get(f"{PREFIX}class.name") or "",
+        kind=told.get(f"{PREFIX}exception.class.name") or "",
+        reason=told.get(f"{PREFIX}exception.message") or "",
+        headers=told,
+        key=_text(record.key),
+        value=_text(record.value),
+        value_bytes=len(record.value or b""),
+    )
+
+
+def _headers(record: Record) -> dict[str, str | None]:
+    told: dict[str, str | None] = {}
+    left = SHOWN_HEADERS
+    for name, value in record.headers:
+        text = _text(value)
+        left -= len(name) + len(text or "")
+        if left >= 0 or name.startswith(PREFIX):
+            told[name[:SHOWN_BYTES]] = text
+    return told
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value[:SHOWN_BYTES].decode(errors="replace")
+
+
+def _cursor(before: str) -> dict[int, int]:
+    if not before:
+        return {}
+    places = [Place.parse(each) for each in before.split(",")]
+    if len({place.partition for place in places}) < len(places):
+        raise InvalidArgument(f"{before[:60]!r} names a partition twice")
+    return {place.partition: place.offset for place in places}

@@ -1,0 +1,207 @@
+"""Send the content of the error topic through the pipeline again, as it is declared now.
+
+A redriven record has the topic, partition and offset that it came from. Its id and version are therefore those of the
+first attempt, so that a redrive is idempotent and, with versions, never replaces anything newer. What fails again stays
+in the topic. The consumer group ``<group>-redrive`` stores where the last redrive ended; a selection moves nothing.
+
+Progress is reported after each batch that the sink has acknowledged. A successor that resumes from the last report
+loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from millrace.base.errors import ChannelNotFound
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.flows.batch import outside_of_ranges
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.selection import EVERYTHING, Selection, kind_of
+from millrace.flows.errors.topic import error_source, is_of, origin_of
+from millrace.flows.range_host.lookups import CollectionRows
+from millrace.flows.range_host.tried import tried
+from millrace.flows.records import Record
+from millrace.flows.registry import sink_of
+from millrace.flows.sinks.sink import Verdicts
+from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of
+from millrace.flows.sources.source import task_of
+from millrace.flows.transform.transform import Transform
+from millrace.runtime.sandbox.errors import TooMuchWork
+
+_ITEMS: Final = 5_000
+_BYTES: Final = 16 << 20
+_REMEMBERED: Final = 200_000
+"""Origins that are remembered to recognise repeated records. Redriving one again would have the same effect."""
+
+
+class Redriven(NamedTuple):
+    """What became of what was in the error topic."""
+
+    looked_at: int = 0
+    selected: int = 0
+    repeated: int = 0
+    """Of those, the same origin came again."""
+    written: int = 0
+    filtered: int = 0
+    failed_again: int = 0
+    no_origin: int = 0
+    """Headers that say no place."""
+    others: int = 0
+    """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
+    stale: int = 0
+    """Left out: the sink holds a newer document of their id."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """A redrive's progress, by partition of the error topic: everything before `places` is done; it ends at `ends`."""
+
+    begins: dict[str, int] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Redriven._fields, 0))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_Origins: TypeAlias = "OrderedDict[tuple[str, int, int, bytes | None], None]"
+
+
+def _silent(_: Progress) -> bool:
+    return False
+
+
+def redrive(
+    settings: Settings,
+    pipeline: Pipeline,
+    selection: Selection = EVERYTHING,
+    *,
+    again: bool = False,
+    dry_run: bool = False,
+    behind: Progress | None = None,
+    tell: Callable[[Progress], bool] = _silent,
+) -> Redriven:
+    """Redrive what `selection` takes, up to the present end of the topic. `again`: from the beginning.
+
+    Calls `tell` with the progress after each batch; the redrive stops there if it returns true. `behind` is the last
+    progress of a redrive that did not finish. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: reported
+    progress stays valid, and the rest can be repeated.
+    """
+    source = error_source(pipeline)
+    group = f"{pipeline.group}-redrive"
+    topics = Topics(source, group)
+    open_rows = partial(CollectionRows, settings)
+    transform = Transform(pipeline, open_rows=open_rows)
+    sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+    seen: _Origins = OrderedDict()
+    try:
+        if not dry_run:
+            sink.open()
+        try:
+            progress = behind if behind is not None and behind.ends else _begin(topics, selection, again=again)
+        except ChannelNotFound:
+            if dry_run:
+                return Redriven()  # no record has failed yet, so nobody has made the topic
+            raise
+        stopped = tell(progress)
+        counts = progress.counts = {**dict.fromkeys(Redriven._fields, 0), **progress.counts}
+        for topic, partition in topics.partitions():
+            task = task_of(topic, partition)
+            end = progress.ends.get(task)
+            if stopped or end is None or progress.begins[task] >= end:
+                continue
+            reader = Reader(source, group, topic, partition)
+            try:
+                while progress.places[task] < end and not stopped:
+                    records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
+                    chosen, feared = _chosen(records, pipeline.id, selection, counts, seen)
+                    if feared and not dry_run:
+                        left, failures = tried(pipeline, feared, open_rows)
+                        counts["failed_again"] += len(failures)
+                        chosen = _by_place([*chosen, *left])
+                    if chosen and not dry_run:
+                        made = transform.run(chosen)
+                        written = Verdicts()
+                        for batch in outside_of_ranges(made.actions):
+                            written.add(sink.write(batch))
+                        counts["written"] += written.acknowledged - written.stale
+                        counts["stale"] += written.stale
+                        counts["filtered"] += made.filtered
+                        counts["failed_again"] += len(made.failures) + len(written.failures)
+                    hit("redrive.written")
+                    progress.places[task] = place
+                    stopped = tell(progress)
+            finally:
+                reader.close()
+            # Also for a partition that an earlier attempt finished: it may have died between its last report and this.
+            if selection.whole and not dry_run and progress.places[task] >= end:
+                hit("redrive.done")
+                _keep(consumer_of(source, group), TopicPartition(topic, partition, end))
+    finally:
+        sink.close()
+        topics.close()
+    return Redriven(**progress.counts)
+
+
+def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
+    progress = Progress()
+    ends, begins = topics.ends(), topics.committed() if selection.whole and not again else {}
+    for topic, partition in topics.partitions():
+        task = task_of(topic, partition)
+        bounds = selection.bounds(partition)
+        if bounds is not None:
+            progress.begins[task] = progress.places[task] = max(begins.get(task, 0), ends[task].low, bounds[0])
+            progress.ends[task] = min(ends[task].high, bounds[1])
+    return progress
+
+
+def _chosen(
+    records: list[Record], pipeline: str, selection: Selection, counts: dict[str, int], seen: _Origins
+) -> tuple[list[Record], list[Record]]:
+    """What is to be redriven, by place, and apart from that those that were too much work for a worker."""
+    chosen: list[Record] = []
+    feared: list[Record] = []
+    for record in records:
+        if not is_of(record, pipeline):
+            counts["others"] += 1
+            continue
+        counts["looked_at"] += 1
+        origin = origin_of(record)
+        if origin is None:
+            counts["no_origin"] += 1
+            continue
+        if not selection.takes(record):
+            continue
+        counts["selected"] += 1
+        place = (origin.topic, origin.partition, origin.offset, origin.key)
+        if place in seen:
+            counts["repeated"] += 1
+            continue
+        seen[place] = None
+        if len(seen) > _REMEMBERED:
+            seen.popitem(last=False)
+        (feared if kind_of(record) == TooMuchWork.code else chosen).append(origin)
+    return _by_place(chosen), feared
+
+
+def _by_place(records: list[Record]) -> list[Record]:
+    """Of one key the older first, as they came."""
+    return sorted(records, key=lambda each: (each.topic, each.partition, each.offset))
+
+
+def _keep(consumer: Consumer, place: TopicPartition) -> None:
+    """Commit `place` for the group. Raises LogUnavailable, InvalidSettings; the last report then stays valid."""
+    try:
+        consumer.commit(offsets=[place], asynchronous=False)
+    except KafkaException as error:
+        raise error_of(error.args[0], "the position of the redrive") from None
+    finally:
+        consumer.close()

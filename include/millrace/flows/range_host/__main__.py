@@ -1,0 +1,75 @@
+"""``python -m millrace.flows.range_host FILE``: run the pipeline of FILE until SIGTERM or SIGINT.
+
+FILE is a declaration with its secrets (JSON or YAML). ``--config`` names a pipeline-config.yaml; ``--until-end`` stops
+at the present end of the topics. The log is pipeline.log in the pipeline's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
+from millrace.base.errors import MillraceError
+from millrace.base.metrics import Metrics, MetricsServer
+from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.keys import Keys
+from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.host import run
+from millrace.flows.range_host.limits import hold_to
+from millrace.flows.range_host.logs import begin_log, new_run
+from millrace.flows.range_host.status import pulse_path, worker_folder
+from millrace.flows.range_host.supervisor import SupervisorWatch
+from millrace.runtime.process_setup import set_up_service
+
+
+def main() -> int:
+    """0 after a stop that was asked for, 1 with one line of what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m millrace.flows.range_host", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
+    parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
+    parser.add_argument("--worker", type=int, default=0, metavar="N", help="its number, where there are several")
+    options = parser.parse_args()
+    stop = set_up_service()
+    metrics = Metrics()
+    server = None
+    try:
+        settings = Settings.load()
+        configuration = Configuration.load(options.config) if options.config is not None else Configuration()
+        pipeline = read_pipeline(options.file, configuration, keys=Keys(settings.data_dir))
+        if options.supervisor is not None:
+            pulse = pulse_path(settings, pipeline.id, options.worker)
+            SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()
+        folder = worker_folder(settings, pipeline.id, options.worker)
+        begin_log(folder, configuration.log, pipeline=pipeline.id, run=new_run())
+        hold_to(pipeline.resources)
+        server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
+        run(PipelineRun(settings, pipeline, options.worker), stop=stop, metrics=metrics, until_end=options.until_end)
+    except MillraceError as error:
+        logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
+        return 1
+    finally:
+        if server is not None:
+            server.close()
+    return 0
+
+
+def _served(metrics: Metrics, port: int) -> MetricsServer | None:
+    """At the port of the settings; where another worker of this machine has it, its metrics are in its folder alone."""
+    try:
+        return metrics.serve(port)
+    except OSError as error:
+        logging.getLogger("millrace.pipelines").warning("metrics_port %d is taken: %s", port, error)
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

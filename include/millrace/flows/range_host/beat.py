@@ -1,0 +1,216 @@
+"""What the driver does beside the loop, once a second: take what management asks, and say how the pipeline is doing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psutil
+
+from millrace.base.file_lock import ProcessRegistration
+from millrace.base.files import replace_file
+from millrace.base.metrics import Metrics
+from millrace.flows.range_host.in_hand import late
+from millrace.flows.range_host.limits import over_memory, taken_by
+from millrace.flows.range_host.positions import COUNTS, Position, Positions, positions_uri
+from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
+from millrace.flows.range_host.supervision import Health, Supervision, read_status, read_wanted
+from millrace.flows.range_host.task import Done
+from millrace.flows.range_host.trend import EVERY_SECONDS, sample_of, samples_path
+from millrace.flows.sources.source import Ends
+from millrace.node.range_loop.samples import SampleFile
+from millrace.runtime.periodic import PeriodicTask
+from millrace.storage.table import open_table
+
+if TYPE_CHECKING:
+    from millrace.flows.range_host.definition import PipelineRun
+
+_logger: Final = logging.getLogger(__name__)
+
+SECONDS: Final = 1.0
+_LATELY: Final = 2_000
+"""Latencies of a task that its percentiles are of."""
+
+
+class TaskTaken(NamedTuple):
+    """What a task took of its worker, as its ranges say."""
+
+    cpu_seconds: float = 0.0
+    range_bytes: int = 0
+
+
+class Beat(PeriodicTask):
+    """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
+
+    def __init__(self, run: PipelineRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
+        """`on_spark`: the work is done by processes below this one."""
+        super().__init__(name=f"beat-{run.pipeline.id}", interval=SECONDS)
+        self._definition, self._metrics = run, metrics
+        self._reporter = ProcessRegistration(run.settings.run_path)
+        self._process = psutil.Process()
+        self._below = on_spark
+        self._taken, self._at = taken_by(self._process, below=on_spark), time.monotonic()
+        self._cpu_percent = 0.0
+        self._told_cpu = 0.0
+        self._by_task: dict[str, TaskTaken] = {}
+        self._supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
+        self._positions: Positions | None = None
+        self._reading = threading.Lock()
+        self._shown: set[str] = set()
+        self._topics = run.places()
+        self._serial = read_wanted(run.settings, run.pipeline.id).serial
+        self._history = SampleFile(samples_path(run.settings, run.pipeline.id)) if not run.worker else None
+        self._sampled = 0.0
+        self._latencies: dict[str, deque[float]] = {}
+        self._ends: dict[str, Ends] = {}
+        text = json.dumps(run.pipeline.to_json(), sort_keys=True)
+        self.over = ""
+        """Why this process should end: it takes more memory than the pipeline's resources allow."""
+        self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def note(self, committed: Sequence[Done]) -> None:
+        """Ranges that went in."""
+        for each in committed:
+            self._latencies.setdefault(each.channel, deque(maxlen=_LATELY)).extend(each.latencies)
+            before = self._by_task.get(each.channel, TaskTaken())
+            self._by_task[each.channel] = TaskTaken(before.cpu_seconds + each.cpu_seconds, each.log_bytes)
+            known = self._ends.get(each.channel)
+            if known is not None and known.high < each.position:  # looked at before these came
+                self._ends[each.channel] = known._replace(high=each.position)
+
+    def run_once(self) -> None:
+        self.take()
+        self._look()
+        taken = self._taken
+        if self._below:
+            self._end_late()
+        self.over = over_memory(self._definition.pipeline.resources, taken.memory_bytes - taken.jvm_bytes)
+        try:
+            self._ends = self._topics.ends()
+        finally:
+            self.say()
+
+    def _end_late(self) -> None:
+        """End a process of Spark's that is stuck in one record, which blocks its threads. It has no supervisor."""
+        below = {each.pid for each in self._process.children(recursive=True)}
+        held = late(self._definition.settings, self._definition.pipeline.id, below)
+        if held is not None:
+            _logger.error("%s", held)
+            os.kill(held.pid, signal.SIGKILL)
+
+    def _look(self) -> None:
+        taken, now = taken_by(self._process, below=self._below), time.monotonic()
+        spent = max(0.0, taken.cpu_seconds - self._taken.cpu_seconds)
+        self._cpu_percent = round(100 * spent / max(now - self._at, 0.001), 1)
+        self._taken, self._at = taken, now
+
+    def take(self) -> None:
+        """Take new commands: a restart clears failures; tasks that should restart learn it from their next plan."""
+        wanted = read_wanted(self._definition.settings, self._definition.pipeline.id)
+        if wanted.serial != self._serial:
+            self._serial = wanted.serial
+            self._supervision.restart()
+
+    def say(self, state: State | None = None, cause: str = "") -> None:
+        """Write the file: as it is, or in the `state` that it ends in."""
+        status = self.status(state, cause)
+        replace_file(
+            status_path(self._definition.settings, self._definition.pipeline.id, self._definition.worker),
+            status.model_dump_json() + "\n",
+        )
+        if self._metrics is not None:
+            self._measure(status, self._metrics)
+        if self._history is not None and status.at - self._sampled >= EVERY_SECONDS:
+            self._sampled = status.at
+            self._history.add(sample_of(read_status(self._definition.settings, status.pipeline)))
+
+    def _measure(self, status: PipelineStatus, metrics: Metrics) -> None:
+        name, used = status.pipeline, self._taken.cpu_seconds
+        metrics.pipeline_cpu_seconds_total.labels(name).inc(max(0.0, used - self._told_cpu))
+        self._told_cpu = used
+        metrics.pipeline_memory_bytes.labels(name).set(status.memory_bytes)
+        metrics.pipeline_failed_tasks.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
+        for task in status.tasks:
+            metrics.pipeline_lag_records.labels(name, task.task).set(task.lag)
+        shown = {task.task for task in status.tasks}
+        for gone in self._shown - shown:  # another worker tells it now
+            metrics.pipeline_lag_records.remove(name, gone)
+        self._shown = shown
+        metrics.write_textfile(metrics_path(self._definition.settings, name, self._definition.worker))
+
+    def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
+        """As the file has it."""
+        run = self._definition
+        positions = self._standing()
+        health = self._supervision.tasks
+        paused = read_wanted(run.settings, run.pipeline.id).paused
+        tasks = []
+        names = positions.keys() | self._ends.keys()
+        if run.pipeline.divided:
+            names &= set(run.claims)
+        for name in sorted(names):
+            known, its = positions.get(name), health.get(name, Health())
+            end = self._ends[name].high if name in self._ends else known.position if known is not None else 0
+            position = known.position if known is not None else 0
+            counts = {field: getattr(known, field, 0) for field in COUNTS}
+            tasks.append(
+                TaskStatus(
+                    task=name,
+                    state=state or (its.state if its.failed or not paused else State.PAUSED),
+                    position=position,
+                    end=end,
+                    lag=max(0, end - position),
+                    failures=its.failures,
+                    recoveries=its.recoveries,
+                    cause=its.cause,
+                    code=its.code,
+                    retry_at=its.retry_at,
+                    latency_ms=percentiles(self._latencies.get(name, ())),
+                    **self._by_task.get(name, TaskTaken())._asdict(),
+                    **counts,
+                )
+            )
+        failed = [each for each in tasks if each.state is State.FAILED]
+        if state is None:
+            state = State.FAILED if tasks and len(failed) == len(tasks) else State.PAUSED if paused else State.RUNNING
+        return PipelineStatus(
+            pipeline=run.pipeline.id,
+            state=state,
+            at=time.time(),
+            pid=os.getpid(),
+            cause=cause or (failed[0].cause if state is State.FAILED and failed else ""),
+            tasks=tuple(tasks),
+            cpu_percent=self._cpu_percent,
+            memory_bytes=self._taken.memory_bytes,
+            declaration=self._digest,
+        )
+
+    def _standing(self) -> dict[str, Position]:
+        """The positions of its tasks; none before the first commit, or after the pipeline's deletion."""
+        with self._reading:
+            if self._positions is None:
+                table = open_table(positions_uri(self._definition.settings, self._definition.pipeline.id))
+                if table is None:
+                    return {}
+                self._positions = Positions(table)
+            return {task: each for task, each in self._positions.now().items() if not each.forgotten}
+
+    def close(self) -> None:
+        super().close()
+        self._topics.close()
+
+
+def percentiles(seconds: Sequence[float] | deque[float]) -> dict[str, float]:
+    """Of late: p50, p95 and p99 in milliseconds; nothing where nothing came."""
+    found = sorted(seconds)
+    if not found:
+        return {}
+    return {f"p{part}": round(1000 * found[min(len(found) - 1, len(found) * part // 100)], 1) for part in (50, 95, 99)}

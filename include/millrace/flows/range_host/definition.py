@@ -1,0 +1,455 @@
+"""A pipeline as a user of the range loop: channels are partitions, a plan is what follows the committed position."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from millrace.base.errors import InvalidSettings, MemoryExceeded
+from millrace.base.failpoint import hit
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.steps import Lookup
+from millrace.flows.errors.topic import ensure_topic
+from millrace.flows.range_host.beat import Beat
+from millrace.flows.range_host.lookups import CollectionRows
+from millrace.flows.range_host.positions import (
+    COUNTS,
+    Position,
+    Positions,
+    commit_positions,
+    ensure_positions,
+    positions_of,
+    positions_uri,
+    read_positions,
+)
+from millrace.flows.range_host.status import State
+from millrace.flows.range_host.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
+from millrace.flows.range_host.task import BULKS, Done, Task, Work
+from millrace.flows.range_host.topic_admin import require_no_loop
+from millrace.flows.registry import sink_of
+from millrace.flows.sources.kafka.membership import Membership
+from millrace.flows.sources.models import CollectionSource, KafkaSource
+from millrace.flows.sources.source import Ends, Source, source_of, task_of
+from millrace.node.range_loop.definition import (
+    CommitResult,
+    LoopDefinition,
+    OwnershipCheck,
+    PendingRange,
+    Planner,
+    always_owned,
+)
+from millrace.node.range_loop.failure import RangeFailure
+
+_logger: Final = logging.getLogger(__name__)
+_SMALLEST_SHARE: Final = 20
+"""A range is halved so often, at most."""
+_LOOK_SECONDS: Final = 0.05
+"""Two looks at the brokers are so far apart, at least."""
+
+
+@dataclass(frozen=True)
+class PipelineRun(LoopDefinition[Work, Done]):
+    """One pipeline. It pickles, without the tasks that are open in this process."""
+
+    settings: Settings
+    pipeline: Pipeline
+    worker: int = 0
+    """Its number among the workers of this machine."""
+    claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Where workers divide the partitions: by task that this one holds, the number of its own newest commit."""
+    _members: list[Membership] = field(default_factory=list, compare=False, repr=False)
+    _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
+    _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
+    _beats: list[Beat] = field(default_factory=list, compare=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"pipeline-{self.pipeline.id}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "pipeline": self.pipeline, "worker": self.worker}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        fresh = {"claims": {}, "_members": [], "_tasks": {}, "_rows": {}, "_beats": [], "_lock": threading.Lock()}
+        for key, value in {**state, **fresh}.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def max_bytes(self) -> int:
+        return max(1, int(BULKS * self.pipeline.flush.mib * (1 << 20)))
+
+    @property
+    def interval(self) -> float:
+        return 0.0
+
+    def places(self) -> Source:
+        """What is read, as it is looked at for where it ends."""
+        return places_of(self.settings, self.pipeline)
+
+    def prepare(self) -> None:
+        """Make the table of positions and the error topic; note where partitions begin that have no position."""
+        source = self.pipeline.source
+        reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
+        sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.id, flush=self.pipeline.flush).close()
+        table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
+        places = self.places()
+        try:
+            ends, ids = places.ends(), places.ids()
+        finally:
+            places.close()
+        require_no_loop(self.pipeline)
+        ensure_topic(self.pipeline)
+        known = read_positions(table)
+        new = sorted(task for task in ends if task not in known or known[task].forgotten)
+        if new and reset == "error":
+            raise InvalidSettings(
+                f"{', '.join(new)} have no position, and offset_reset is error: set their offsets first"
+            )
+        # Written down now: a record that comes before the first range ends is not behind "latest".
+        begins = []
+        followed = {_topic(task) for task, each in known.items() if not each.forgotten}
+        for task in new:
+            before = known.get(task)
+            # A partition that a topic was given since it was first read is new from its beginning on.
+            start = ends[task].low if reset == "earliest" or _topic(task) in followed else ends[task].high
+            begins.append(
+                (before, replace((before or Position(task, 0)).moved(start), topic_id=ids.get(_topic(task), "")))
+            )
+        if begins:
+            commit_positions(table, begins)
+        _logger.info("%s runs from %s to %s", self.name, source.kind, self.pipeline.sink.kind)
+
+    def join(self, *, seconds: float | None = None) -> Membership | None:
+        """The membership in the consumer group that divides the partitions; None where one worker reads all.
+
+        With `seconds`, wait so long for its part, and leave the group for good at the end. The loop's thread alone
+        calls it. Raises LogUnavailable, InvalidSettings.
+        """
+        source = self.pipeline.source
+        if not self.pipeline.divided or not isinstance(source, KafkaSource):
+            return None
+        if not self._members:
+            instance = "" if seconds is not None else instance_name(self.settings, self.worker)
+            self._members.append(Membership(source, self.pipeline.group, instance=instance))
+        if seconds is not None:
+            try:
+                self._members[0].wait_joined(seconds)
+            except BaseException:
+                self.leave()
+                raise
+        return self._members[0]
+
+    def leave(self) -> None:
+        """Leave the group. Idempotent."""
+        while self._members:
+            self._members.pop().close()
+        self.claims.clear()
+
+    def planner(self) -> PipelinePlanner:
+        return PipelinePlanner(self)
+
+    def run(self, plan: Work) -> Done:
+        """Run a range. An error is reported to the driver, which counts it, commits nothing, and plans it again."""
+        with self._lock:
+            life, task = self._tasks.pop(plan.channel, (plan.life, None))
+        try:
+            if task is not None and life != plan.life:
+                task.stop()  # all were to start again: in this process, wherever Spark has it
+                task = None
+            if task is None:
+                task = Task(self.settings, self.pipeline, plan.topic, plan.partition, open_rows=self.rows_of)
+            done = task.run(plan)
+        except Exception as error:
+            if task is not None:
+                task.stop()
+            failure = RangeFailure.of(error)
+            # Tried again in any case: how often, and when it is enough, the pipeline's own threshold says.
+            again = RangeFailure(failure.code, failure.message, True)
+            return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
+        with self._lock:
+            self._tasks[plan.channel] = (plan.life, task)
+        return done
+
+    def rows_of(self, step: Lookup) -> CollectionRows:
+        """The rows that a lookup looks at: one copy for all tasks of this process."""
+        with self._lock:
+            return self._rows.setdefault(step, CollectionRows(self.settings, step))
+
+    def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> PipelineCommitter:
+        return PipelineCommitter(self, metrics)
+
+    def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
+        """Return what Spark's driver calls after each range: it publishes the pipeline's state, as the other host does.
+
+        It ends after a range if the processes take more memory than they may.
+        """
+        beat = Beat(self, metrics, on_spark=True)
+        beat.start()
+        self._beats.append(beat)
+
+        def told(committed: Sequence[Done]) -> None:
+            beat.note(committed)
+            if beat.over:
+                raise MemoryExceeded(beat.over)
+
+        return told
+
+    def end(self, state: State = State.STOPPED, cause: str = "") -> None:
+        """In the driver, when no query of it runs any more: say last how it ended. Idempotent."""
+        while self._beats:
+            beat = self._beats.pop()
+            beat.close()
+            beat.say(state, cause)
+            _logger.info("%s is %s %s", self.name, state, cause)
+
+    def stop_tasks(self, names: Iterable[str] | None = None) -> None:
+        """Close what is open in this process: all tasks, or those of `names`."""
+        with self._lock:
+            chosen = list(self._tasks) if names is None else names
+            tasks = [self._tasks.pop(each) for each in chosen if each in self._tasks]
+        for _, task in tasks:
+            task.stop()
+
+
+def places_of(settings: Settings, pipeline: Pipeline) -> Source:
+    """Where the source of `pipeline` is, with its tasks and their ends."""
+    known = None
+    if isinstance(pipeline.source, CollectionSource):
+        known = positions_of(settings, pipeline.id).get(task_of(pipeline.source.collection, 0))
+    after = None if known is None else known.position
+    return source_of(pipeline.source, settings, group=pipeline.group, after=after)
+
+
+def instance_name(settings: Settings, worker: int) -> str:
+    """The name of a worker in its consumer group: the same after a restart, and no other worker's anywhere."""
+    folder = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
+    return f"{socket.gethostname()}-{folder}-{worker}"
+
+
+class PipelinePlanner(Planner[Work, int]):
+    """What lies behind the committed positions."""
+
+    def __init__(self, run: PipelineRun) -> None:
+        self._run = run
+        self._settings, self._id = run.settings, run.pipeline.id
+        self._topics = run.places()
+        self._positions = Positions(ensure_positions(positions_uri(run.settings, run.pipeline.id)))
+        self._unclaimed: set[str] = set()
+        self._lost: dict[str, float] = {}
+        """Tasks that another worker claimed, though the group has not taken them from this one; since when."""
+        self._seen: dict[str, Ends] = {}
+        self._looked = 0.0
+
+    def pending(
+        self,
+        *,
+        without: AbstractSet[str],
+        only: AbstractSet[str] | None = None,
+        target: Mapping[str, int] | None,
+        max_bytes: int,
+    ) -> Iterable[PendingRange[int]]:
+        held = self._held()
+        if read_wanted(self._settings, self._id).paused:
+            return []
+        rests = resting(tasks_path(self._settings, self._id, self._run.worker), now=time.time()) | without
+        found = []
+        positions = self._positions.now()
+        for task, ends in self._look().items():
+            if held is not None and task not in held:
+                continue
+            if task in rests or (only is not None and task not in only):
+                continue
+            known = positions.get(task)
+            stands = ends.low if known is None else known.position
+            end = ends.high if target is None else min(ends.high, target.get(task, stands))
+            # One that stands beyond the end is planned, too: its task says what is wrong with it.
+            if stands < end or stands > ends.high:
+                found.append(PendingRange(task, 0 if known is None else known.commits, end))
+        return found
+
+    def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[Work]:
+        positions, life = self._positions.now(), read_wanted(self._settings, self._id).whole
+        health = read_tasks(tasks_path(self._settings, self._id, self._run.worker))
+        ids = self._topics.ids()
+        found = []
+        for topic, partition in self._topics.partitions():
+            task = task_of(topic, partition)
+            if task in ends:
+                known = positions.get(task)
+                stands = (
+                    self._seen[task].low
+                    if known is None and task in self._seen
+                    else 0
+                    if known is None
+                    else known.position
+                )
+                if stands != ends[task]:
+                    its = health.get(task, Health())
+                    share = 1 << min(its.failures + its.recoveries, _SMALLEST_SHARE)
+                    end = max(ends[task], stands + 1)
+                    found.append(Work(topic, partition, stands, end, known, max_bytes, life, ids.get(topic, ""), share))
+        return found
+
+    def ends(self) -> dict[str, int]:
+        self._looked = 0.0
+        return {task: each.high for task, each in self._look().items()}
+
+    def seen(self) -> dict[str, int]:
+        return {task: each.high for task, each in self._seen.items()}
+
+    def read_end(self, text: str) -> int:
+        return int(text)
+
+    def close(self) -> None:
+        self._topics.close()
+
+    def _look(self) -> dict[str, Ends]:
+        now = time.monotonic()
+        if not self._seen or now - self._looked >= _LOOK_SECONDS:
+            self._seen, self._looked = self._topics.ends(), now
+        return self._seen
+
+    def _held(self) -> frozenset[str] | None:
+        """The tasks that this worker may plan; None: all.
+
+        The group's word alone is not enough: a worker that was stopped for longer than the session hears late that
+        its partitions are another's. So whoever gets a task claims it first, by a commit of the same position, and
+        plans it only from its own newest commit. A task that another claimed is claimed back after a session, if the
+        group still leaves it here.
+        """
+        member = self._run.join()
+        if member is None:
+            return None
+        member.follow({topic for topic, _ in self._topics.partitions()})
+        division, claims = member.poll(), self._run.claims
+        gone = (division.went | claims.keys() - division.held) & claims.keys()
+        positions = self._positions.now()
+        for task, number in claims.items():
+            known = positions.get(task)
+            if task not in gone and (0 if known is None else known.commits) > number:
+                self._lost[task] = time.monotonic()
+                _logger.warning("%s: another worker claimed it", task)
+        gone |= claims.keys() & self._lost.keys()
+        for task in gone:
+            del claims[task]
+        self._run.stop_tasks(gone)
+        source = self._run.pipeline.source
+        assert isinstance(source, KafkaSource), "only topics are divided"
+        now, session = time.monotonic(), source.session_timeout_ms / 1000
+        back = {task for task, since in self._lost.items() if task in division.held and now - since > session}
+        self._unclaimed = (self._unclaimed | division.came | back) & division.held
+        if self._unclaimed:
+            self._claim(positions)
+        return frozenset(claims.keys())
+
+    def _claim(self, positions: Mapping[str, Position]) -> None:
+        """Commit each unclaimed task's position once more; those that another commit was faster for stay unclaimed."""
+        ends, ids = self._look(), self._topics.ids()
+        moves: list[tuple[Position | None, Position]] = []
+        for task in sorted(self._unclaimed & (ends.keys() | positions.keys())):
+            known = positions.get(task)
+            if known is None or known.forgotten:
+                first = (known or Position(task, 0)).moved(ends[task].low if task in ends else 0)
+                moves.append((known, replace(first, topic_id=ids.get(_topic(task), ""))))
+            else:
+                moves.append((known, known.moved(known.position)))
+        hit("pipeline.claim")
+        fenced = set(commit_positions(self._positions.table, moves).fenced) if moves else set()
+        for place, (_, after) in enumerate(moves):
+            if place not in fenced:
+                self._run.claims[after.task] = after.commits
+                self._unclaimed.discard(after.task)
+                self._lost.pop(after.task, None)
+                _logger.info("%s is this worker's from offset %d on", after.task, after.position)
+
+
+class PipelineCommitter:
+    """Positions in one fenced commit; failures counted; the consumer group told afterwards."""
+
+    def __init__(self, run: PipelineRun, metrics: Metrics | None) -> None:
+        self._run = run
+        self._metrics = metrics
+        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.id))
+        self._topics = run.places()
+        self.supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
+
+    def commit(self, reports: Sequence[Done], /) -> CommitResult[Done]:
+        begun = time.monotonic()
+        for each in reports:
+            if each.failure is not None:
+                health = self.supervision.failed(each.channel, code=each.failure.code, cause=each.failure.message)
+                if health.failed:
+                    _logger.error("%s failed %d times and stops: %s", each.channel, health.failures, each.failure)
+        moved = [each for each in reports if each.failure is None]
+        moves = [(each.base, _behind(each)) for each in moved]
+        hit("pipeline.commit")
+        if moves:
+            self._table.refresh()
+        outcome = commit_positions(self._table, moves) if moves else None
+        hit("pipeline.committed")
+        fenced = set() if outcome is None else set(outcome.fenced)
+        committed = [each for place, each in enumerate(moved) if place not in fenced]
+        self.supervision.succeeded(each.channel for each in committed)
+        member = self._run.join()
+        if member is None:
+            self._topics.mirror(_place(each) for each in committed)
+        else:
+            self._run.claims.update((each.channel, _behind(each).commits) for each in committed)
+            member.commit(_place(each) for each in committed)
+        self._measure(reports, committed)
+        return CommitResult(
+            committed=committed,
+            fenced=[each for place, each in enumerate(moved) if place in fenced],
+            version=self._table.version,
+            conflicts=0 if outcome is None else outcome.conflicts,
+            seconds=time.monotonic() - begun,
+        )
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._topics.close()
+
+    def _measure(self, reports: Sequence[Done], committed: Sequence[Done]) -> None:
+        metrics, name = self._metrics, self._run.pipeline.id
+        if metrics is None:
+            return
+        for each in reports:
+            if each.failure is not None:
+                metrics.pipeline_failures_total.labels(name, each.channel, each.failure.code).inc()
+        for each in committed:
+            for outcome in ("in", "out", "error", "filtered", "stale"):
+                metrics.pipeline_records_total.labels(name, each.channel, outcome).inc(
+                    getattr(each, f"records_{outcome}")
+                )
+            metrics.pipeline_bulks_total.labels(name, each.channel).inc(each.bulks)
+            metrics.pipeline_task_cpu_seconds_total.labels(name, each.channel).inc(each.cpu_seconds)
+            metrics.pipeline_task_range_bytes.labels(name, each.channel).set(each.log_bytes)
+            metrics.pipeline_retries_total.labels(name, each.channel).inc(each.retries)
+            metrics.pipeline_lag_records.labels(name, each.channel).set(max(0, each.end - each.position))
+            for latency in each.latencies:
+                metrics.pipeline_latency_seconds.labels(name, each.channel).observe(max(0.0, latency))
+
+
+def _behind(done: Done) -> Position:
+    before = done.base or Position(done.channel, 0)
+    after = before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
+    return replace(after, topic_id=done.topic_id or before.topic_id)
+
+
+def _topic(task: str) -> str:
+    return task.rpartition("-")[0]
+
+
+def _place(done: Done) -> tuple[str, int, int]:
+    topic, _, partition = done.channel.rpartition("-")
+    return topic, int(partition), done.position

@@ -1,0 +1,93 @@
+"""The range loop in the calling process, until it is told to stop or, bounded, to where the topics end now.
+
+For tests and small deployments; ``jobs/pipeline.py`` hands the same definition to Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from millrace.base.errors import MemoryExceeded
+from millrace.base.metrics import Metrics
+from millrace.flows.range_host.beat import Beat
+from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.positions import positions_of
+from millrace.flows.range_host.status import State
+from millrace.flows.range_host.task import Done, Work
+from millrace.node.range_loop.definition import commit_outcomes, run_range
+from millrace.node.range_loop.failure import FailedRange
+from millrace.node.range_loop.schedule import START, RangeSchedule
+
+_JOIN_SECONDS: Final = 60.0
+"""Longest wait of a bounded run for its part of the consumer group."""
+_IDLE: Final = 0.1
+"""Seconds between two looks where there was nothing to do."""
+
+_logger: Final = logging.getLogger(__name__)
+
+
+def run(
+    definition: PipelineRun,
+    *,
+    stop: threading.Event,
+    metrics: Metrics | None = None,
+    until_end: bool = False,
+) -> dict[str, int]:
+    """Run until `stop`; with `until_end` to where the topics end now, or until a task fails for now. Positions by task.
+
+    Where workers divide the partitions, a bounded run ends where those end that it holds.
+
+    Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
+    """
+    definition.prepare()
+    if until_end:
+        definition.join(seconds=_JOIN_SECONDS)
+    committer = definition.committer(metrics)
+    beat = Beat(definition, metrics)
+    schedule: RangeSchedule[Work] = RangeSchedule(definition.planner())
+    beat.start()
+    threads = ThreadPoolExecutor(
+        definition.pipeline.resources.tasks or max(1, int(definition.pipeline.resources.cpus)),
+        thread_name_prefix="task",
+    )
+    try:
+        if until_end:
+            schedule.fix_target()
+        offset = START
+        while not stop.is_set():
+            if beat.over:
+                raise MemoryExceeded(beat.over)
+            following = schedule.next_offset(offset)
+            if following == offset:
+                if until_end and not schedule.stalled and schedule.error is None:
+                    break
+                stop.wait(_IDLE)
+                continue
+            outcomes: list[Done | FailedRange] = list(
+                threads.map(lambda plan: run_range(definition, plan), schedule.plan(following))
+            )
+            result, again, _ = commit_outcomes(committer, outcomes)
+            beat.note(result.committed)
+            for name, failed in again.items():
+                _logger.warning("%s will be tried again: %s", name, failed.failure)
+            offset = following
+    except BaseException as error:
+        beat.close()
+        beat.say(State.FAILED, f"{getattr(error, 'code', type(error).__name__)}: {error}")
+        raise
+    finally:
+        threads.shutdown()
+        schedule.close()
+        definition.stop_tasks()
+        definition.leave()
+        committer.close()
+        beat.close()
+    beat.say(State.STOPPED)
+    reached = {task: each.position for task, each in positions_of(definition.settings, definition.pipeline.id).items()}
+    _logger.info(
+        "%s ends at %s", definition.name, ", ".join(f"{task} {place}" for task, place in sorted(reached.items()))
+    )
+    return reached

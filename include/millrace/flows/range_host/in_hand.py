@@ -1,0 +1,89 @@
+"""The record that a task is processing, stored where others see it and where it outlives the process.
+
+Steps without end block all threads of their process, and those that take all memory end it, so neither can report
+itself. A watcher ends a worker that has had one record in hand for LATE_SECONDS (`supervisor.py`; on Spark the driver,
+`beat.py`). The record that a process had in hand at its end, however it ended, is tried in a sandbox before the next
+process takes it (`task.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from millrace.base.closeable import Closeable
+from millrace.base.settings import Settings
+from millrace.flows.range_host.status import pipeline_folder
+
+LATE_SECONDS: Final = 20.0
+_PLACE: Final = struct.Struct("<qdq")
+"""An offset and one, since when by the machine's monotonic clock, the process."""
+
+
+class InHand(Closeable):
+    """One task's. One thread at a time."""
+
+    def __init__(self, settings: Settings, pipeline: str, task: str) -> None:
+        path = _folder(settings, pipeline) / quote(task, safe="")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(file, _PLACE.size)
+            self._map = mmap.mmap(file, _PLACE.size)
+        finally:
+            os.close(file)
+        found: int = _PLACE.unpack_from(self._map)[0]
+        self.suspect = found - 1 if found else None
+        """The offset of the record that the previous process had in hand at its end; None if there was none."""
+        self._pid = os.getpid()
+
+    def take(self, offset: int) -> None:
+        """This record is worked on now."""
+        _PLACE.pack_into(self._map, 0, offset + 1, time.monotonic(), self._pid)
+
+    def leave(self) -> None:
+        """None is."""
+        _PLACE.pack_into(self._map, 0, 0, 0.0, 0)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class Held(NamedTuple):
+    """A record that some process has in hand."""
+
+    task: str
+    offset: int
+    seconds: float
+    pid: int
+
+    def __str__(self) -> str:
+        held = f"{self.task} has had the record at offset {self.offset} in hand for {self.seconds:.0f} s"
+        return f"{held}: process {self.pid} ends"
+
+
+def late(settings: Settings, pipeline: str, processes: Container[int]) -> Held | None:
+    """Of the records that one of `processes` has had in hand for too long that of the longest time."""
+    held = _held(_folder(settings, pipeline))
+    found = [each for each in held if each.pid in processes and each.seconds > LATE_SECONDS]
+    return max(found, key=lambda each: each.seconds, default=None)
+
+
+def _held(folder: Path) -> Iterator[Held]:
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        body = path.read_bytes()
+        if len(body) == _PLACE.size and any(body):
+            offset, since, pid = _PLACE.unpack(body)
+            yield Held(unquote(path.name), offset - 1, time.monotonic() - since, pid)
+
+
+def _folder(settings: Settings, pipeline: str) -> Path:
+    return pipeline_folder(settings, pipeline) / "in-hand"

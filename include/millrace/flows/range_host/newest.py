@@ -1,0 +1,58 @@
+"""The newest records of a pipeline's topics, to look at what its steps make of them; nothing is moved by it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millrace.base.errors import InvalidArgument
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.records import Record
+from millrace.flows.sources.kafka.topics import Reader, Topics
+from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.source import task_of
+
+_BYTES: Final = 4 << 20
+"""Of records that are read at once, about."""
+_MOST_BYTES: Final = 16 << 20
+"""Of all that are looked at, but for the newest."""
+
+
+def newest_records(pipeline: Pipeline, count: int) -> list[Record]:
+    """Return at most `count` records of all its partitions, the newest last; fewer if they are large.
+
+    Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), and InvalidArgument if its source is
+    not a topic.
+    """
+    source, group = pipeline.source, f"{pipeline.group}-look"
+    if not isinstance(source, KafkaSource):
+        raise InvalidArgument(
+            "only records of topics are looked at; of a collection read some rows, and hand them over as documents"
+        )
+    topics, found = Topics(source, group), list[Record]()
+    try:
+        ends = topics.ends()
+        for topic, partition in topics.partitions():
+            low, high = ends[task_of(topic, partition)]
+            low = max(low, high - count)
+            if low < high:
+                reader = Reader(source, group, topic, partition)
+                try:
+                    while low < high:
+                        records, low = reader.read(low, high, items=count, size=_BYTES, seconds=1.0)
+                        found = _newest(found + records, count)
+                finally:
+                    reader.close()
+    finally:
+        topics.close()
+    return found
+
+
+def _newest(records: list[Record], count: int) -> list[Record]:
+    ordered = sorted(records, key=lambda record: (record.timestamp, record.offset))[-count:]
+    left, kept = _MOST_BYTES, 0
+    for record in reversed(ordered):
+        left -= len(record.value or b"") + len(record.key or b"")
+        if left < 0 and kept:
+            break
+        kept += 1
+    return ordered[len(ordered) - kept :]

@@ -1,0 +1,27 @@
+"""Records that a worker has reason to fear, tried by a process apart before it takes them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.in_hand import LATE_SECONDS
+from millrace.flows.records import TRANSFORMATION, Failure, Record
+from millrace.flows.samples.trying import TRYING, Trying
+from millrace.flows.transform.operators import Open
+from millrace.runtime.sandbox.errors import TooMuchWork
+from millrace.runtime.sandbox.pool import Sandbox
+
+
+def tried(pipeline: Pipeline, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
+    """Split `records`: acceptable ones, and failures that take over half a worker's patience or end their process."""
+    left, failures = [], []
+    with Trying(Sandbox(TRYING, seconds=LATE_SECONDS / 2, max_processes=1)) as trying:
+        for record in records:
+            try:
+                trying.run(pipeline, record, open_rows)
+            except TooMuchWork as error:
+                failures.append(Failure(record, TRANSFORMATION, error.where, error.code, str(error)))
+            else:
+                left.append(record)
+    return left, failures

@@ -1,0 +1,308 @@
+"""A declaration as a DataFrame, its sink beside it, and what Spark says of the two before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from millrace.base.errors import InvalidArgument, InvalidStream
+from millrace.base.settings import Settings
+from millrace.client.database import connect
+from millrace.client.schemas import schema
+from millrace.flows.declare.checks import Finding, creates, planned
+from millrace.flows.declare.stream import From, FromTopics, Into, Stream, Table, function_of
+from millrace.flows.guarantee import OFFERED
+from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.function.sink import FunctionSink
+from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.opensearch.sink import OpenSearchSink
+from millrace.flows.sinks.sink import Sink
+from millrace.flows.sources.collection import frames as source
+from millrace.flows.sources.collection.rows import find_collection
+from millrace.flows.sources.kafka import spark_source as topics
+from millrace.flows.sources.kafka.planner import Place, Start
+from millrace.flows.spark_host.incarnations import Begun
+from millrace.flows.spark_host.keyed import answered
+from millrace.flows.spark_host.micro_batches import columns_of
+from millrace.flows.spark_host.operated import both_sides, log_time, operator_of, right_rows
+from millrace.flows.spark_host.undecoded import undecoded_folder
+from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
+from millrace.rpc.selection import Selection
+from millrace.streams.keyed.clock import TICK
+from millrace.streams.operators.declared import LOG_TIME
+from millrace.tables.read import spark as tables
+from millrace.tables.read.freshness import require_confirmed_ticks
+from millrace.wal.visible.changes import CHANGE_COLUMNS
+
+_STATEFUL: Final = ("Aggregate", "Deduplicate", "Distinct", "Join", "FlatMapGroups", "TransformWithState")
+_MARKED: Final = re.compile(r"#\d+L?-T\d+ms")
+"""A column with a watermark, as Spark writes it in a plan."""
+_WRAPPED: Final = re.compile(r"^\w+\((.*)\)$", re.DOTALL)
+"""Expressions as Scala's collections write them: ``List(a, b)``, ``Some(a)``."""
+_NUMBERS: Final = re.compile(r"#\d+L?")
+
+
+def rows_of(
+    spark: SparkSession,
+    settings: Settings,
+    stream: Stream,
+    begun: Begun = Begun(),  # noqa: B008 - frozen
+) -> DataFrame:
+    """The stream's source as a streaming DataFrame, from where `begun` says, with its watermark."""
+    given = stream.source
+    if isinstance(given, FromTopics):
+        read = given.kafka_source(stream.name)
+        if begun.ticks is not None:
+            first = topics.beginning(read, offsets=begun.ticks)
+        else:
+            first = topics.beginning(read, _topic_start(given.start if begun.after is None else begun.after))
+        undecoded = undecoded_folder(settings, stream.name)
+        return _marked(stream, topics.stream(spark, _topic_options(stream, given, first, undecoded)))
+    anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
+    frame = source.stream(
+        spark,
+        settings,
+        given.collection,
+        after=begun.after if anew else given.after,
+        snapshot=begun.snapshot if anew else given.snapshot,
+        ticks=begun.ticks,
+        channels=given.channels,
+        columns=_asked(given),
+        kinds=given.kinds,
+        max_bytes=given.max_bytes,
+        aligned=given.watermark is not None,
+    )
+    return _marked(stream, frame)
+
+
+def batch_of(
+    spark: SparkSession,
+    settings: Settings,
+    stream: Stream,
+    *,
+    after: Moment | None = None,
+    until: Moment | None = None,
+) -> DataFrame:
+    """The same as a batch, through the stream's transform: one way to declare, two ways to run.
+
+    Of the rows behind `after` (without it: from where the declaration begins) up to `until` (without it: to now).
+    """
+    given = stream.source
+    if isinstance(given, FromTopics):
+        read, undecoded = given.kafka_source(stream.name), undecoded_folder(settings, stream.name)
+        first = topics.beginning(read, _topic_start(given.start if after is None else after))
+        last = topics.beginning(read, "latest" if until is None else tick_physical_ms(resolve_tick(until)) + 1)
+        rows = topics.batch(spark, _topic_options(stream, given, first, undecoded / "batch"), last)
+    else:
+        if after is None and given.after != "now":
+            after = given.after
+        rows = source.changes(
+            spark,
+            settings,
+            given.collection,
+            after=after,
+            until=until,
+            channels=given.channels,
+            columns=_asked(given),
+            kinds=given.kinds,
+        )
+    frame = transformed(spark, settings, stream, _marked(stream, rows))
+    if stream.operator is None:
+        return frame
+    right = right_rows(spark, settings, stream, until=until, batch=True)
+    ahead = None if given.watermark is None else given.watermark.ahead
+    joined = both_sides(stream, frame, right)
+    return answered(joined, operator_of(stream, frame), stream.operator.shards, max_ahead=ahead)
+
+
+def _topic_start(moment: Moment) -> Start | int:
+    """Return where a stream begins in its topics; 0 is the beginning, as of a collection."""
+    if moment in ("earliest", 0):
+        return "earliest"
+    return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
+
+
+def _topic_options(stream: Stream, given: FromTopics, first: Place, undecoded: Path) -> dict[str, str]:
+    return topics.options_of(
+        given.kafka_source(stream.name),
+        first,
+        columns=given.columns,
+        record=given.record_columns,
+        tombstones=given.tombstones,
+        undecoded=undecoded,
+        max_bytes=given.max_bytes,
+        max_records=given.max_records,
+    )
+
+
+def _asked(given: From) -> tuple[str, ...]:
+    """The columns that the source is asked for: those of the stream, and what the watermark's is made of."""
+    made = given.columns and given.watermark is not None and given.watermark.column == LOG_TIME
+    return (*given.columns, TICK) if made and TICK not in given.columns else given.columns
+
+
+def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
+    given, mark = stream.source, stream.source.watermark
+    if mark is None:
+        return frame
+    if mark.column == LOG_TIME and isinstance(given, From):
+        frame = frame.withColumn(LOG_TIME, log_time())
+        frame = frame if _asked(given) == given.columns else frame.drop(TICK)
+    return frame.withWatermark(mark.column, mark.delay)
+
+
+def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: DataFrame) -> DataFrame:
+    """Apply the stream's transform to its rows and tables. Raises InvalidStream if it fails or returns no DataFrame."""
+    beside = {name: table_rows(spark, settings, each) for name, each in stream.tables.items()}
+    try:
+        if stream.sql is not None:
+            for name, each in {stream.source.table: rows, **beside}.items():
+                each.createOrReplaceTempView(f"`{name}`")
+            return spark.sql(stream.sql)
+        found = rows if stream.transform is None else function_of(stream.transform)(rows, **beside)
+    except PySparkException as error:
+        raise InvalidStream(f"the transform of {stream.name!r}: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, DataFrame):
+        raise InvalidStream(f"the transform of {stream.name!r} gives {type(found).__name__} and no DataFrame")
+    return found
+
+
+def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFrame:
+    """Return a table's rows at its moment; pins versions, so that every micro-batch joins with the same ones."""
+    tick = None if table.at in (None, "now") else resolve_tick(table.at)
+    with connect(settings=settings) as db:
+        found = db.definition(table.collection)
+        confirmed = require_confirmed_ticks(
+            settings, found.name, found.pchannels, db.connection, tick, settings.read_deadline
+        )
+        selection = Selection.of(columns=table.columns or None)
+        return tables.read_spark(
+            spark, settings, found.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection
+        )
+
+
+def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: pa.Schema) -> None:
+    """Create the collection of a sink with `create`, with these columns, unless it exists. Raises InvalidArgument."""
+    if into is None or into.collection is None or not into.create:
+        return
+    plain = pa.schema([each for each in columns if each.name not in CHANGE_COLUMNS.names])
+    made = schema(plain, key=into.keys or None, generated_key=None if into.keys else "row_key")
+    with connect(settings=settings) as db:
+        known = [each.name for each in db.catalog.collections()]
+        if into.collection not in known:
+            given = stream.source
+            vchannels = len(find_collection(settings, given.collection).vchannels) if isinstance(given, From) else 1
+            db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
+
+
+def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink:
+    """The stream's sink (or another, `into`), with its memory in `folder`."""
+    into, guarantee = into or stream.sink, stream.chosen_guarantee
+    if guarantee not in OFFERED[into.kind]:
+        guarantee = OFFERED[into.kind][0]
+    if into.collection is not None:
+        return CollectionSink(
+            settings,
+            into.collection,
+            memory=folder,
+            mode=into.mode,
+            guarantee=guarantee,
+            partition=into.partition,
+            partition_by=into.partition_by,
+            dead_letters=into.dead_letters,
+            stream=stream.name,
+        )
+    if into.kind == "delta":
+        return DeltaSink(into.path, memory=folder, guarantee=guarantee, merge_schema=into.merge_schema)
+    if into.kafka is not None:
+        return KafkaSink.of_rows(folder, str(into.topic), into.kafka, key=into.key, guarantee=guarantee)
+    if into.opensearch is not None:
+        declared, flush = into.opensearch.model_copy(update={"ids": "key"}), Flush()
+        size = int(flush.mib * (1 << 20))
+        index = OpenSearchSink(declared, flush_items=flush.items, flush_bytes=size, memory=folder, key=into.keys)
+        index.open()
+        return index
+    return FunctionSink(folder, function_of(str(into.function)), guarantee=guarantee)
+
+
+def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> tuple[str, list[Finding]]:
+    """Return the query's plan as text, and findings: columns that the sink does not take, state without a bound."""
+    try:
+        frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, Begun(after=0)))
+    except InvalidStream as error:
+        return "", [Finding("error", "sql" if stream.sql else "transform", str(error))]
+    if not frame.isStreaming:
+        return "", [
+            Finding("error", "transform", "it gives no streaming DataFrame: it must be made from the one it gets")
+        ]
+    analyzed = _analyzed(frame)
+    plan = str(analyzed.toString())
+    findings = [Finding("warning", "source.watermark", each) for each in dict.fromkeys(_unbounded(analyzed))]
+    try:
+        columns = columns_of(frame)
+        if stream.operator is not None:
+            columns, more, words = _operated(settings, stream, columns)
+            plan, findings = f"{words}\n{plan}", findings + more
+        if stream.sink.collection is not None and not creates(settings, stream.sink):
+            collection = find_collection(settings, stream.sink.collection)
+            require_fit(columns, collection, changes=stream.sink.mode == "changes")
+    except InvalidArgument as error:
+        findings.append(Finding("error", "sink" if stream.operator is None else "operator", str(error)))
+    return plan, findings
+
+
+def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[pa.Schema, list[Finding], str]:
+    """The answers' columns of the stream's operator, what is found in it, and what it does in words."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    right = None if operation.as_of is None else find_collection(settings, operation.as_of.collection)
+    answers, aside, warnings = planned(stream, columns, right)
+    keys = ", ".join(operation.made(mark.column, columns).keys) or "nothing, so in one shard"
+    words = [
+        f"Operator {operation.kind}, keyed by {keys}, in {operation.shards} shards,"
+        f" {mark.delay} behind the newest {mark.column}",
+        f"  answers: {', '.join(f'{each.name} {each.type}' for each in answers)}",
+        f"  late rows, to {stream.late.target if stream.late else 'its table alone'}: {', '.join(aside.names)}",
+        *(f"  {each}" for each in warnings),
+    ]
+    return answers, [Finding("warning", "operator", each) for each in warnings], "\n".join(words)
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    inside: Any = frame._jdf
+    return inside.queryExecution().analyzed()
+
+
+def _unbounded(node: Any) -> Iterator[str]:
+    """Yield the operators of a plan whose state grows without a bound: no watermarked event time in key or condition.
+
+    A join with a table has no state, nor has work on tables alone.
+    """
+    children = [node.children().apply(each) for each in range(node.children().size())]
+    for each in children:
+        yield from _unbounded(each)
+    name, streams = str(node.nodeName()), [each for each in children if each.isStreaming()]
+    if not streams or not name.startswith(_STATEFUL) or (name == "Join" and len(streams) < 2):
+        return
+    if "EventTimeWatermark" not in str(node.toString()):
+        yield f"{name} without a watermark: its state grows without a bound"
+        return
+    key = {"Aggregate": "groupingExpressions", "Deduplicate": "keys", "Distinct": "output", "Join": "condition"}.get(
+        name
+    )
+    if key is None:
+        return
+    text = _WRAPPED.sub(r"\1", str(getattr(node, key)().toString()))
+    if not _MARKED.search(text):
+        key = _NUMBERS.sub("", text)
+        yield f"{name} by [{key}], without an event time (a window of it, say): its state grows without a bound"

@@ -1,0 +1,92 @@
+"""An operator with a sink after it: its answers go there, and its late rows to a sink of their own if there is one.
+
+The operator's table takes a micro-batch first, in one commit. Then the sinks get the batch's results, read from the
+table, under the same number. A micro-batch that Spark repeats finds its answers in the table and passes on the same
+ones, so that the sink's guarantee is the stream's: whatever crashes in between, the sink sees equal rows under an equal
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from millrace.base.failpoint import hit
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.sink import Sink
+from millrace.flows.spark_host.keyed import KeyedFrames, Taken
+
+Names: TypeAlias = Callable[[Iterable[str]], Mapping[str, str]]
+
+
+def _as_they_are(names: Iterable[str]) -> Mapping[str, str]:
+    return {each: each for each in names}
+
+
+@dataclass
+class KeyedInto:
+    """Takes micro-batches of a streaming DataFrame into an operator: a sink of the Spark host."""
+
+    keyed: KeyedFrames
+    sink: Sink
+    """Takes the answers."""
+    late: Sink | None = None
+    """Takes the rows put aside; without one they lie in the operator's table alone."""
+    names: Names = _as_they_are
+    """Maps the answers' columns to their names in `sink`; columns that it leaves out are not handed on."""
+    late_names: Names = _as_they_are
+    """The same of late rows and `late`."""
+
+    def check(self, schema: pa.Schema, /) -> None:
+        """The operator has checked its columns; those of its answers were checked when the sinks were made."""
+
+    def open(self) -> None:
+        """The sinks are opened by their first batch."""
+
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        """Return where the sink of the answers stands."""
+        return self.sink.standing(lanes)
+
+    def write(self, batch: Batch, /) -> Taken:
+        """Take a micro-batch. Raises what the operator and the sinks raise."""
+        operated = self.keyed.write(batch)
+        found = self.keyed.answers_of(batch.start)
+        if found is None:  # a later one was taken, which began when this one had ended
+            return Taken(again=True)
+        hit("into.operated")
+        answers, late = found
+        taken = self.sink.write(_following(batch, _named(answers, self.names)))
+        failures = list(taken.failures)
+        if self.late is not None:
+            hit("into.answered")
+            failures += self.late.write(_following(batch, _named(late, self.late_names))).failures
+        # A function counts no rows.
+        out = taken.acknowledged if taken.again else answers.num_rows - taken.rejected - len(taken.failures)
+        assert batch.frame is not None, "an operator's host is Spark"
+        counted = operated.operated or self.keyed.counted(batch.frame(), late)
+        return Taken(out, taken.rejected, taken.again, failures=failures, operated=counted)
+
+    def close(self) -> None:
+        """Release what the sinks hold."""
+        self.sink.close()
+        if self.late is not None:
+            self.late.close()
+
+
+def _named(rows: pa.Table, names: Names) -> pa.Table:
+    given = names(rows.column_names)
+    return rows.select(list(given)).rename_columns(list(given.values()))
+
+
+def _following(batch: Batch, rows: pa.Table) -> Batch:
+    """Return the operator's `rows` as what follows from `batch`, under its number."""
+
+    def frame() -> Any:
+        assert batch.frame is not None, "an operator's host is Spark"
+        return batch.frame().sparkSession.createDataFrame(rows)
+
+    chunks = [pa.RecordBatch.from_pylist([], rows.schema), *rows.to_batches()]
+    return Batch(batch.lane, batch.start, batch.end, rows=chunks, frame=frame)

@@ -1,0 +1,129 @@
+"""A declared stream's operator at work: its right side beside its rows, its table, and its sinks behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millrace.base.settings import Settings
+from millrace.flows.declare.checks import given_columns
+from millrace.flows.declare.stream import Into, Stream
+from millrace.flows.sinks.sink import Sink
+from millrace.flows.sources.collection import frames as source
+from millrace.flows.sources.collection.rows import Kinds
+from millrace.flows.spark_host.into import KeyedInto
+from millrace.flows.spark_host.keyed import KeyedFrames
+from millrace.flows.spark_host.micro_batches import columns_of
+from millrace.message.ids import LOGICAL_BITS, Moment
+from millrace.streams.keyed.clock import TICK
+from millrace.streams.keyed.operator import Operator
+from millrace.streams.operators.declared import GONE, ORDER, RIGHT, AsOfOf, duration, late_names, right_name, sink_names
+
+
+def operator_of(stream: Stream, frame: DataFrame) -> Operator:
+    """The stream's operator over `frame` (of an as-of join: over its left side). Raises InvalidArgument."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    return operation.made(mark.column, columns_of(frame))
+
+
+def right_rows(
+    spark: SparkSession, settings: Settings, stream: Stream, *, until: Moment | None = None, batch: bool = False
+) -> DataFrame | None:
+    """Return the right side of an as-of join, as a stream from the collection's beginning or a batch up to `until`.
+
+    None for another operator.
+    """
+    joined = None if stream.operator is None else stream.operator.as_of
+    if joined is None:
+        return None
+    kinds: Kinds = "all" if joined.versioned else "skip others"
+    if batch:
+        return source.changes(spark, settings, joined.collection, until=until, kinds=kinds)
+    return source.stream(spark, settings, joined.collection, kinds=kinds)
+
+
+def log_time() -> Column:
+    """When a row became visible, by its time tick."""
+    return F.timestamp_millis(F.shiftright(TICK, LOGICAL_BITS))
+
+
+def both_sides(stream: Stream, left: DataFrame, right: DataFrame | None) -> DataFrame:
+    """Both sides of an as-of join as one; of another operator, `left`."""
+    joined = None if stream.operator is None else stream.operator.as_of
+    mark = stream.source.watermark
+    if joined is None or right is None or mark is None:
+        return left
+    first = left.withColumn(RIGHT, F.lit(False)).withColumn(GONE, F.lit(False)).withColumn(ORDER, F.lit(0).cast("long"))
+    ticks = [TICK] if TICK in left.columns else []
+    return first.unionByName(_versions(joined, right, mark.column, ticks), allowMissingColumns=True)
+
+
+def _versions(joined: AsOfOf, right: DataFrame, time: str, ticks: list[str]) -> DataFrame:
+    """The right side's rows, as the stream of both sides has them; with `ticks`, each has its own."""
+    change = F.col("_change")
+    if joined.versioned:
+        words = (
+            f"{joined.collection}: a partition or the collection was dropped, replaced or restored: begin the join anew"
+        )
+        kept = F.when(change == "retract", F.raise_error(F.lit(words)).cast("boolean")).otherwise(F.lit(True))
+        right = right.where(kept)
+        at = log_time()
+    else:
+        at = F.col(_quoted(joined.time))
+    # An upsert is the delete of its key and the row behind it, at one tick.
+    order = F.col("_write_tick") * 2 + F.when(change == "insert", 1).otherwise(0)
+    return right.select(
+        *(F.col(_quoted(each)).alias(each) for each in joined.keys),
+        at.alias(time),
+        *(F.col(_quoted(each)).alias(right_name(each)) for each in joined.columns),
+        F.lit(True).alias(RIGHT),
+        (change == "delete").alias(GONE),
+        order.alias(ORDER),
+        *ticks,
+    )
+
+
+def operated_sink(
+    stream: Stream,
+    frame: DataFrame,
+    operator: Operator,
+    folder: Path,
+    sink_in: Callable[[Path, Into | None], Sink],
+) -> KeyedInto:
+    """Return the operator with the stream's sinks; `frame` is its input. Raises InvalidArgument."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    schema = columns_of(frame)
+    table = str(folder / "operator")
+    keyed = KeyedFrames(
+        folder, table, operator, schema,
+        delay=duration(mark.delay), max_ahead=mark.ahead, shards=operation.shards,
+    )  # fmt: skip
+    opened: list[Sink] = []
+    try:
+        opened.append(sink_in(folder, None))
+        given = given_columns(stream, operator, schema)
+        if stream.late is not None:
+            opened.append(sink_in(folder / "late", stream.late))
+        for sink, columns in zip(opened, given, strict=False):
+            sink.check(columns)
+        names = partial(sink_names, collection=stream.sink.kind == "collection")
+        if stream.late is None:
+            return KeyedInto(keyed, opened[0], names=names)
+        beside = partial(late_names, collection=stream.late.kind == "collection")
+        return KeyedInto(keyed, opened[0], opened[1], names=names, late_names=beside)
+    except BaseException:
+        for sink in opened:
+            sink.close()
+        raise
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

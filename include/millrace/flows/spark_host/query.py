@@ -1,0 +1,110 @@
+"""The query of a declared stream, for :func:`millrace.runtime.job.run`: alone in its driver, or with its group."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millrace.base.errors import InvalidStream
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.flows.declare.checks import check, given_columns, require_runnable
+from millrace.flows.declare.discovery import declared_streams
+from millrace.flows.declare.stream import Stream
+from millrace.flows.sinks.sink import Sink, Verdicts
+from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
+from millrace.flows.spark_host.incarnations import Kept, Lock
+from millrace.flows.spark_host.micro_batches import columns_of, sink_folder, start
+from millrace.flows.spark_host.operated import both_sides, operated_sink, operator_of, right_rows
+from millrace.flows.spark_host.progress import Told
+from millrace.flows.spark_host.status import progress_name
+from millrace.flows.spark_host.undecoded import Undecoded
+from millrace.runtime.job import StartQuery
+
+
+def streams_of(settings: Settings, job: str) -> list[Stream]:
+    """The streams that the job `job` runs: one, or those of a group. Raises StreamNotFound."""
+    from millrace.flows.declare.discovery import declared_stream
+
+    mine = [each for each in declared_streams(settings).values() if each.job == job]
+    return mine or [declared_stream(settings, job)]
+
+
+class StreamQuery:
+    """Starts the query of one stream; holds the stream for as long as this process lives."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lock: Lock | None = None
+
+    def __call__(
+        self, spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
+    ) -> StreamingQuery:
+        """Raises InvalidStream, StreamBusy, and what the source and the sink raise."""
+        stream = self._stream
+        require_runnable(stream, check(settings, stream))
+        kept = Kept(settings, stream.name)
+        if self._lock is None:
+            self._lock = kept.locked()
+        state = kept.admitted(stream)
+        checkpoint = kept.checkpoint(state)
+        frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, state.begun))
+        if not frame.isStreaming:
+            raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
+        folder = sink_folder(checkpoint)
+        sink: Sink
+        if stream.operator is None:
+            create_sink(settings, stream, stream.sink, columns_of(frame))
+            sink = sink_of(settings, stream, folder)
+        else:
+            operator = operator_of(stream, frame)
+            frame = both_sides(stream, frame, right_rows(spark, settings, stream))
+            answers, aside = given_columns(stream, operator, columns_of(frame))
+            create_sink(settings, stream, stream.sink, answers)
+            create_sink(settings, stream, stream.late, aside)
+            sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
+        told = Told(settings, stream.name, metrics, spark.streams)
+        undecoded = Undecoded(settings, stream)
+
+        def taken(batch_id: int, result: Verdicts) -> None:
+            told.undecoded(undecoded.collect(batch_id))
+            told.taken(batch_id, result)
+
+        spark.streams.addListener(told)
+        try:
+            return start(
+                frame,
+                sink,
+                checkpoint,
+                name=progress_name(stream.name),
+                seconds=stream.seconds,
+                available_now=available_now,
+                output_mode=stream.output_mode,
+                told=taken,
+                begins=kept.hand,
+            )
+        except BaseException:
+            spark.streams.removeListener(told)
+            raise
+
+    def close(self) -> None:
+        """Let others have the stream: once its query has ended."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def queries_of(settings: Settings, streams: list[Stream]) -> list[StartQuery]:
+    """What a job starts: the streams that are not paused. Where all are, the first says so when it starts."""
+    return [StreamQuery(each) for each in _awake(settings, streams)]
+
+
+def require_startable(settings: Settings, streams: list[Stream]) -> None:
+    """What such a job would find before it asks Spark, without a job. Raises InvalidStream."""
+    for each in _awake(settings, streams):
+        require_runnable(each, check(settings, each))
+        Kept(settings, each.name).startable(each)
+
+
+def _awake(settings: Settings, streams: list[Stream]) -> list[Stream]:
+    return [each for each in streams if not Kept(settings, each.name).state.paused] or streams[:1]

@@ -1,0 +1,267 @@
+"""Turn records into the sink's actions: parse JSON, apply steps, give an id; or a reason, separately for each record.
+
+done = Transform(pipeline).run(records)
+len(records) == len(done.actions) + len(done.failures) + done.filtered      # always
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from millrace.base.errors import MillraceError
+from millrace.flows.declare.paths import split
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.steps import Lookup, Step
+from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
+from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
+from millrace.flows.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
+from millrace.runtime.sandbox.errors import TooMuchWork
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Transformed:
+    """What became of a run of records, in their order."""
+
+    actions: list[Action] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    filtered: int = 0
+
+
+class Shown(NamedTuple):
+    """A document after one step of a dry run."""
+
+    step: str
+    outcome: Literal["document", "filtered", "error"]
+    document: dict[str, Any] | None
+    reason: str = ""
+
+
+class Sample(NamedTuple):
+    """What a dry run shows of one record: the steps as far as it came, and what the sink would be told."""
+
+    steps: tuple[Shown, ...]
+    outcome: Literal["index", "delete", "filtered", "ignored", "error"]
+    id: str = ""
+    version: int | None = None
+    document: dict[str, Any] | None = None
+    reason: str = ""
+
+
+def _no_collections(step: Lookup) -> Rows:
+    raise ValueError(f"collection {step.collection} cannot be looked up here")
+
+
+class _Ignored(Exception):
+    """Nothing is to be done for this record."""
+
+
+class Rules(NamedTuple):
+    """What of a pipeline says what becomes of a record; no secret is in it."""
+
+    steps: tuple[Step, ...]
+    ids: str
+    versions: bool
+    tombstones: str
+    version_field: str | None = None
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Rules:
+        ids = getattr(pipeline.sink, "ids", "position")
+        versions = ids != "position" and bool(getattr(pipeline.sink, "versions", False))
+        field = getattr(pipeline.sink, "version_field", None)
+        return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones, field)
+
+
+class Hand(Protocol):
+    """Is told which record is worked on."""
+
+    def take(self, offset: int, /) -> None: ...
+    def leave(self) -> None: ...
+
+
+class Transform:
+    """A pipeline's steps, compiled. Not thread-safe; one for each task."""
+
+    def __init__(self, pipeline: Pipeline | Rules, *, open_rows: Open = _no_collections) -> None:
+        """`open_rows` gives a lookup its collection's rows. Raises ValueError."""
+        rules = pipeline if isinstance(pipeline, Rules) else Rules.of(pipeline)
+        self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
+        self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
+        self._ordered_by = None if rules.version_field is None else getter(split(rules.version_field))
+        self._decode, self._encode = decoded, encoded
+        self._context = Context()
+
+    def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:
+        """Return every record's outcome; `hand` is called with each one that reaches the steps.
+
+        An error of a document is its own failure. Raises a MillraceError if a lookup's collection cannot be read.
+        """
+        done = Transformed()
+        actions, failures = done.actions, done.failures
+        decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
+        by_position, versions = self._ids == "position", self._versions
+        take = None if hand is None else hand.take
+        try:
+            for record in records:
+                stage, step = VALUE_CONVERTER, "json"
+                try:
+                    value = record.value
+                    if value is None:
+                        actions.append(self._tombstone(record))
+                        continue
+                    if len(value) > MAX_DOCUMENT_BYTES:
+                        raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
+                    document = decode(value)
+                    if type(document) is not dict:
+                        raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+                    stage = TRANSFORMATION
+                    context.record, context.id = record, None
+                    if take is not None:
+                        take(record.offset)
+                    for step, apply in operators:  # noqa: B007 - named where one of them refuses
+                        if not apply(document, context):
+                            done.filtered += 1
+                            break
+                    else:
+                        step = "id"
+                        found = record.position if by_position else self._id(record, context)
+                        body = encode(document)
+                        if len(body) > MAX_DOCUMENT_BYTES:
+                            raise Refused("TOO_LARGE", f"the document grew to {len(body)} bytes")
+                        step = "version"
+                        version = self._version(record, document) if versions else None
+                        actions.append(Action(record, found, body, version))
+                except _Ignored:
+                    done.filtered += 1
+                except Refused as error:
+                    failures.append(Failure(record, stage, step, error.kind, str(error)))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    failures.append(Failure(record, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
+                except RecursionError:
+                    failures.append(Failure(record, stage, step, "TOO_DEEP", "it is nested too deep"))
+                except MillraceError:
+                    raise
+                except Exception as error:
+                    # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
+                    failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))
+        finally:
+            if hand is not None:
+                hand.leave()
+        return done
+
+    def show(
+        self,
+        record: Record,
+        *,
+        keep: Callable[[Document], Document] = copy.deepcopy,
+        at: Callable[[str], object] = lambda step: None,
+    ) -> Sample:
+        """Run without effects and return the document after each step, as copied by `keep`.
+
+        `at` is called with each step before it runs. Raises the errors of `keep`, and MemoryError.
+        """
+        shown: list[Shown] = []
+        context, document = Context(), None
+        context.record = record
+        step = "json"
+        try:
+            if record.value is None:
+                made = self._tombstone(record)
+                return Sample((), "delete", made.id, made.version)
+            document = self._decode(record.value)
+            if type(document) is not dict:
+                raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+            for step, apply in self._operators:
+                at(step)
+                if not apply(document, context):
+                    shown.append(Shown(step, "filtered", None))
+                    return Sample(tuple(shown), "filtered")
+                shown.append(Shown(step, "document", keep(document)))
+            step = "id"
+            found = record.position if self._ids == "position" else self._id(record, context)
+            self._encode(document)
+            step = "version"
+            version = self._version(record, document) if self._versions else None
+            return Sample(tuple(shown), "index", found, version, keep(document))
+        except _Ignored:
+            return Sample(tuple(shown), "ignored")
+        except (TooMuchWork, MemoryError):
+            raise
+        except msgspec.DecodeError as error:
+            reason = f"no JSON: {str(error)[:300]}"
+            return Sample((Shown(step, "error", None, reason),), "error", reason=reason)
+        except (Exception, RecursionError) as error:
+            shown.append(Shown(step, "error", None, str(error)[:300]))
+            return Sample(tuple(shown), "error", reason=str(error)[:300])
+
+    def _id(self, record: Record, context: Context) -> str:
+        if self._ids == "template":
+            if not context.id:
+                raise Refused("NO_ID", "the template made no id")
+            return context.id
+        return _key(record)
+
+    def _version(self, record: Record, document: Document) -> int:
+        """The record's offset, or what the document itself says. Raises Refused."""
+        if self._ordered_by is None:
+            return record.offset
+        value = self._ordered_by(document)
+        found = -1
+        if type(value) is int:
+            found = value
+        elif isinstance(value, str):
+            found = _microseconds(value)
+        if not 0 <= found < 1 << 63:
+            raise Refused(
+                "NO_VERSION",
+                f"the version field holds {_told(value)}: expected a whole number from 0 on,"
+                " or a time since 1970 with its zone",
+            )
+        return found
+
+    def _tombstone(self, record: Record) -> Action:
+        if self._tombstones == "ignore":
+            raise _Ignored
+        if self._tombstones == "error":
+            raise Refused("TOMBSTONE", "the record has no value, and sink.tombstones is error")
+        if self._ids != "key":
+            raise Refused(
+                "TOMBSTONE",
+                f"the record has no value, and by ids from {self._ids} nothing can be deleted: ids by key can",
+            )
+        return Action(record, _key(record), None, record.offset if self._versions else None)
+
+
+def _key(record: Record) -> str:
+    if not record.key:
+        raise Refused("NO_KEY", "the record has no key, and ids are by key")
+    try:
+        return record.key.decode()
+    except UnicodeDecodeError:
+        raise Refused("NO_KEY", "the record's key is no UTF-8, and ids are by key") from None
+
+
+def _microseconds(text: str) -> int:
+    """Since 1970; below zero for what is no moment with a zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return -1
+    return -1 if moment.tzinfo is None else (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _told(value: Any) -> str:
+    if value is None or value is MISSING:
+        return "null" if value is None else "nothing"
+    return {str: "string", bool: "bool", list: "list", dict: "object"}.get(type(value), "number")
+
+
+__all__ = ["Document", "Rules", "Sample", "Shown", "Transform", "Transformed"]

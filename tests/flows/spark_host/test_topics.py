@@ -1,0 +1,181 @@
+"""A declared stream over a Kafka topic: windows, patterns and rows as they are, out of JSON records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import millrace.testing
+from millrace.base.errors import InvalidStream
+from millrace.base.metrics import Metrics
+from millrace.flows.declare.stream import Stream
+from millrace.flows.sinks.collection.poison import LETTERS
+from millrace.flows.spark_host.frames import batch_of, found_by_spark
+from millrace.flows.spark_host.incarnations import Begun, Kept
+from millrace.flows.spark_host.query import StreamQuery
+from millrace.flows.spark_host.status import status
+from millrace.testing import Deployment
+from tests.flows.brokers_in_process import Brokers, brokers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY = datetime(2013, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with millrace.testing.deployment(tmp_path_factory.mktemp("topics") / "data") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Brokers]:
+    with brokers() as found:
+        yield found
+
+
+def reached(kafka: Brokers) -> dict[str, Any]:
+    """Brokers of tests know no ids of topics, and do not say so."""
+    return {"bootstrap": [kafka.address], "socket_timeout_ms": 300}
+
+
+def send(kafka: Brokers, topic: str, documents: list[Any], partition: int = 0) -> None:
+    values = [each if isinstance(each, bytes) or each is None else json.dumps(each).encode() for each in documents]
+    kafka.send(topic, [(b"k", value, [("source", b"test")]) for value in values], partition)
+
+
+def run(spark: SparkSession, db: Deployment, stream: Stream) -> None:
+    """Up to now, as the job does."""
+    db.settle()
+    query = StreamQuery(stream)
+    try:
+        query(spark, settings=db.settings, metrics=Metrics(), available_now=True).awaitTermination()
+    finally:
+        query.close()
+    db.settle()
+
+
+def test_a_topic_through_sql_windows_into_a_collection(spark: SparkSession, db: Deployment, kafka: Brokers) -> None:
+    db.create_collection(
+        "by_hour", {"origin": "string", "hour": "timestamp", "flights": "int64"}, key=("origin", "hour")
+    )
+    db.catalog.create_collection("undecoded", LETTERS)
+    stream = Stream.of(
+        {
+            "name": "hours",
+            "source": {
+                "kafka": reached(kafka),
+                "topics": ["flights"],
+                "columns": {"origin": "string", "at": "timestamp"},
+                "dead_letters": "undecoded",
+                "watermark": {"column": "at", "delay": "1 day"},
+                "max_records": 5,
+            },
+            "sql": "select origin, window.start as hour, count(*) as flights from flights"
+            " group by origin, window(at, '1 hour')",
+            "sink": {"collection": "by_hour", "mode": "upsert"},
+            "output_mode": "update",
+            "seconds": 0.0,
+        }
+    )
+
+    def flights(count: int, origin: str) -> list[dict[str, Any]]:
+        return [{"origin": origin, "at": str(DAY + timedelta(minutes=20 * n)), "other": 1.0} for n in range(count)]
+
+    def counted() -> dict[tuple[str, int], int]:
+        found = db.collection("by_hour").read().to_pylist()
+        return {(each["origin"], each["hour"].hour): each["flights"] for each in found}
+
+    send(kafka, "flights", [*flights(4, "EWR"), b"no json", {"origin": "EWR"}])
+    send(kafka, "flights", flights(3, "JFK"), partition=1)
+    run(spark, db, stream)
+    assert counted() == {("EWR", 0): 3, ("EWR", 1): 1, ("JFK", 0): 3}
+    letters = db.collection("undecoded").read(order_by="id").to_pylist()
+    assert [each["id"] for each in letters] == ["hours/source/flights-0-4", "hours/source/flights-0-5"]
+    assert "malformed" in letters[0]["reason"]
+    assert "missing required field `at`" in letters[1]["reason"]
+    assert json.loads(letters[0]["row"])["_value"] == "no json"
+    told = status(db.settings, stream)
+    assert (told.source, told.reads, told.lag_records) == ("kafka:flights", ("kafka:flights",), 0)
+    assert (told.rows, told.rejected) == (9, 2)
+    send(kafka, "flights", flights(7, "JFK"), partition=2)
+    run(spark, db, stream)
+    assert counted() == {("EWR", 0): 3, ("EWR", 1): 1, ("JFK", 0): 6, ("JFK", 1): 3, ("JFK", 2): 1}
+    assert kafka.position("millrace-hours", "flights", 2) == 7
+
+
+@pytest.mark.slow
+def test_records_as_they_are_go_on_at_their_offsets_and_a_replay_at_a_time(
+    spark: SparkSession, db: Deployment, kafka: Brokers
+) -> None:
+    stream = Stream.of(
+        {
+            "name": "plain",
+            "source": {"kafka": reached(kafka), "topics": ["raw"], "record": ["_offset", "_key", "_headers", "_value"]},
+            "sql": "select _offset as number, decode(_key, 'utf-8') as key, _headers[0].name as header,"
+            " decode(_value, 'utf-8') as value from raw",
+            "sink": {"collection": "plain", "create": True},
+        }
+    )
+
+    def values() -> list[tuple[str, str, str]]:
+        rows = db.collection("plain").read(order_by="number").to_pylist()
+        return [(each["key"], each["header"], each["value"]) for each in rows]
+
+    send(kafka, "raw", [b"one", b"two"])
+    run(spark, db, stream)
+    assert values() == [("k", "source", "one"), ("k", "source", "two")]
+    send(kafka, "raw", [b"three"])
+    kept = Kept(db.settings, "plain")
+    assert kept.upgrade(stream, keep_state=False).begun.ticks == {
+        "raw-0": 2, "raw-1": 0, "raw-2": 0, "raw-3": 0
+    }  # fmt: skip
+    run(spark, db, stream)
+    assert values()[2:] == [("k", "source", "three")]
+    with pytest.raises(InvalidStream, match="reads topics, which have no snapshot"):
+        kept.replay(stream, Begun(snapshot="now"))
+    frame, findings = found_by_spark(spark, db.settings, stream)
+    assert findings == []
+    assert kafka.address not in frame, "options may hold secrets, and no plan shows them"
+    assert batch_of(spark, db.settings, stream).count() == 3
+
+
+@pytest.mark.slow
+def test_a_pattern_over_a_topic(spark: SparkSession, db: Deployment, kafka: Brokers) -> None:
+    stream = Stream.of(
+        {
+            "name": "delays",
+            "source": {
+                "kafka": reached(kafka),
+                "topics": ["departures"],
+                "columns": {"tail": "string", "at": "timestamp", "delay": "int64"},
+                "watermark": {"column": "at", "delay": "1 hour"},
+            },
+            "operator": {
+                "pattern": {
+                    "match_recognize": "PARTITION BY tail ORDER BY at MEASURES A.at AS since, A.delay AS before,"
+                    " LAST(C.delay) AS worst PATTERN (A B C) WITHIN INTERVAL '1' DAY"
+                    " DEFINE B AS delay > A.delay, C AS delay > B.delay"
+                }
+            },
+            "sink": {"collection": "rising", "create": True, "mode": "upsert", "key": "tail, since"},
+        }
+    )
+    delays = {"N1": [0, 5, 20, 45, 10], "N2": [30, 20, 25, 15, 40]}
+    for partition, (tail, each) in enumerate(delays.items()):
+        rows = [{"tail": tail, "at": str(DAY + timedelta(hours=3 * n)), "delay": delay} for n, delay in enumerate(each)]
+        send(kafka, "departures", rows, partition)
+    run(spark, db, stream)
+    send(kafka, "departures", [{"tail": "end", "at": str(DAY + timedelta(days=day)), "delay": 0} for day in (8, 9)])
+    run(spark, db, stream)
+    send(kafka, "departures", [{"tail": "end", "at": str(DAY + timedelta(days=10)), "delay": 0}])
+    run(spark, db, stream)
+    found = db.collection("rising").read().to_pylist()
+    assert [(each["tail"], each["before"], each["worst"]) for each in found] == [("N1", 0, 20)]
