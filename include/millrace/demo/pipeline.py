@@ -40,8 +40,8 @@ from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.file import read_pipeline
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.positions import positions_of
-from millrace.flows.sinks.models import OpenSearchSink
 from millrace.flows.sinks.opensearch.index import client_of
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
 from millrace.flows.sources.kafka.topics import logger
 from millrace.runtime.child_processes import ChildProcess
 

@@ -1,118 +1,130 @@
-"""The kinds of sinks: those of this package, and those that installed packages add by entry point.
+"""The kinds of sources and sinks: those of this package, and those that installed packages add by entry point.
 
-A kind is a folder with a model of its declaration, a sink, and its documentation. A package adds one by an entry point
-of the group ``millrace.sinks`` that names a :class:`SinkKind`:
+A package adds a kind by an entry point of the group ``millrace.sources`` or ``millrace.sinks`` that names a
+:class:`SourceKind` or a :class:`SinkKind`:
 
     [project.entry-points."millrace.sinks"]
     file = "millrace_file_sink:KIND"
 
-It then has a place in declarations, in `millrace pipelines check` and `millrace pipelines kinds`, and in the API's
-schema. Its module is imported wherever a declaration is checked, so what is slow to import belongs into `make`'s
-module.
+It then has a place in declarations, in `millrace pipelines check` and `millrace pipelines kinds`, in the API's schema
+and list of kinds, and in the UI's forms. Its module is imported wherever a declaration is checked, so what is slow to
+import belongs into the modules that it names.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union
 
 from pydantic import Field
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.flows.declare.part import Part
-from millrace.flows.sinks.models import CollectionSink, DeltaSink, Flush, KafkaSink, OpenSearchSink
+from millrace.flows.kinds import SinkKind as SinkKind
+from millrace.flows.kinds import SourceKind as SourceKind
+from millrace.flows.sinks.collection.model import KIND as COLLECTION_SINK
+from millrace.flows.sinks.collection.model import CollectionSink
+from millrace.flows.sinks.delta.model import KIND as DELTA_SINK
+from millrace.flows.sinks.delta.model import DeltaSink
+from millrace.flows.sinks.kafka.model import KIND as KAFKA_SINK
+from millrace.flows.sinks.kafka.model import KafkaSink
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.opensearch.model import KIND as OPENSEARCH_SINK
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.collection.model import KIND as COLLECTION_SOURCE
+from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.kafka.model import KIND as KAFKA_SOURCE
+from millrace.flows.sources.kafka.model import KafkaSource
 
 if TYPE_CHECKING:
     from millrace.flows.sinks.sink import Sink as AnySink
+    from millrace.flows.sources.source import LaneReader
+    from millrace.flows.sources.source import Source as AnySource
 
+SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
-"""Group of entry points."""
+"""Groups of entry points."""
+SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE)
+SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
+"""The kinds of this package. A new one is a folder and its KIND here."""
+_Kind = TypeVar("_Kind", SourceKind, SinkKind)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SinkKind:
-    """A kind of sink."""
-
-    name: str
-    """Its ``kind`` in a declaration."""
-    model: type[Part]
-    """Its declaration, with a field `kind` that is the name alone, and the fields of
-    :class:`millrace.flows.sinks.models.DocumentSink`."""
-    make: str
-    """``module:function``, from (declared, settings, *, flow, flush) to a millrace.flows.sinks.sink.Sink."""
-    guarantee: str
-    """What becomes of a document that is written twice, in one sentence for people."""
-    package: str = "millrace"
-    """The distribution that it comes from."""
-
-
-_MODULES: Final = "millrace.flows.sinks"
-BUILT_IN: Final = (
-    SinkKind(
-        "opensearch",
-        OpenSearchSink,
-        f"{_MODULES}.opensearch.sink:made",
-        "effectively once: a document replaces the one of its id, by version where versions are declared",
-    ),
-    SinkKind(
-        "kafka",
-        KafkaSink,
-        f"{_MODULES}.kafka.sink:made",
-        "at least once; the header millrace.position tells a reader of repeats",
-    ),
-    SinkKind(
-        "collection",
-        CollectionSink,
-        f"{_MODULES}.collection.sink:made",
-        "effectively once: a row replaces the one of its key",
-    ),
-    SinkKind(
-        "delta",
-        DeltaSink,
-        f"{_MODULES}.delta.sink:made",
-        "exactly once: a commit adds the documents and moves the position",
-    ),
-)
+@cache
+def source_kinds() -> Mapping[str, SourceKind]:
+    """Return all kinds of sources by name. Logs what is left out, as :func:`sink_kinds`."""
+    return _kinds(SourceKind, SOURCES, SOURCE_GROUP, "source")
 
 
 @cache
 def sink_kinds() -> Mapping[str, SinkKind]:
     """Return all kinds of sinks by name. Logs an entry point that cannot be loaded, or names a kind that is there."""
-    found = {each.name: each for each in BUILT_IN}
-    for point in entry_points(group=SINK_GROUP):
+    return _kinds(SinkKind, SINKS, SINK_GROUP, "sink")
+
+
+def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Mapping[str, _Kind]:
+    found = {each.name: each for each in ours}
+    for point in entry_points(group=group):
         package = point.dist.name if point.dist is not None else point.value
         try:
             kind = point.load()
         except Exception:
-            _log.exception("the sink %s of the package %s cannot be loaded", point.name, package)
+            _log.exception("the %s %s of the package %s cannot be loaded", what, point.name, package)
             continue
-        if not isinstance(kind, SinkKind) or kind.name in found:
-            _log.error("the sink %s of the package %s is no kind of its own: it is left out", point.name, package)
+        if not isinstance(kind, of) or kind.name in found:
+            _log.error("the %s %s of the package %s is no kind of its own: it is left out", what, point.name, package)
             continue
-        found[kind.name] = SinkKind(kind.name, kind.model, kind.make, kind.guarantee, package)
+        found[kind.name] = replace(kind, package=package)
     return found
 
 
 if TYPE_CHECKING:
+    Source: TypeAlias = KafkaSource | CollectionSource
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
+    Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007
     Sink = Annotated[Union[tuple(each.model for each in sink_kinds().values())], Field(discriminator="kind")]  # noqa: UP007
-"""A declaration of any kind of sink."""
+"""Declarations of any kind of source, and of any kind of sink."""
+
+
+def source_of(
+    declared: Source, settings: Settings, *, group: str, standing: Mapping[str, int] | None = None
+) -> AnySource:
+    """Return the lanes of `declared`; `standing` has the positions that are stored, by lane.
+
+    Raises InvalidSettings if no such kind is installed.
+    """
+    make = _function(_installed(source_kinds(), declared.kind, "source").source)
+    found: AnySource = make(declared, settings, group=group, standing=standing or {})
+    return found
+
+
+def reader_of(declared: Source, settings: Settings, *, group: str, topic: str, partition: int) -> LaneReader:
+    """Return a reader of one lane of `declared`. Raises as :func:`source_of`."""
+    make = _function(_installed(source_kinds(), declared.kind, "source").reader)
+    found: LaneReader = make(declared, settings, group=group, topic=topic, partition=partition)
+    return found
 
 
 def sink_of(declared: Sink, settings: Settings, *, flow: str, flush: Flush) -> AnySink:
     """Return the sink that flow `flow` declares, not opened. Raises InvalidSettings if no such kind is installed."""
-    kinds = sink_kinds()
-    if declared.kind not in kinds:
-        raise InvalidSettings(f"this build has no sink of kind {declared.kind}; it has {', '.join(sorted(kinds))}")
-    module, _, name = kinds[declared.kind].make.partition(":")
-    make: Any = getattr(import_module(module), name)
+    make = _function(_installed(sink_kinds(), declared.kind, "sink").make)
     found: AnySink = make(declared, settings, flow=flow, flush=flush)
     return found
+
+
+def _installed(kinds: Mapping[str, _Kind], name: str, what: str) -> _Kind:
+    if name not in kinds:
+        raise InvalidSettings(f"this build has no {what} of kind {name}; it has {', '.join(sorted(kinds))}")
+    return kinds[name]
+
+
+def _function(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

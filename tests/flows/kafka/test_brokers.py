@@ -17,8 +17,8 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.topic import ErrorTopic
 from millrace.flows.kafka.brokers import looked_at
 from millrace.flows.range_host import topic_admin
+from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sinks.kafka.sink import made
-from millrace.flows.sinks.models import KafkaSink
 from millrace.flows.sources.kafka.topics import Reader, Topics
 
 THERE: dict[str, Any] = {"kind": "kafka", "bootstrap": ["rebound.test:9092"], "topics": ["in"]}

@@ -27,7 +27,7 @@ from millrace.flows.range_host.supervision import read_status
 from millrace.flows.range_host.task import Work
 from millrace.flows.sinks.delta.sink import OUTPUTS
 from millrace.flows.sources.kafka.membership import Division, Membership
-from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.node.range_loop.schedule import START, RangeSchedule
 from millrace.storage.table import open_table
 from tests.flows.brokers_in_process import Brokers, brokers

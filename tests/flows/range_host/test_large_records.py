@@ -13,8 +13,8 @@ from millrace.flows.errors.listing import SHOWN_BYTES, error_page
 from millrace.flows.errors.selection import EVERYTHING
 from millrace.flows.errors.topic import PREFIX, ensure_topic
 from millrace.flows.range_host.newest import _MOST_BYTES, newest_records
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import Reader
-from millrace.flows.sources.models import KafkaSource
 from tests.flows.range_host.flights import Flights
 
 LARGE, COUNT = 900_000, 250

@@ -21,9 +21,9 @@ import pytest
 from millrace.base.errors import SinkBusy
 from millrace.flows.declare.addresses import is_forbidden
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.sinks.models import OpenSearchSink
 from millrace.flows.sinks.opensearch import connection
 from millrace.flows.sinks.opensearch.index import client_of, cluster_of, exists
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
 
 
 class Keys(http.server.ThreadingHTTPServer):

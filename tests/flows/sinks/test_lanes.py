@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from millrace.flows.batch import Batch
 from millrace.flows.records import Action, Record
-from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch import sink as sinks
 from millrace.flows.sinks.opensearch.bulk import Item, Verdict, send
+from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Verdicts
 from tests.flows.sinks.batches import put

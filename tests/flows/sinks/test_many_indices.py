@@ -17,9 +17,9 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.documents import Refused
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
-from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch import sink as under_test
 from millrace.flows.sinks.opensearch.index import client_of, remove
+from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.naming import IndexNames, pattern_of
 from millrace.flows.sinks.sink import Sink
 from tests import running_brokers

@@ -36,7 +36,7 @@ from millrace.flows.guarantee import Guarantee
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
-from millrace.flows.sinks.models import OpenSearchSink as Declared
+from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink
 from millrace.testing import Deployment

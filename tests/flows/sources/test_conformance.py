@@ -12,9 +12,11 @@ import millrace.testing
 from millrace.base.errors import LogRegressed
 from millrace.base.settings import Settings
 from millrace.flows.records import Record
-from millrace.flows.sources.models import CollectionSource, KafkaSource
-from millrace.flows.sources.models import Source as Declared
-from millrace.flows.sources.source import SOURCES, LaneReader, Limits, Source, reader_of, source_of, task_of
+from millrace.flows.registry import Source as Declared
+from millrace.flows.registry import reader_of, source_of
+from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.sources.source import LaneReader, Limits, Source, task_of
 from millrace.testing import Deployment
 from tests.flows.brokers_in_process import Brokers, brokers
 
@@ -53,7 +55,7 @@ class Rows:
         self.db.collection("in").upsert([{"id": name} for name in names])
 
 
-@pytest.fixture(params=list(SOURCES))
+@pytest.fixture(params=["kafka", "collection", "lines"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "kafka":
         with brokers() as kafka:

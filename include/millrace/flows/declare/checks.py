@@ -19,7 +19,7 @@ from millrace.catalog.sqlite_file import read_collection, read_collections
 from millrace.flows.declare.stream import From, FromTopics, Into, Stream, Table, function_of
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.poison import LETTERS
-from millrace.flows.sources.models import RECORD_TIME
+from millrace.flows.sources.kafka.model import RECORD_TIME
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import Operator, late_schema, one_name_each
 from millrace.streams.operators.declared import LOG_TIME, duration, late_names, sink_names

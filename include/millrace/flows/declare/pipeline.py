@@ -28,9 +28,12 @@ from millrace.flows.declare.part import (
 )
 from millrace.flows.declare.steps import AnyStep, TemplateId
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.registry import Sink
-from millrace.flows.sinks.models import CollectionSink, DeltaSink, Flush, OpenSearchSink
-from millrace.flows.sources.models import KafkaSource, Source
+from millrace.flows.registry import Sink, Source, source_kinds
+from millrace.flows.sinks.collection.model import CollectionSink
+from millrace.flows.sinks.delta.model import DeltaSink
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.kafka.model import KafkaSource
 
 AIRFLOW: Final = "airflow"
 VERSION: Final = 1
@@ -115,11 +118,11 @@ class Pipeline(Part):
             raise ValueError(
                 "sink.ids is template, and no step is template_id: add one, or take ids by position or key"
             )
-        if not isinstance(self.source, KafkaSource) and (
-            isinstance(self.sink, DeltaSink) or getattr(self.sink, "ids", "key") == "position"
-        ):
+        numbered = source_kinds()[self.source.kind].numbered
+        if not numbered and (isinstance(self.sink, DeltaSink) or getattr(self.sink, "ids", "key") == "position"):
             raise ValueError(
-                "sink: rows of a collection share their positions, so use ids by key or template, and no Delta table"
+                f"sink: records of a {self.source.kind} share their positions, so use ids by key or template, and no"
+                " Delta table"
             )
         if not isinstance(self.source, KafkaSource) and self.errors.cluster is None:
             raise ValueError("errors.cluster: the source has no brokers, so say where the error topic is")

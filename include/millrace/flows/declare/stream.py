@@ -32,8 +32,8 @@ from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.flows.declare.part import TopicName
 from millrace.flows.guarantee import OFFERED, Guarantee
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.sinks.models import OpenSearchSink
-from millrace.flows.sources.models import RECORD_COLUMNS, RECORD_TIME, KafkaSource
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.kafka.model import RECORD_COLUMNS, RECORD_TIME, KafkaSource
 from millrace.message.ids import resolve_tick
 from millrace.streams.operators.declared import Operation, duration
 

@@ -17,8 +17,8 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.kafka.brokers import client_settings
 from millrace.flows.range_host import topic_admin
 from millrace.flows.records import Failure, Record
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import logger
-from millrace.flows.sources.models import KafkaSource
 
 PREFIX: Final = "__connect.errors."
 MAX_BYTES: Final = 64 << 20

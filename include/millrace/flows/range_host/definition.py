@@ -35,10 +35,10 @@ from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
 from millrace.flows.range_host.task import BULKS, Done, Task, Work
 from millrace.flows.range_host.topic_admin import require_no_loop
-from millrace.flows.registry import sink_of
+from millrace.flows.registry import sink_of, source_of
 from millrace.flows.sources.kafka.membership import Membership
-from millrace.flows.sources.models import CollectionSource, KafkaSource
-from millrace.flows.sources.source import Ends, Source, source_of, task_of
+from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.sources.source import Ends, Source, task_of
 from millrace.node.range_loop.definition import (
     CommitResult,
     LoopDefinition,
@@ -223,11 +223,10 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
 def places_of(settings: Settings, pipeline: Pipeline) -> Source:
     """Where the source of `pipeline` is, with its tasks and their ends."""
-    known = None
-    if isinstance(pipeline.source, CollectionSource):
-        known = positions_of(settings, pipeline.id).get(task_of(pipeline.source.collection, 0))
-    after = None if known is None else known.position
-    return source_of(pipeline.source, settings, group=pipeline.group, after=after)
+    standing: dict[str, int] = {}
+    if not isinstance(pipeline.source, KafkaSource):
+        standing = {lane: each.position for lane, each in positions_of(settings, pipeline.id).items()}
+    return source_of(pipeline.source, settings, group=pipeline.group, standing=standing)
 
 
 def instance_name(settings: Settings, worker: int) -> str:

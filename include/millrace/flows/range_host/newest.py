@@ -7,8 +7,8 @@ from typing import Final
 from millrace.base.errors import InvalidArgument
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.records import Record
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import Reader, Topics
-from millrace.flows.sources.models import KafkaSource
 from millrace.flows.sources.source import task_of
 
 _BYTES: Final = 4 << 20

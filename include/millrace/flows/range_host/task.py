@@ -21,10 +21,10 @@ from millrace.flows.range_host.in_hand import InHand
 from millrace.flows.range_host.positions import Position
 from millrace.flows.range_host.tried import tried
 from millrace.flows.records import Failure, Record
-from millrace.flows.registry import sink_of
+from millrace.flows.registry import reader_of, sink_of
 from millrace.flows.samples.trying import COMPILED
 from millrace.flows.sinks.sink import Sink, Verdicts
-from millrace.flows.sources.source import Limits, reader_of, task_of
+from millrace.flows.sources.source import Limits, task_of
 from millrace.flows.transform.operators import Open
 from millrace.flows.transform.transform import Transform, Transformed
 from millrace.node.range_loop.failure import RangeFailure as RangeFailure

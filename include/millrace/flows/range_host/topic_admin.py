@@ -15,9 +15,9 @@ from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.kafka.brokers import admin_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.sinks.models import KafkaSink
+from millrace.flows.sinks.kafka.model import KafkaSink
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import error_of, logger
-from millrace.flows.sources.models import KafkaSource
 
 SECONDS: Final = 15.0
 _HEALTH_SECONDS: Final = 2.0

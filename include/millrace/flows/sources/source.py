@@ -14,12 +14,9 @@ The promises, which the conformance suite tests:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
-from millrace.flows.sources.models import Source as Declared
 
 
 class Ends(NamedTuple):
@@ -45,7 +42,10 @@ def task_of(topic: str, partition: int) -> str:
 
 
 class Source(Protocol):
-    """The lanes of a source. Not thread-safe."""
+    """The lanes of a source. Not thread-safe.
+
+    A class that derives from it inherits what most sources do: topics without ids, and nobody to tell of positions.
+    """
 
     def partitions(self) -> list[tuple[str, int]]:
         """Topic and partition of each lane; a collection is one. Raises LogUnavailable, ChannelNotFound."""
@@ -57,7 +57,7 @@ class Source(Protocol):
 
     def ids(self) -> dict[str, str]:
         """The id of each topic, which a topic of its name that is created anew does not have; none if not known."""
-        ...
+        return {}
 
     def at(self, milliseconds: int) -> dict[str, int]:
         """By lane, the position at which a moment begins."""
@@ -65,11 +65,9 @@ class Source(Protocol):
 
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Tell others of the positions (topic, partition, offset) that were reached. Errors are ignored."""
-        ...
 
     def close(self) -> None:
-        """Idempotent."""
-        ...
+        """Release what the source holds. Idempotent."""
 
 
 class LaneReader(Protocol):
@@ -88,40 +86,3 @@ class LaneReader(Protocol):
     def close(self) -> None:
         """Idempotent."""
         ...
-
-
-class SourceKind(NamedTuple):
-    """A kind of source."""
-
-    source: str
-    """``module:function``, from (declared, settings, *, group, after) to a Source; `after`: where a lane stands."""
-    reader: str
-    """``module:function``, from (declared, settings, *, group, topic, partition) to a LaneReader."""
-
-
-_MODULES: Final = "millrace.flows.sources"
-SOURCES: Final[dict[str, SourceKind]] = {
-    "kafka": SourceKind(f"{_MODULES}.kafka.topics:source_of", f"{_MODULES}.kafka.topics:reader_of"),
-    "collection": SourceKind(
-        f"{_MODULES}.collection.documents:source_of", f"{_MODULES}.collection.documents:reader_of"
-    ),
-}
-"""By the `kind` of a declaration. A new source is a folder, a model and a line here."""
-
-
-def source_of(declared: Declared, settings: Settings, *, group: str, after: int | None = None) -> Source:
-    """Return the lanes of `declared`; `after` is where its only lane stands, if it has one position."""
-    found: Source = _function(SOURCES[declared.kind].source)(declared, settings, group=group, after=after)
-    return found
-
-
-def reader_of(declared: Declared, settings: Settings, *, group: str, topic: str, partition: int) -> LaneReader:
-    """Return a reader of one lane of `declared`."""
-    make = _function(SOURCES[declared.kind].reader)
-    found: LaneReader = make(declared, settings, group=group, topic=topic, partition=partition)
-    return found
-
-
-def _function(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

@@ -9,7 +9,7 @@ from millrace.access.grants import Caller
 from millrace.base.errors import InvalidArgument, PipelineBusy, TableNotFound
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus

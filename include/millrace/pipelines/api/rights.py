@@ -12,8 +12,8 @@ from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import PermissionDenied
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup
-from millrace.flows.sinks.models import CollectionSink
-from millrace.flows.sources.models import CollectionSource
+from millrace.flows.sinks.collection.model import CollectionSink
+from millrace.flows.sources.collection.model import CollectionSource
 
 _HOME: Final = ("bootstrap", "hosts")
 """Fields that say where secrets beside them are sent."""

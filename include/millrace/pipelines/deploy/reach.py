@@ -16,7 +16,7 @@ from millrace.flows.declare.addresses import address_of, host_of, is_forbidden, 
 from millrace.flows.declare.part import Problem, invalid
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.sinks.models import OpenSearchSink
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
 
 
 def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:

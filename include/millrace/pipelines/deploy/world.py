@@ -17,9 +17,10 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.topic import make_error_topic
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.range_host import topic_admin
-from millrace.flows.sinks.models import KafkaSink, OpenSearchSink
+from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sinks.opensearch import index as indices
-from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_reachable
 from millrace.pipelines.store.records import Record

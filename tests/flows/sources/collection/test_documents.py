@@ -20,7 +20,7 @@ from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.records import Record
 from millrace.flows.sources.collection.documents import Rows, RowsReader
-from millrace.flows.sources.models import CollectionSource
+from millrace.flows.sources.collection.model import CollectionSource
 from tests import running_brokers
 
 SCHEMA = {"id": "int64", "name": "string?", "at": "timestamp?"}

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.flows.sources.kafka import topics
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import Reader
-from millrace.flows.sources.models import KafkaSource
 
 SOURCE = KafkaSource(bootstrap=("h:1",), topics=("in",))
 

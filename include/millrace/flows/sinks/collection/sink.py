@@ -56,9 +56,9 @@ from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.collection.changes import KIND, Folded, fold
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.journal import Journal
+from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.poison import in_order, letters, redriven, sift
 from millrace.flows.sinks.memory import Noted
-from millrace.flows.sinks.models import CollectionSink as Declared
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts, require_some
 from millrace.message import builders

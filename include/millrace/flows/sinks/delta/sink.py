@@ -27,8 +27,8 @@ from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import Action, Record
+from millrace.flows.sinks.delta.model import DeltaSink as Declared
 from millrace.flows.sinks.memory import name_in
-from millrace.flows.sinks.models import DeltaSink as Declared
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts
 from millrace.storage.commit import AppTransaction, CommitPart, add_columns, commit_fenced, has_timestamp_ntz

@@ -33,9 +33,9 @@ from millrace.flows.conversion import documents_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.kafka.brokers import client_settings, looked_at
 from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.sinks.kafka.model import KafkaSink as Declared
 from millrace.flows.sinks.memory import name_in
 from millrace.flows.sinks.models import Flush
-from millrace.flows.sinks.models import KafkaSink as Declared
 from millrace.flows.sinks.sink import Verdicts, require_some
 
 POSITION: Final = "millrace.position"

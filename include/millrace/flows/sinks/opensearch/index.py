@@ -11,9 +11,9 @@ from opensearchpy.exceptions import ConnectionError as NoConnection
 from opensearchpy.exceptions import OpenSearchException, TransportError
 
 from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
-from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.bulk import AGAIN, Json, is_answer
 from millrace.flows.sinks.opensearch.connection import LookingConnection
+from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.naming import FIRST, pattern_of
 
 GC_DELETES: Final = "24h"

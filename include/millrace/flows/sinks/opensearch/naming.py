@@ -13,8 +13,8 @@ from typing import Any, Final
 from millrace.flows.declare.paths import date_form, joined, template
 from millrace.flows.documents import MISSING, Digits, Refused, decoded, getter
 from millrace.flows.records import Action
-from millrace.flows.sinks.models import OpenSearchSink as Declared
-from millrace.flows.sinks.models import index_name
+from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
+from millrace.flows.sinks.opensearch.model import index_name
 
 FIRST: Final = "-000001"
 """The end of the first index behind an alias; OpenSearch counts on from it."""

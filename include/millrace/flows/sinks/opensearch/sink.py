@@ -26,7 +26,6 @@ from millrace.flows.conversion import documents_of, iso_text
 from millrace.flows.documents import Refused
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.models import Flush
-from millrace.flows.sinks.models import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch import bulk as bulks
 from millrace.flows.sinks.opensearch.bulk import Busy, Item, TooLarge, Verdict, send
 from millrace.flows.sinks.opensearch.index import (
@@ -40,6 +39,7 @@ from millrace.flows.sinks.opensearch.index import (
     roll_over,
     target_of,
 )
+from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.naming import IndexNames
 from millrace.flows.sinks.opensearch.window import Window
 from millrace.flows.sinks.sink import Verdicts, require_some

@@ -8,7 +8,7 @@ in parts; its position moves when all of it is done.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,7 @@ from millrace.client.collection import Collection
 from millrace.client.database import Database, connect
 from millrace.flows.batch import Batch
 from millrace.flows.records import Record
-from millrace.flows.sources.models import CollectionSource
+from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.source import Ends, Limits, task_of
 from millrace.message.ids import compose_tick, tick_physical_ms
 
@@ -146,9 +146,9 @@ class RowsReader:
         self._connected.close()
 
 
-def source_of(declared: CollectionSource, settings: Settings, *, group: str, after: int | None) -> Rows:
+def source_of(declared: CollectionSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> Rows:
     """The lane that is declared."""
-    return Rows(settings, declared, after=after)
+    return Rows(settings, declared, after=standing.get(task_of(declared.collection, 0)))
 
 
 def reader_of(declared: CollectionSource, settings: Settings, *, group: str, topic: str, partition: int) -> RowsReader:

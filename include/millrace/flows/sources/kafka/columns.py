@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.flows.records import Record
-from millrace.flows.sources.models import RECORD_TIME
+from millrace.flows.sources.kafka.model import RECORD_TIME
 from millrace.message.field_types import FieldType
 from millrace.message.schema import FieldSpec
 
@@ -32,7 +32,7 @@ RECORD: Final = pa.schema(
         pa.field(RECORD_TIME, pa.timestamp("us", "UTC")),
     ]
 )
-"""The types of millrace.flows.sources.models.RECORD_COLUMNS."""
+"""The types of millrace.flows.sources.kafka.model.RECORD_COLUMNS."""
 
 REASON: Final = "reason"
 _CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)

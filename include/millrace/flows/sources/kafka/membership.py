@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from millrace.base.errors import InvalidSettings, LogFenced, LogUnavailable
 from millrace.flows.kafka.brokers import admin_settings
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import consumer_of, error_of, logger
-from millrace.flows.sources.models import KafkaSource
 from millrace.flows.sources.source import task_of
 
 _HEARTBEAT_MS: Final = 3_000

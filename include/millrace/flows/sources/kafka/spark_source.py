@@ -37,9 +37,9 @@ import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an ar
 from millrace.base.errors import InvalidSettings
 from millrace.base.files import replace_file
 from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, undecoded_rows
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Planner, Start
 from millrace.flows.sources.kafka.topics import Reader, Topics
-from millrace.flows.sources.models import KafkaSource
 from millrace.flows.sources.source import task_of
 from millrace.runtime.spark.worker_gc import freeze_modules
 

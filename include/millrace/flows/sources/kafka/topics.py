@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
@@ -24,7 +24,7 @@ from millrace.flows.batch import Batch
 from millrace.flows.kafka.brokers import admin_settings, client_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import Record
-from millrace.flows.sources.models import KafkaSource
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Ends, Limits, task_of
 
 _AT_ONCE: Final = 100
@@ -294,7 +294,7 @@ def _record(message: Any, value: bytes | None) -> Record:
     )
 
 
-def source_of(declared: KafkaSource, settings: Settings, *, group: str, after: int | None) -> Topics:
+def source_of(declared: KafkaSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> Topics:
     """The lanes that are declared."""
     return Topics(declared, group)
 

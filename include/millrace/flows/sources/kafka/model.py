@@ -1,17 +1,15 @@
-"""Where a pipeline's documents come from: topics of Kafka, or a collection of Millrace's."""
+"""The declaration of a source of topics, and the columns of their records."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from millrace.flows.declare.part import Part, TopicName, words
+from millrace.flows.declare.part import TopicName, words
 from millrace.flows.kafka.cluster import KafkaCluster
-
-ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=255)]
-"""Of a VChannel or a PChannel."""
+from millrace.flows.kinds import SourceKind
 
 RECORD_TIME: Final = "_record_time"
 RECORD_COLUMNS: Final = ("_key", "_value", "_headers", "_topic", "_partition", "_offset", RECORD_TIME)
@@ -83,17 +81,9 @@ class KafkaSource(KafkaCluster):
         }
 
 
-class CollectionSource(Part):
-    """Rows of a collection of this deployment, as they become visible; one task."""
-
-    kind: Literal["collection"] = "collection"
-    collection: str = words("its name", min_length=1, max_length=255)
-    start: Literal["earliest", "latest"] = words(
-        "all rows that it holds first, or only what comes from now on", default="earliest"
-    )
-    channels: tuple[ChannelName, ...] = words(
-        "its VChannels, or PChannels, whose rows alone are read; empty: all", default=(), max_length=1024
-    )
-
-
-Source: TypeAlias = Annotated[KafkaSource | CollectionSource, Field(discriminator="kind")]
+KIND: Final = SourceKind(
+    "kafka",
+    KafkaSource,
+    "millrace.flows.sources.kafka.topics:source_of",
+    "millrace.flows.sources.kafka.topics:reader_of",
+)

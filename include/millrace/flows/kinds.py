@@ -1,0 +1,65 @@
+"""What a kind of source or sink tells of itself. Imports nothing heavy.
+
+A kind is a folder: a module with its declaration and its KIND, the code that KIND names, and its page in docs/. KIND
+names the code as ``module:function``, and the registry imports it when a flow runs: a module with a KIND is imported
+wherever a declaration is checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.flows.declare.part import Part
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKind:
+    """A kind of sink."""
+
+    name: str
+    """Its ``kind`` in a declaration."""
+    model: type[Part]
+    """Its declaration, with a field `kind` that is the name alone, and the fields of
+    :class:`millrace.flows.sinks.models.DocumentSink`."""
+    make: str
+    """``module:function``, from (declared, settings, *, flow, flush) to a millrace.flows.sinks.sink.Sink."""
+    guarantee: str
+    """What becomes of a document that is written twice, in one sentence for people."""
+    package: str = "millrace"
+    """The distribution that it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """A kind of source."""
+
+    name: str
+    """Its ``kind`` in a declaration."""
+    model: type[Part]
+    """Its declaration, with a field `kind` that is the name alone, and a field `start`, ``earliest`` or ``latest``:
+    where a lane begins that has no position yet."""
+    source: str
+    """``module:function``, from (declared, settings, *, group, standing) to a millrace.flows.sources.source.Source;
+    `standing` has the positions that the runner stores, by lane."""
+    reader: str
+    """``module:function``, from (declared, settings, *, group, topic, partition) to a
+    millrace.flows.sources.source.LaneReader."""
+    numbered: bool = True
+    """Whether each record has a position of its own. If not, ids by position and appends to a table are refused."""
+    ordered_by_key: bool = True
+    """Whether all records of a key are in one lane, in order, so that positions are versions."""
+    repeatable: bool = True
+    """Whether a range can be read again. If not, what a crash interrupts is lost: at most once."""
+    package: str = "millrace"
+    """The distribution that it comes from."""
+
+    @property
+    def words(self) -> str:
+        """The facts in one sentence for people."""
+        return ", ".join(
+            (
+                "can be read again" if self.repeatable else "is read once",
+                "ordered by key" if self.ordered_by_key else "in no order by key",
+                "each record has a position of its own" if self.numbered else "records may share a position",
+            )
+        )
