@@ -1,4 +1,4 @@
-"""A kind of sink that another package adds: the example package, installed, has a place wherever kinds have one."""
+"""Kinds that other packages add: the example packages, installed, have a place wherever kinds have one."""
 
 from __future__ import annotations
 
@@ -13,30 +13,46 @@ from typing import Any
 import pytest
 
 from millrace.flows import registry
-from millrace.flows.registry import BUILT_IN, sink_kinds
+from millrace.flows.registry import SINKS, SOURCES, sink_kinds, source_kinds
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ("file_sink", "lines_source")
 DECLARED = """
 id: example
-source: {kind: kafka, bootstrap: ["127.0.0.1:1"], topics: [in]}
-sink: {kind: file, folder: FOLDER}
+source: {kind: lines, folder: FOLDER/in}
+sink: {kind: file, folder: FOLDER/out}
+errors: {cluster: {bootstrap: ["127.0.0.1:1"]}}
 """
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
-from millrace.flows.records import Action, Record
-from millrace.flows.registry import sink_of
+from millrace.flows.records import Action
+from millrace.flows.sources.source import Limits
+from millrace.flows.registry import reader_of, sink_of, source_of
 from millrace.flows.declare.pipeline import Pipeline
-declared = {"kind": "file", "folder": sys.argv[1]}
-source = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
-pipeline = Pipeline.parse({"id": "example", "source": source, "sink": declared})
-sink = sink_of(pipeline.sink, Settings(data_dir=Path(sys.argv[1])), flow=pipeline.id, flush=pipeline.flush)
+folder, out = Path(sys.argv[1]) / "in", Path(sys.argv[1]) / "out"
+folder.mkdir()
+(folder / "in.jsonl").write_text('{"n":0}\\n{"n":1}\\n{"n":2}\\n{"n":')
+pipeline = Pipeline.parse({
+    "id": "example",
+    "source": {"kind": "lines", "folder": str(folder)},
+    "sink": {"kind": "file", "folder": str(out)},
+    "errors": {"cluster": {"bootstrap": ["127.0.0.1:1"]}},
+})
+settings = Settings(data_dir=out)
+source = source_of(pipeline.source, settings, group="g")
+[(topic, partition)] = source.partitions()
+[(lane, (low, high))] = source.ends().items()
+reader = reader_of(pipeline.source, settings, group="g", topic=topic, partition=partition)
+[batch] = reader.batches(low, high, Limits(10, 1 << 20, 1.0))
+assert batch.end == high == 24
+sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
 sink.open()
-documents = [Action(Record("in", 0, n, None, b"{}", 0), f"in-0-{n}", b'{"n":%d}' % n, None) for n in range(3)]
+documents = [Action(each, each.position, each.value, None) for each in batch.records]
 for _ in range(2):
-    assert sink.write(Batch("in-0", 0, 3, documents=documents)).acknowledged == 3
+    assert sink.write(Batch(lane, low, high, documents=documents)).acknowledged == 3
 sink.close()
 print(json.dumps(Pipeline.model_json_schema()))
 """
@@ -44,13 +60,13 @@ print(json.dumps(Pipeline.model_json_schema()))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the package is installed in, apart from the environment's own."""
-    copy = tmp_path_factory.mktemp("package") / "file_sink"
-    shutil.copytree(ROOT / "examples" / "file_sink", copy)
-    target = copy.parent / "site"
+    """The folder that the example packages are installed in, apart from the environment's own."""
+    folder = tmp_path_factory.mktemp("packages")
+    copies = [shutil.copytree(ROOT / "examples" / each, folder / each) for each in EXAMPLES]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", str(target), str(copy)], check=True, capture_output=True, timeout=100)
-    return target
+    command = [*pip, "--target", str(folder / "site"), *map(str, copies)]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    return folder / "site"
 
 
 def run(installed: Path, *arguments: str) -> str:
@@ -67,8 +83,9 @@ def run(installed: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_example_is_short() -> None:
-    files = [each for each in (ROOT / "examples" / "file_sink").rglob("*") if each.suffix in (".py", ".toml")]
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_example_is_short(example: str) -> None:
+    files = [each for each in (ROOT / "examples" / example).rglob("*") if each.suffix in (".py", ".toml")]
     assert sum(len(each.read_text().splitlines()) for each in files) < 100
 
 
@@ -76,17 +93,20 @@ def test_an_installed_package_adds_a_kind_to_the_command_line_the_checks_and_the
     installed: Path, tmp_path: Path
 ) -> None:
     kinds = json.loads(run(installed, "-m", "millrace", "pipelines", "kinds", "--json"))
-    assert {each["sink"]: each["package"] for each in kinds} == {
-        **dict.fromkeys((each.name for each in BUILT_IN), "millrace"),
-        "file": "millrace-file-sink",
+    assert {(each["part"], each["kind"]): each["package"] for each in kinds} == {
+        **{("source", each.name): "millrace" for each in SOURCES},
+        ("source", "lines"): "millrace-lines-source",
+        **{("sink", each.name): "millrace" for each in SINKS},
+        ("sink", "file"): "millrace-file-sink",
     }
     file = tmp_path / "example.yaml"
-    file.write_text(DECLARED.replace("FOLDER", str(tmp_path / "out")))
+    file.write_text(DECLARED.replace("FOLDER", str(tmp_path)))
     checked = json.loads(run(installed, "-m", "millrace", "pipelines", "check", str(file), "--json"))
-    assert checked["sink"] == "file"
+    assert (checked["source"], checked["sink"]) == ("lines", "file")
     assert checked["guarantee"].startswith("at least once")
-    schema = json.loads(run(installed, "-c", PROGRAM, str(tmp_path / "out")))
+    schema = json.loads(run(installed, "-c", PROGRAM, str(tmp_path)))
     assert schema["$defs"]["FileSink"]["properties"]["folder"]["type"] == "string"
+    assert schema["$defs"]["LinesSource"]["properties"]["start"]["enum"] == ["earliest", "latest"]
     [written] = (tmp_path / "out" / "example" / "in-0").iterdir()
     assert written.read_text() == '{"n":0}\n{"n":1}\n{"n":2}\n'
 
@@ -103,11 +123,13 @@ def test_an_entry_point_that_cannot_be_loaded_or_takes_a_known_name_is_left_out(
                 raise self._found
             return self._found
 
-    points = [Point(ImportError("no such module")), Point(BUILT_IN[0]), Point("no kind")]
+    points = [Point(ImportError("no such module")), Point(SINKS[0]), Point("no kind")]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    sink_kinds.cache_clear()
-    try:
-        assert list(sink_kinds()) == [each.name for each in BUILT_IN]
-    finally:
-        sink_kinds.cache_clear()
-    assert len(caplog.records) == 3
+    for kinds, ours in ((sink_kinds, SINKS), (source_kinds, SOURCES)):
+        kinds.cache_clear()
+        caplog.clear()
+        try:
+            assert list(kinds()) == [each.name for each in ours]
+        finally:
+            kinds.cache_clear()
+        assert len(caplog.records) == 3

@@ -125,6 +125,7 @@ def check(context: JsonContext, file: Declaration, config: Config = None) -> Non
         {
             "pipeline": pipeline.id,
             "topics": ", ".join(pipeline.topics()["input"]) or getattr(pipeline.source, "topics_regex", ""),
+            "source": pipeline.source.kind,
             "steps": len(pipeline.steps),
             "sink": pipeline.sink.kind,
             "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,
@@ -136,14 +137,14 @@ def check(context: JsonContext, file: Declaration, config: Config = None) -> Non
 
 @app.command()
 def kinds(context: JsonContext) -> None:
-    """List the kinds of sinks: those of this package and of packages that are installed beside it.
+    """List the kinds of sources and sinks: those of this package and of packages that are installed beside it.
 
     Example: `millrace pipelines kinds`
     """
-    from millrace.flows.registry import sink_kinds
+    from millrace.flows.registry import kinds_listed
 
-    rows = [{"sink": each.name, "package": each.package, "guarantee": each.guarantee} for each in sink_kinds().values()]
-    print_rows(rows, columns=("sink", "package", "guarantee"), as_json=context.as_json, empty="no kinds of sinks")
+    rows = kinds_listed()
+    print_rows(rows, columns=("part", "kind", "package", "promise"), as_json=context.as_json, empty="no kinds")
 
 
 @app.command()

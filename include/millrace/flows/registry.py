@@ -68,6 +68,13 @@ def sink_kinds() -> Mapping[str, SinkKind]:
     return _kinds(SinkKind, SINKS, SINK_GROUP, "sink")
 
 
+def kinds_listed() -> list[dict[str, str]]:
+    """Return all kinds as rows: part (source or sink), kind, package, and what it promises in words."""
+    sources = [("source", each.name, each.package, each.words) for each in source_kinds().values()]
+    sinks = [("sink", each.name, each.package, each.guarantee) for each in sink_kinds().values()]
+    return [dict(zip(("part", "kind", "package", "promise"), row, strict=True)) for row in sources + sinks]
+
+
 def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Mapping[str, _Kind]:
     found = {each.name: each for each in ours}
     for point in entry_points(group=group):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from millrace.access.grants import Caller, Role
@@ -19,6 +20,7 @@ from millrace.base.errors import MillraceError
 from millrace.flows.declare.pipeline import Resources
 from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host.status import State
+from millrace.flows.registry import SinkKind, SourceKind, sink_kinds, source_kinds
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
@@ -82,7 +84,7 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         creates = caller_of(user).principal.has_role((Role.OPERATE,))
         return show(
             request, user, "pipeline_form.html",
-            found=None, declaration=_STARTER, secrets=[], may_save=creates, defaults=_DEFAULTS,
+            found=None, declaration=_STARTER, secrets=[], may_save=creates, defaults=_DEFAULTS, kinds=_kinds(),
         )  # fmt: skip
 
     @made.get("/pipelines/{pipeline}")
@@ -121,10 +123,31 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         return show(
             request, user, "pipeline_form.html",
             found=record, declaration=record.declaration, secrets=management.secret_names(pipeline),
-            may_save=_may(caller, pipeline)["update_pipeline"], defaults=_DEFAULTS,
+            may_save=_may(caller, pipeline)["update_pipeline"], defaults=_DEFAULTS, kinds=_kinds(),
         )  # fmt: skip
 
     return made
+
+
+def _kinds() -> dict[str, Any]:
+    """The kinds that a form offers, and the plain fields of those that other packages add."""
+    found: dict[str, Mapping[str, SourceKind | SinkKind]] = {"source": source_kinds(), "sink": sink_kinds()}
+    others = {
+        part: {name: _plain_fields(each.model) for name, each in kinds.items() if each.package != "millrace"}
+        for part, kinds in found.items()
+    }
+    return {part: list(kinds) for part, kinds in found.items()} | {"others": others}
+
+
+def _plain_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """The fields that one input takes: texts, numbers and choices. Any other is in the declaration below."""
+    fields = []
+    for name, each in model.model_json_schema()["properties"].items():
+        if name != "kind" and (each.get("type") in ("string", "integer", "number") or "enum" in each):
+            number = each.get("type") in ("integer", "number")
+            words = each.get("description", "")
+            fields.append({"name": name, "help": words, "number": number, "choices": each.get("enum")})
+    return fields
 
 
 def _row(management: Management, record: Record) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
 import millrace.testing
 from millrace.base.errors import LogRegressed
 from millrace.base.settings import Settings
+from millrace.flows import registry
 from millrace.flows.records import Record
 from millrace.flows.registry import Source as Declared
 from millrace.flows.registry import reader_of, source_of
@@ -20,6 +25,7 @@ from millrace.flows.sources.source import LaneReader, Limits, Source, task_of
 from millrace.testing import Deployment
 from tests.flows.brokers_in_process import Brokers, brokers
 
+ROOT = Path(__file__).parents[3]
 MANY = Limits(1_000, 1 << 20, 0.2)
 
 
@@ -55,8 +61,40 @@ class Rows:
         self.db.collection("in").upsert([{"id": name} for name in names])
 
 
+@dataclass
+class Files:
+    """The example package's kind, registered as an entry point would do it."""
+
+    settings: Settings
+    declared: Any
+
+    def write(self, names: list[str]) -> None:
+        for name in names:
+            with (Path(self.declared.folder) / f"file{len(name) % 2}.jsonl").open("a") as file:
+                file.write(f"{name}\n")
+
+
+@contextmanager
+def example(group: str, folder: str, package: str) -> Iterator[Any]:
+    """The KIND of an example package, as an installed one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples" / folder)
+        point = EntryPoint(package, f"{package}:KIND", group)
+        patch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
+        registry.source_kinds.cache_clear()
+        try:
+            yield point.load()
+        finally:
+            registry.source_kinds.cache_clear()
+            sys.modules.pop(package, None)
+
+
 @pytest.fixture(params=["kafka", "collection", "lines"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "lines":
+        with example(registry.SOURCE_GROUP, "lines_source", "millrace_lines_source") as kind:
+            yield Files(Settings(), kind.model(folder=str(tmp_path)))
+        return
     if request.param == "kafka":
         with brokers() as kafka:
             kafka.send("in", [])
@@ -96,15 +134,20 @@ def read(reader: LaneReader, start: int, end: int, limits: Limits = MANY) -> lis
     return found
 
 
+def name_of(record: Record) -> str:
+    """Of a source without keys, the value."""
+    return (record.value or b"" if record.key is None else record.key).decode()
+
+
 def names(records: list[Record]) -> set[str]:
-    return {(each.key or b"").decode() for each in records}
+    return set(map(name_of, records))
 
 
-def by_key(records: list[Record]) -> dict[bytes | None, list[Record]]:
+def by_key(records: list[Record]) -> dict[str, list[Record]]:
     """The records of each key in their order, which is what a lane promises; those of a collection merge VChannels."""
-    found: dict[bytes | None, list[Record]] = {}
+    found: dict[str, list[Record]] = {}
     for each in records:
-        found.setdefault(each.key, []).append(each)
+        found.setdefault(name_of(each), []).append(each)
     return found
 
 
@@ -131,7 +174,7 @@ def test_each_record_is_in_one_lane_once_and_ranges_stay_what_they_are(world: Wo
         source.close()
         source = opened(world)
         for lane, (_, high) in source.ends().items():
-            offsets = [each.offset for each in read(lanes[lane], first[lane].low, high) if each.key == b"a"]
+            offsets = [each.offset for each in read(lanes[lane], first[lane].low, high) if name_of(each) == "a"]
             assert offsets == sorted(set(offsets)), "records of a key are in order"
         after = [read(lanes[lane], first[lane].high, later[lane].high) for lane in later]
         assert set().union(*map(names, after)) == {"a", "ffffff"}
@@ -167,7 +210,7 @@ def test_a_moment_is_a_position(world: World) -> None:
         source.close()
 
 
-@pytest.mark.parametrize("world", ["kafka"], indirect=True)  # a collection's positions are ticks: there is no end
+@pytest.mark.parametrize("world", ["kafka", "lines"], indirect=True)  # ticks have no end
 def test_a_position_beyond_the_end_is_an_error(world: World) -> None:
     world.write(["bb"])
     source = opened(world)

@@ -30,6 +30,7 @@ from millrace.flows.declare.file import read_pipeline
 from millrace.flows.declare.keys import Keys, new_key
 from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host.status import PipelineStatus, State, metrics_path, status_path
+from millrace.flows.registry import SINKS, SOURCES
 from millrace.flows.sources.source import Ends
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
@@ -335,6 +336,15 @@ def test_health_says_what_it_runs_on(service: Service) -> None:
     status, found = service.ask("GET", "pipelines-health")
     assert (status, found["service"], found["dependencies"]["store"]) == (200, "millrace-pipelines", "ok")
     assert found["language"].startswith("Python 3.")
+
+
+def test_the_kinds_of_sources_and_sinks_are_told_with_the_schema_of_their_declarations(service: Service) -> None:
+    status, found = service.ask("GET", "pipelines-kinds")
+    assert status == 200
+    kinds = {(each["part"], each["kind"]): each for each in found}
+    assert kinds.keys() == {("source", each.name) for each in SOURCES} | {("sink", each.name) for each in SINKS}
+    assert kinds["source", "kafka"]["declaration"]["properties"]["topics"]["type"] == "array"
+    assert kinds["sink", "delta"]["promise"].startswith("exactly once")
 
 
 def test_a_probe_needs_no_token_and_hears_whether_the_store_answers(

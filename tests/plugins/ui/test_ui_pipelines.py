@@ -8,19 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import uvicorn
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
+from pydantic import Field
 
 from millrace.access.grants import Role
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.settings import Settings
+from millrace.flows.declare.part import Part
+from millrace.flows.registry import SourceKind, source_kinds
 from millrace.pipelines.api.routes import CALLS
 from millrace.service.pipelines import LazyPipelineStore
 from millrace_airflow.roles import RolesAuthManager
 from millrace_airflow.ui import access
+from millrace_airflow.ui import pipelines as ui
 from tests.e2e.browser import Page, browser
 from tests.in_memory import folder_in_memory
 from tests.pipelines.api.matrix import calls, expected, got
@@ -123,6 +127,25 @@ def test_the_list_has_states_sums_and_causes_and_is_searched(shown: Site) -> Non
     assert "planes" not in shown.page("pipelines", text="fligh").partition("<main")[2]
     assert "flights" not in shown.page("pipelines", state="DEGRADED").partition('id="list"')[2]
     assert "None fits this search" in shown.page("pipelines", text="nothing")
+
+
+def test_a_kind_that_a_package_adds_is_offered_with_its_plain_fields(
+    shown: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lines(Part):
+        kind: Literal["lines"] = "lines"
+        folder: str = Field(description="where the files <are>")
+        start: Literal["earliest", "latest"] = "earliest"
+        parts: tuple[str, ...] = ()
+
+    added = SourceKind("lines", Lines, "lines:source_of", "lines:reader_of", package="lines-source")
+    monkeypatch.setattr(ui, "source_kinds", lambda: {**source_kinds(), "lines": added})
+    form = shown.get("pipelines-new", html=True, role="op").text
+    assert "<option>lines</option>" in form
+    mine = form.partition('data-when="source.kind=lines"')[2].partition("</fieldset>")[0]
+    assert re.findall(r'data-path="([^"]+)"', mine) == ["source.folder", "source.start", "errors.cluster.bootstrap"]
+    assert "where the files &lt;are&gt;" in mine
+    assert "<option>latest</option>" in mine
 
 
 def test_buttons_are_alive_for_whom_the_api_lets_do_it(shown: Site) -> None:

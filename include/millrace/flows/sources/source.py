@@ -84,5 +84,4 @@ class LaneReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Idempotent."""
-        ...
+        """Release what the reader holds. Idempotent."""

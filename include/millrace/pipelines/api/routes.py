@@ -20,6 +20,7 @@ from millrace.flows.errors.listing import ErrorPage
 from millrace.flows.errors.selection import MAX_IDS, Selection
 from millrace.flows.range_host.status import PipelineStatus
 from millrace.flows.range_host.trend import Trend
+from millrace.flows.registry import kinds_listed, sink_kinds, source_kinds
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
 from millrace.pipelines.deploy.redriving import RedriveStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
@@ -45,6 +46,9 @@ CALLS: Final[Mapping[str, Requirement]] = {
         (Role.ADMIN,), Scope.EVERYTHING, description="say what the pipelines of an account may take together"
     ),
     "drop_quota": Requirement((Role.ADMIN,), Scope.EVERYTHING, description="take an account's own quota away"),
+    "pipelines_kinds": Requirement(
+        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the kinds of sources and sinks that are installed"
+    ),
     "pipelines": Requirement((Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipelines that one may read"),
     "create_pipeline": _over(Role.OPERATE, "make a pipeline, and become its owner"),
     "validate_pipeline": _over(Role.OPERATE, "check a declaration; nothing is made"),
@@ -176,6 +180,16 @@ class Health(ServiceFacts):
     dependencies: dict[str, str]
 
 
+class KindRow(BaseModel):
+    """A kind of source or sink."""
+
+    part: str = Field(description="source or sink")
+    kind: str = Field(description="its name in a declaration")
+    package: str = Field(description="the distribution that it comes from")
+    promise: str = Field(description="what it promises, in words")
+    declaration: dict[str, Any] = Field(description="the JSON schema of its declaration")
+
+
 class ServiceHealth(ServiceFacts):
     ready: bool = Field(description="its store answers")
 
@@ -225,6 +239,15 @@ def _look(made: APIRouter, management: Management) -> None:
     def pipelines_health() -> Health:
         """Service, version, language, architecture, dependencies."""
         return Health(**service_facts(), dependencies=management.dependencies())
+
+    @made.get("/pipelines-kinds")
+    def pipelines_kinds() -> list[KindRow]:
+        """The kinds of sources and sinks that are installed, each with the JSON schema of its declaration."""
+        models = {("source", name): each.model for name, each in source_kinds().items()}
+        models |= {("sink", name): each.model for name, each in sink_kinds().items()}
+        return [
+            KindRow(**row, declaration=models[row["part"], row["kind"]].model_json_schema()) for row in kinds_listed()
+        ]
 
     @made.get("/pipelines")
     def pipelines(
