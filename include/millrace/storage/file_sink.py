@@ -85,9 +85,9 @@ def delete_uncommitted(store: TableStore, actions: Iterable[FileAction]) -> None
     store.delete(action.path for action in actions)
 
 
-def check_live_files(table: TableHandle) -> None:
-    """Raise TableDamaged if a live file of `table` is missing."""
-    missing = [name for name in table.live_files() if table.store.size(name) is None]
+def check_live_files(table: TableHandle, names: Iterable[str]) -> None:
+    """Raise TableDamaged if one of the live files `names` of `table` is missing."""
+    missing = [name for name in names if table.store.size(name) is None]
     if missing:
         raise TableDamaged(
             f"{len(missing)} files of the table {table.uri} are missing, one is {missing[0]}: {REPAIR_HINT}",

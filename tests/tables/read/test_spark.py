@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 import millrace.spark as face
 import millrace.tables.read.spark as reader
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, TableDamaged
 from millrace.base.predicate.language import parse_condition
 from millrace.base.settings import Settings
 from millrace.client.collection import Collection as OfUsers
@@ -24,10 +25,18 @@ from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
-from millrace.tables.collections.data_tables import rows_uri
+from millrace.node.publish.definition import publish
+from millrace.storage.published import PublishedTable
+from millrace.storage.table import table_at
+from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.read.arrow import read_arrow
+from millrace.tables.read.base import PublishedBase
 from millrace.tables.read.spark_predicate import spark_predicate
 from millrace.testing import Deployment, deployment
+from tests.node.publish.published_maker import PublishedMaker, rows_in
+from tests.node.publish.test_published_reads import AHEAD, END, FOLDED, published
+from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, tick_everywhere
+from tests.tables.read.test_base import run
 from tests.tables.read_model import do
 from tests.tables.test_every_type import rows as every_rows
 from tests.tables.test_every_type import schema as every_schema
@@ -133,9 +142,13 @@ def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
     assert frame.count() == read_arrow(settings, 1).num_rows
 
 
+def _plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
 def _scanned(frame: DataFrame) -> tuple[bool, bool]:
     """Whether the plan reads ``_vchannel``, and ``_time_tick``."""
-    plan = frame._jdf.queryExecution().executedPlan().toString()
+    plan = _plan_of(frame)
     return "_vchannel" in plan, "_time_tick" in plan
 
 
@@ -165,6 +178,165 @@ def test_times_and_dates_come_through_tasks_as_they_were_written(
         client.connection.service.shutdown()
     found = reader.read_spark(spark, settings, made.id).toArrow().sort_by("id")
     assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
+
+
+@pytest.fixture
+def bases(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ticks of the published versions that Spark's reads took as their base."""
+    found: list[int] = []
+    real = reader._published_frame
+
+    def published_frame(spark: SparkSession, base: PublishedBase, target: pa.Schema) -> DataFrame | None:
+        frame = real(spark, base, target)
+        found.extend([] if frame is None else [base.tick])
+        return frame
+
+    monkeypatch.setattr(reader, "_published_frame", published_frame)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operations",
+    [
+        AHEAD,
+        FOLDED,
+        [*published(PARTITIONS), *END],
+        [*published(ACROSS), *END],
+        [*published(IMPORTS), ("compact", 60), *END, ("compact", 100), *END],
+    ],
+    ids=["ahead", "folded", "partitions", "across", "imports"],
+)
+def test_spark_reads_on_a_published_version_what_arrow_reads(
+    spark: SparkSession, settings: Settings, operations: list[tuple[Any, ...]], bases: list[int]
+) -> None:
+    """At the ticks of the published versions, between them, and after the last; with a tail after each."""
+    made = PublishedMaker(settings, start_ms=time.time_ns() // 10**6)  # Spark refuses a version of long ago
+    for number, operation in enumerate(operations):
+        run(made, operation, number)
+    for number, last in enumerate([("upsert", [1, 2], 1, 0), ("delete", [3], 0, 0), ("wal_commit", 0)]):
+        run(made, last, 100 + number)
+    table = made.table()
+    assert table is not None
+    confirmed = made.maker.confirmed()
+    newest = max(confirmed.values())
+    first = earliest_readable_tick(table_at(rows_uri(settings, 1)))
+    for at in sorted({max(first, table.tick - (1 << 18)), table.tick, newest}):
+        wanted = read_arrow(settings, 1, at=at, confirmed=confirmed, use_published=False)
+        found = reader.read_spark(spark, settings, 1, at=at, confirmed=confirmed)
+        assert found.columns == wanted.column_names
+        assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
+    assert bases, "no read had a base"
+
+
+DELETED = [("delete", [0, 1], 0, 0), ("wal_commit", 0), ("flush", 100)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "since",
+    [
+        [("delete", [0, 1, 2], 1, 0), ("wal_commit", 0)],
+        [("delete", [0, 1, 2], 1, 0), ("wal_commit", 0), ("flush", 100)],
+        [("drop_partition", 0, 1), ("drop_partition", 1, 1), ("wal_commit", 0)],
+        [("import", [(0, 1), (1, 2)], True), ("wal_commit", 0), ("flush", 100)],
+        [*DELETED, ("compact", 100), ("delete", [2], 0, 0), ("wal_commit", 0)],
+    ],
+    ids=["a delete in a partition", "flushed", "a drop", "a replacing import", "a folded delete"],
+)
+def test_spark_takes_no_base_whose_rows_something_hides_by_more_than_their_key(
+    spark: SparkSession, settings: Settings, since: list[tuple[Any, ...]], bases: list[int]
+) -> None:
+    made = PublishedMaker(settings)
+    for number, operation in enumerate([("upsert", ALL, 1, 0), ("insert", ALL, 2, 0), ("delete", [9], 0, 0), *END]):
+        run(made, operation, number)
+    confirmed = made.maker.confirmed()
+    assert reader.read_spark(spark, settings, 1, confirmed=confirmed).count() == 18
+    assert len(bases) == 1
+    for number, operation in enumerate(since):
+        run(made, operation, 10 + number)
+        tick_everywhere(made.maker)
+    confirmed = made.maker.confirmed()
+    wanted = rows_in(read_arrow(settings, 1, confirmed=confirmed, use_published=False))
+    assert wanted.total() < 18
+    assert rows_in(pa.table(reader.read_spark(spark, settings, 1, confirmed=confirmed).toArrow())) == wanted
+    assert len(bases) == 1
+
+
+@pytest.mark.slow
+def test_spark_takes_each_row_once_if_the_version_is_newer_than_the_pinned_tables(
+    spark: SparkSession, settings: Settings, bases: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = PublishedMaker(settings)
+    for number, operation in enumerate([("upsert", ALL, 1, 0), ("upsert", ALL, 2, 0), *END]):
+        run(made, operation, number)
+    made.write(ALL[:5], "later")
+    wanted = rows_in(read_arrow(settings, 1, confirmed=made.maker.confirmed(), use_published=False))
+    find = PublishedBase.find
+
+    def after_a_publish(*given: Any) -> PublishedBase | None:
+        made.flush()
+        made.publish()
+        return find(*given)
+
+    monkeypatch.setattr(PublishedBase, "find", after_a_publish)
+    found = reader.read_spark(spark, settings, 1, confirmed=made.maker.confirmed())
+    table = made.table()
+    assert table is not None
+    assert bases == [table.tick]
+    assert rows_in(pa.table(found.toArrow())) == wanted
+
+
+def _remove_stored_deletes(settings: Settings) -> None:
+    """Remove the files of the deletes table: a read that takes one of them fails."""
+    table = table_at(deletes_uri(settings, 1))
+    table.store.delete(list(table.live_files()))
+
+
+def test_spark_takes_no_delete_of_before_the_published_version(
+    spark: SparkSession, settings: Settings, bases: list[int]
+) -> None:
+    made = PublishedMaker(settings, vchannels=1)
+    made.write(range(20), "old")
+    made.write(range(10), "new")
+    made.flush()
+    version = made.publish()
+    _remove_stored_deletes(settings)
+    confirmed = made.maker.confirmed()
+    frame = reader.read_spark(spark, settings, 1, confirmed=confirmed)
+    assert (bases, "deletes" in _plan_of(frame)) == ([version], False)
+    assert sorted(frame.toArrow()["body"].to_pylist())[0] == "new:0"
+    made.write([3], "newest")
+    made.delete([4])
+    made.flush(percent=90)
+    frame = reader.read_spark(spark, settings, 1, confirmed=made.maker.confirmed())
+    rows = dict(zip(*frame.toArrow().to_pydict().values(), strict=True))
+    assert (len(rows), rows[3], 4 in rows) == (19, "newest:3", False)
+    assert bases == [version] * 2
+    with pytest.raises(TableDamaged, match="are missing"):
+        reader.read_spark(spark, settings, 1, confirmed=made.maker.confirmed(), with_ticks=True)
+
+
+@pytest.mark.slow
+def test_spark_takes_no_base_that_it_cannot_read(
+    spark: SparkSession, settings: Settings, bases: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A version of longer ago than Spark allows, and one that lacks a file, say, because the rows were repaired."""
+    made = PublishedMaker(settings, vchannels=1)
+    for number in range(2):
+        made.write(range(number, 10 + number), f"v{number}")
+        made.flush()
+        made.publish()
+    table = made.table()
+    assert table is not None
+    older = PublishedTable.open(table.store, version=table.version - 1)
+    assert older is not None
+    assert reader.read_spark(spark, settings, 1, at=older.tick).count() == made.read(older.tick).num_rows
+    run(made, ("compact", 0), 0)
+    wanted = made.read(table.tick)
+    table.store.delete([next(iter(table.files))])
+    assert rows_in(pa.table(reader.read_spark(spark, settings, 1, at=table.tick).toArrow())) == rows_in(wanted)
+    assert (bases, "are missing" in caplog.text) == ([], True)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +394,16 @@ def test_spark_leaves_files_out_by_a_key_that_is_a_moment_and_no_row_with_them(
 
 
 @pytest.mark.slow
-def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deployment) -> None:
+@pytest.mark.parametrize("on_published", [False, True], ids=["", "on a published version"])
+def test_spark_reads_a_table_whose_schema_changed(
+    spark: SparkSession, db: Deployment, on_published: bool, bases: list[int]
+) -> None:
+    def settle() -> None:
+        db.settle()
+        if on_published:
+            assert publish(db.settings, made.id)
+
+    name = f"changed_{on_published}"
     first = {"id": "int64", "n": "int32", "gone": "string?", "f": "float32?", "day": "date?", "wall": "date?"}
     first |= {
         "d": "decimal(6,2)?",
@@ -238,10 +419,12 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deplo
         "many": "list<struct<x: int8, y: string>>",
         "by": "map<string, float64>",
     }
-    made = db.create_collection("changed", first, key="id")
+    made = db.create_collection(name, first, key="id")
     then = made.insert([{"id": 1, **row}, {"id": 2, "n": 2}]).last_tick
     older = OfUsers(db, made.definition)
-    db.settle()
+    made.insert([{"id": 7, "n": 7}])
+    made.delete([7])
+    settle()
     made.alter(
         drop="gone",
         rename={"id": "key", "n": "count"},
@@ -258,15 +441,16 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deplo
     made.delete([2])
     for _ in range(2):  # from the tail, and from the tables
         ingest_to_end(db.settings, db.log)
-        found = face.read(spark, "changed", settings=db.settings)
+        found = face.read(spark, name, settings=db.settings)
         wanted = made.read().sort_by("key")
         assert found.columns == wanted.column_names
         rows = sorted((each.asDict(recursive=True) for each in found.collect()), key=itemgetter("key"))
         assert [{name: plain(each[name]) for name in each} for each in rows] == [
             {name: plain(each[name]) for name in each} for each in wanted.to_pylist()
         ]
-        db.settle()
-    before = face.read(spark, "changed", settings=db.settings, at=then).collect()
+        settle()
+    assert bool(bases) == on_published
+    before = face.read(spark, name, settings=db.settings, at=then).collect()
     assert [(each["id"], each["n"], each["gone"]) for each in sorted(before)] == [(1, 1, "x"), (2, 2, None)]
 
 

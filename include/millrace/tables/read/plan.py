@@ -66,10 +66,12 @@ class WalTail:
     """The messages of `range` without bodies of other collections. None: they are read for each use. As `uncommitted`.
     """
 
-    def messages(self, store: TableStore, *, types: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield the messages of the table and of the log, of these types or all."""
+    def messages(
+        self, store: TableStore, *, types: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the messages of the table and of the log, of these types or all, with these columns at least or all."""
         if self.held is None:
-            yield from read_range(store, self.range, types=types)
+            yield from read_range(store, self.range, types=types, columns=columns)
         for rows in (*(self.held or ()), *self.uncommitted):
             yield rows if types is None else _of_types(rows, types)
 
