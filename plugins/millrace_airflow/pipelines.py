@@ -77,7 +77,8 @@ def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
     Raises MetaUnavailable: Airflow shows it as an import error, and keeps what it knew.
     """
-    from millrace.pipelines.deploy.airflow import airflow_pipelines, dag_id
+    from millrace.flows.range_host.observed import dag_id
+    from millrace.pipelines.deploy.airflow import airflow_pipelines
 
     settings = settings or Settings.load()
     return {dag_id(record.id): pipeline_dag(settings, record) for record in airflow_pipelines(settings)}
@@ -85,8 +86,8 @@ def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
 def pipeline_dag(settings: Settings, record: Record) -> DAG:
     """The DAG that keeps one pipeline's worker alive."""
-    from millrace.pipelines.deploy.airflow import app_name, dag_id, worker_arguments
-    from millrace.pipelines.deploy.deployment import run_id
+    from millrace.flows.range_host.observed import dag_id, run_id
+    from millrace.pipelines.deploy.airflow import app_name, worker_arguments
 
     doc = (
         f"Pipeline {record.id}: keeps its worker alive"

@@ -16,9 +16,9 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 from millrace.access.grants import Role
+from millrace.flows.range_host.observed import DAG_PREFIX as PIPELINES
 from millrace.flows.spark_host.status import DAG_PREFIX
 from millrace.operations.registry import operations
-from millrace.pipelines.deploy.airflow import DAG_PREFIX as PIPELINES
 
 DAG_ROLES: Final = {
     "streaming": Role.OPERATE,

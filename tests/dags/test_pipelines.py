@@ -16,8 +16,8 @@ import pytest
 
 from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.settings import Settings
+from millrace.flows.range_host.observed import run_id
 from millrace.pipelines.api.management import Management
-from millrace.pipelines.deploy.deployment import run_id
 from millrace.pipelines.store.store import open_pipelines
 from millrace.runtime.launch.launcher import Launcher
 from millrace_airflow.pipelines import pipeline_dags

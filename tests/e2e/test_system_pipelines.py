@@ -16,9 +16,8 @@ import pytest
 from opensearchpy import OpenSearch
 
 from millrace.base.process import all_processes
+from millrace.flows.range_host.observed import dag_id, run_id
 from millrace.installation.system import STREAMING_DAG
-from millrace.pipelines.deploy.airflow import dag_id
-from millrace.pipelines.deploy.deployment import run_id
 from millrace.runtime.launch.launcher import Launcher, RunStatus
 from tests.e2e.system import Airflow, System, kill, until
 from tests.flows.range_host.flights import Flights

@@ -15,9 +15,9 @@ import pytest
 from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
+from millrace.flows.range_host.observed import run_id
 from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.api.management import Management
-from millrace.pipelines.deploy.deployment import run_id
 from millrace.pipelines.store.store import open_pipelines
 from millrace_airflow.pipelines import PipelineOperator, pipeline_dags
 from millrace_airflow.streaming import StreamingJobOperator

@@ -12,8 +12,8 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 from millrace.access.grants import Role
+from millrace.flows.range_host.observed import dag_id as pipeline_dag
 from millrace.flows.spark_host.status import dag_id
-from millrace.pipelines.deploy.airflow import dag_id as pipeline_dag
 from millrace_airflow.roles import AIRFLOW_ROLES, DAG_ROLES, RolesAuthManager
 from millrace_airflow.standalone import Standalone
 from tests.airflow_home import ROOT

@@ -147,16 +147,11 @@ def status(context: JsonServiceContext, name: Name) -> None:
 
 
 def _local_status(settings: Settings, name: str) -> dict[str, Any]:
-    from millrace.base.file_lock import is_report_live
-    from millrace.flows.range_host.status import State, pipeline_folder
-    from millrace.flows.range_host.supervision import read_status
+    from millrace.flows.range_host.observed import observed, pipelines_here
 
-    if not pipeline_folder(settings, name).is_dir():
+    if name not in pipelines_here(settings):
         raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")
-    said = read_status(settings, name)
-    if said.state in (State.RUNNING, State.PAUSED) and not is_report_live(settings.run_path, said.pid, said.at):
-        said = said.model_copy(update={"state": State.STOPPED, "cause": f"its worker, process {said.pid}, is gone"})
-    return said.model_dump(mode="json")
+    return observed(settings, name).model_dump(mode="json")
 
 
 @app.command()

@@ -41,9 +41,9 @@ def list_streams(context: JsonContext) -> None:
 
     Example: `millrace streams list`
     """
-    from millrace.flows.spark_host.status import statuses
+    from millrace.flows.spark_host.status import StreamStatus, flow_statuses
 
-    rows = [each.to_json() for each in statuses(context.settings)]
+    rows = [StreamStatus.of(each).to_json() for each in flow_statuses(context.settings)]
     shown = ("name", "source", "sink", "guarantee", "job", "state", "rows", "lag_seconds")
     print_rows(rows, columns=shown, as_json=context.as_json, empty="No streams are declared.")
 
@@ -57,19 +57,19 @@ def show_status(
 ) -> None:
     """Show rates, lag, watermark, state size, late rows and rejected rows of declared streams. NAME shows all details.
 
-    Rows are counted from the start of the stream's process. The page Streams in Airflow shows the same as a graph.
+    Rows are counted from the start of the stream's process. The page Flows in Airflow shows the same as a graph.
 
     Example: `millrace streams status`
     """
     from millrace.flows.declare.discovery import declared_stream
-    from millrace.flows.spark_host.status import status, statuses
+    from millrace.flows.spark_host.status import StreamStatus, flow_statuses, status
 
     settings = context.settings
     if name is not None:
         facts = status(settings, declared_stream(settings, name)).to_json()
         print_facts(facts if context.as_json else facts | _moment(facts), as_json=context.as_json)
         return
-    rows = [each.to_json() for each in statuses(settings)]
+    rows = [StreamStatus.of(each).to_json() for each in flow_statuses(settings)]
     shown = (
         "name",
         "state",

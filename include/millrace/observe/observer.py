@@ -24,6 +24,7 @@ from millrace.observe import channels, charts, checkpoints, collections, exposit
 from millrace.observe import row_sample as samples
 from millrace.observe.channels import tick_unix_seconds
 from millrace.observe.collections import FlushProgress, SegmentTable
+from millrace.observe.flows import StreamsView, flow_metrics, streams_view
 from millrace.observe.jobs import QUERIES, pchannel_owners, read_job, read_jobs
 from millrace.observe.log_probe import LogProbe, LogView
 from millrace.observe.models import (
@@ -46,7 +47,6 @@ from millrace.observe.models import (
     TableView,
     TransactionSearch,
 )
-from millrace.observe.streams import StreamsView, stream_metrics, streams_view
 from millrace.observe.table_cache import TableCache, TableSnapshot
 from millrace.observe.ttl_cache import TtlCache
 from millrace.observe.wal_search import Cursor, WalQuery, find_message, search_wal
@@ -169,14 +169,14 @@ class Observer:
             lambda: exposition.render_exposition(
                 self.overview(),
                 host=self._log.metrics(),
-                jobs=[*exposition.job_metrics(self._settings), self._stream_metrics()],
+                jobs=[*exposition.job_metrics(self._settings), self._flow_metrics()],
                 backlogs=exposition.backlog_metrics(self._settings, WalSnapshot.open(self._settings.wal_uri)),
             ),
         )
 
-    def _stream_metrics(self) -> str:
+    def _flow_metrics(self) -> str:
         try:
-            return stream_metrics(self.streams())
+            return flow_metrics(self.streams())
         except MillraceError:
             return ""  # an unreadable declaration is reported by the page and by Airflow
 

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from millrace.access.grants import Role
 from millrace.access.permissions import Requirement, Scope
+from millrace.observe.flows import StreamsView
 from millrace.observe.models import (
     CheckpointsView,
     CollectionRow,
@@ -26,7 +27,6 @@ from millrace.observe.models import (
     TransactionSearch,
 )
 from millrace.observe.observer import Observer
-from millrace.observe.streams import StreamsView
 from millrace.service.error_responses import ERROR_RESPONSES
 from millrace.service.search_parameters import rejection_query, transaction_query
 

@@ -13,7 +13,7 @@ from millrace.pipelines.api.management import Management
 from millrace.service.application import build_app, core_routes
 from millrace.service.error_responses import ERROR_RESPONSES
 from millrace.service.pipelines import LazyPipelineStore, configuration_of, pipeline_routes
-from millrace_airflow.ui import data_docs, pages, pipelines, start_forms, streams
+from millrace_airflow.ui import data_docs, flows, pages, pipelines, start_forms
 from millrace_airflow.ui.access import Reader, authorize, may_trigger
 from millrace_airflow.ui.actions import Action, actions_for
 
@@ -38,7 +38,7 @@ def create_app(observer: Observer | None = None, management: Management | None =
     app.include_router(pages.static_router())
     app.include_router(pages.router(observer, look, renderer))
     app.include_router(start_forms.router(observer, renderer))
-    app.include_router(streams.router(observer, renderer))
+    app.include_router(flows.router(management, observer, renderer))
     app.include_router(pipelines.router(management, observer, renderer))
     return app
 

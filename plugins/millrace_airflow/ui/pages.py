@@ -37,12 +37,11 @@ FOLDER: Final = Path(__file__).parent
 TABS: Final = (
     ("", "Overview"),
     ("collections", "Collections"),
-    ("pipelines", "Pipelines"),
+    ("flows", "Flows"),
     ("transactions", "Transactions"),
     ("rejections", "Rejections"),
     ("checkpoints", "Checkpoints"),
     ("maintenance", "Maintenance"),
-    ("streams", "Streams"),
     ("quality", "Quality"),
     ("cluster", "Cluster"),
     ("actions", "Actions"),

@@ -1,4 +1,4 @@
-"""The pages of pipelines: the list, one pipeline from every side, and the form that makes or changes one.
+"""The pages of managed pipelines: one pipeline from every side, and the form that makes or changes one.
 
 What a page shows and which of its buttons are alive is what the person may by the API's own table; the buttons call
 that API.
@@ -19,13 +19,12 @@ from millrace.access.grants import Caller, Role
 from millrace.base.errors import MillraceError
 from millrace.flows.declare.pipeline import Resources
 from millrace.flows.errors.selection import Selection
-from millrace.flows.range_host.status import State
 from millrace.flows.registry import SinkKind, SourceKind, sink_kinds, source_kinds
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
-from millrace.pipelines.store.records import Phase, Record
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
+from millrace_airflow.ui.flows import row_of
 from millrace_airflow.ui.pages import Renderer
 
 VIEWS: Final = {
@@ -35,7 +34,6 @@ VIEWS: Final = {
     "declaration": "Declaration",
     "history": "History",
 }
-PER_PAGE: Final = 50
 _STARTER: Final[Mapping[str, Any]] = {
     "source": {"kind": "kafka", "bootstrap": [], "topics": []},
     "steps": [],
@@ -43,41 +41,20 @@ _STARTER: Final[Mapping[str, Any]] = {
 }
 _DEFAULTS: Final = {name: Resources.model_fields[name].default for name in ("cpus", "memory_mib")}
 Short = Annotated[str, Query(max_length=200)]
-Offset = Annotated[int, Query(ge=0, le=1 << 31)]
 
 
 def router(management: Management, observer: Observer, renderer: Renderer) -> APIRouter:
-    """``/pipelines`` and what is below it."""
+    """What is below ``/pipelines``; the list is the page of flows."""
     made = APIRouter(include_in_schema=False)
 
     def show(request: Request, user: BaseUser, template: str, **values: Any) -> HTMLResponse:
         def allowed(dag_id: str) -> bool:
             return may_trigger(user, dag_id)
 
-        return renderer.page(
-            request, template, tab="pipelines", overview=observer.overview(), allowed=allowed, **values
-        )
+        return renderer.page(request, template, tab="flows", overview=observer.overview(), allowed=allowed, **values)
 
     def caller_of(user: BaseUser) -> Caller:
         return management.known(Caller(principal_of(user)))
-
-    @made.get("/pipelines")
-    def listed(request: Request, user: Reader, text: Short = "", state: Short = "", offset: Offset = 0) -> HTMLResponse:
-        caller = caller_of(user)
-        fits = [
-            each
-            for each in management.seen_by(caller)
-            if text.lower() in each.id or text.lower() in each.name.lower() or text == each.account
-        ]
-        rows = [_row(management, each) for each in fits]
-        counts = {name: sum(row["state"] == name for row in rows) for name in sorted({row["state"] for row in rows})}
-        rows = [row for row in rows if state in ("", row["state"])]
-        page = {"offset": offset, "limit": PER_PAGE, "total": len(rows)}
-        return show(
-            request, user, "pipelines.html",
-            rows=rows[offset : offset + PER_PAGE], page=page, counts=counts, text=text, state=state,
-            creates=caller.principal.has_role((Role.OPERATE,)),
-        )  # fmt: skip
 
     @made.get("/pipelines-new")
     def new(request: Request, user: Reader) -> HTMLResponse:
@@ -102,6 +79,7 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         if view not in VIEWS:
             raise HTTPException(404, f"A pipeline has the views {', '.join(VIEWS)}.")
         record = management.get(pipeline)
+        row = row_of(management, record)
         values: dict[str, Any] = {"errors": None, "events": None, "problem": None}
         if view == "errors":
             chosen = Selection(step=step, kind=kind, reason=reason)
@@ -110,10 +88,9 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
             values["events"] = management.history(pipeline, before=None, limit=200)
         return show(
             request, user, "pipeline.html",
-            found=record, view=view, views=VIEWS, row=_row(management, record), how=management.status(pipeline),
-            trend=management.trend(pipeline), redrive=management.redrive_status(pipeline), may=_may(caller, pipeline),
-            roles=management.roles(pipeline), secrets=management.secret_names(pipeline),
-            step=step, kind=kind, reason=reason, before=before, **values,
+            found=record, view=view, views=VIEWS, row=row, how=row["how"], trend=row["trend"],
+            redrive=management.redrive_status(pipeline), may=_may(caller, pipeline), roles=management.roles(pipeline),
+            secrets=management.secret_names(pipeline), step=step, kind=kind, reason=reason, before=before, **values,
         )  # fmt: skip
 
     @made.get("/pipelines/{pipeline}/edit")
@@ -148,46 +125,6 @@ def _plain_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
             words = each.get("description", "")
             fields.append({"name": name, "help": words, "number": number, "choices": each.get("enum")})
     return fields
-
-
-def _row(management: Management, record: Record) -> dict[str, Any]:
-    """A pipeline in the list: its state in one word, and the sums of its tasks."""
-    status, trend = management.status(record.id), management.trend(record.id)
-    names = (
-        "records_in",
-        "records_out",
-        "records_error",
-        "records_filtered",
-        "records_stale",
-        "lag",
-        "bulks",
-        "retries",
-    )
-    sums = {name: sum(getattr(task, name) for task in status.tasks) for name in names}
-    failed = sum(task.state == "FAILED" for task in status.tasks)
-    state = str(status.state) if record.phase is Phase.READY else str(record.phase)
-    if state == "RUNNING" and failed:
-        state = "DEGRADED"
-    runs = status.state in (
-        State.RUNNING,
-        State.PAUSED,
-    )  # of one that ended a moment ago the trend still has the last rate
-    rates = {name: getattr(trend, f"records_{name}")[-1] if runs else 0.0 for name in ("in", "out", "error")}
-    causes = [status.cause, *(task.cause for task in status.tasks)]
-    return {
-        **sums,
-        "record": record,
-        "state": state,
-        "failed": failed,
-        "tasks": len(status.tasks),
-        "cause": next((cause for cause in causes if cause), ""),
-        "rates": rates,
-        "trend": trend,
-        "late": {
-            name: max((task.latency_ms[name] for task in status.tasks if name in task.latency_ms), default=None)
-            for name in ("p50", "p95", "p99")
-        },
-    }
 
 
 def _may(caller: Caller, pipeline: str) -> dict[str, bool]:

@@ -26,7 +26,9 @@ PAGES = (
     "rejections",
     "checkpoints",
     "maintenance",
+    "flows",
     "streams",
+    "pipelines",
     "quality",
     "cluster",
     "actions",
@@ -315,10 +317,10 @@ def test_streams_are_a_graph_between_their_tables(site: Site, world: World) -> N
         "flights_hourly", "new", "collection:flights", "collection:flights_by_hour"
     )  # fmt: skip
     assert found["levels"] == {"collection:flights": 0, "stream:flights_hourly": 1, "collection:flights_by_hour": 2}
-    page = site.page("streams")
+    page = site.page("flows")
     assert page.count('<path class="line"') == 2
-    assert page.count('class="stream new"') == 1
-    assert page.count('class="table"') == 2
+    assert page.count('class="flow new"') == 1
+    assert page.count('class="place"') == 2
     assert 'href="/dags/stream_flights_hourly"' in page
     assert 'id="stream-flights_hourly"' in page
 

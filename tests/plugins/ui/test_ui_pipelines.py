@@ -20,10 +20,11 @@ from millrace.base.deadline import Deadline, poll_until
 from millrace.base.settings import Settings
 from millrace.flows.declare.part import Part
 from millrace.flows.registry import SourceKind, source_kinds
+from millrace.pipelines.api import management
 from millrace.pipelines.api.routes import CALLS
 from millrace.service.pipelines import LazyPipelineStore
 from millrace_airflow.roles import RolesAuthManager
-from millrace_airflow.ui import access
+from millrace_airflow.ui import access, flows
 from millrace_airflow.ui import pipelines as ui
 from tests.e2e.browser import Page, browser
 from tests.in_memory import folder_in_memory
@@ -103,7 +104,7 @@ VIEWS = ("state", "errors", "samples", "declaration", "history")
 
 @pytest.mark.parametrize("role", ["viewer", "op", "admin"])
 def test_every_page_is_shown_to_who_may_read_and_has_nothing_hostile_as_markup(shown: Site, role: str) -> None:
-    paths = ["pipelines", "pipelines-new", "pipelines/hostile/edit", "pipelines/planes"]
+    paths = ["flows", "pipelines", "pipelines-new", "pipelines/hostile/edit", "pipelines/planes"]
     for path in [*paths, *(f"pipelines/hostile?view={view}" for view in VIEWS)]:
         answer = shown.get(path, html=True, role=role)
         assert answer.status_code == 200, path
@@ -111,7 +112,7 @@ def test_every_page_is_shown_to_who_may_read_and_has_nothing_hostile_as_markup(s
         for markup in ("<script>alert", "<img", "Undefined", " style=", "hunter2"):
             assert markup not in answer.text, (path, markup)
     for echo in (
-        f"pipelines?text={HOSTILE}",
+        f"flows?text={HOSTILE}",
         f"pipelines/hostile?view=errors&reason={HOSTILE}",
         f"pipelines/{HOSTILE.replace('/', '')}",
     ):
@@ -119,14 +120,45 @@ def test_every_page_is_shown_to_who_may_read_and_has_nothing_hostile_as_markup(s
 
 
 def test_the_list_has_states_sums_and_causes_and_is_searched(shown: Site) -> None:
-    page = shown.page("pipelines")
-    for words in ("flights", "96 k", "DEGRADED", "STOPPED", "180 ms", "alert(1)", 'class="spark"'):
+    page = shown.page("flows")
+    for words in ("flights", "96 k", "degraded", "new", "180 ms", "alert(1)", 'class="spark"'):
         assert words in page, words
     assert "New pipeline" not in page, "for a viewer"
-    assert "New pipeline" in shown.get("pipelines", html=True, role="op").text
-    assert "planes" not in shown.page("pipelines", text="fligh").partition("<main")[2]
-    assert "flights" not in shown.page("pipelines", state="DEGRADED").partition('id="list"')[2]
-    assert "None fits this search" in shown.page("pipelines", text="nothing")
+    assert "New pipeline" in shown.get("flows", html=True, role="op").text
+    assert "planes" not in shown.page("flows", text="fligh").partition("<main")[2]
+    assert 'id="pipeline-flights"' not in shown.page("flows", state="degraded")
+    assert "None fits this search" in shown.page("flows", text="nothing")
+    assert "flights_hourly" in page, "a stream"
+    assert "flights_hourly" not in shown.page("flows", host="range").partition("<main")[2]
+
+
+def test_one_graph_has_streams_and_pipelines_and_what_lies_between_them(shown: Site) -> None:
+    graph = shown.page("flows").partition('id="graph"')[2].partition("</svg>")[0]
+    assert graph.count('class="flow new"') == 2, "the stream, and a pipeline that never ran"
+    assert 'class="flow running"' in graph, "flights"
+    assert 'class="flow degraded"' in graph, "planes"
+    assert 'href="/millrace/pipelines/flights"' in graph
+    assert graph.count("<title>kafka in</title>") == 1, "one topic is one place, however many read it"
+    for name in ("flights", "planes", "hostile"):
+        assert f"<title>kafka {name}.errors</title>" in graph
+
+
+def test_addresses_of_earlier_builds_lead_to_the_page(shown: Site) -> None:
+    for path in ("streams", "pipelines"):
+        answer = shown.client.get(
+            f"/millrace/{path}?text=fligh",
+            headers={"Authorization": f"Bearer {shown.tokens['viewer']}"},
+            follow_redirects=False,
+        )
+        assert (answer.status_code, answer.headers["location"]) == (308, "/millrace/flows?text=fligh")
+
+
+def test_a_pipeline_is_in_nobodys_list_who_may_not_see_it(shown: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management, "sees", lambda caller, pipeline: pipeline != "planes")
+    monkeypatch.setattr(flows, "sees", lambda caller, pipeline: pipeline != "planes")
+    page = shown.page("flows").partition("<main")[2]
+    assert "flights" in page
+    assert "planes" not in page
 
 
 def test_a_kind_that_a_package_adds_is_offered_with_its_plain_fields(
@@ -168,7 +200,7 @@ def test_buttons_are_alive_for_whom_the_api_lets_do_it(shown: Site) -> None:
 
 
 def test_who_may_not_read_gets_no_page_and_what_is_not_there_is_said(shown: Site) -> None:
-    for path in ("pipelines", "pipelines-new", "pipelines/flights", "pipelines/flights/edit"):
+    for path in ("flows", "pipelines", "streams", "pipelines-new", "pipelines/flights", "pipelines/flights/edit"):
         assert shown.get(path, role=None, html=True).status_code == 401, path
         assert shown.get(path, role="stranger", html=True).status_code == 403, path
     assert shown.get("pipelines/absent", html=True).status_code == 404
@@ -203,7 +235,7 @@ def page(shown: Site, tmp_path: Path) -> Iterator[tuple[Page, str]]:
 def test_a_person_makes_one_mends_what_is_wrong_runs_it_and_redrives(page: tuple[Page, str], shown: Site) -> None:
     made, root = page
     at = "document.querySelector('[data-path=\"{}\"]')".format
-    made.open(f"{root}/pipelines", ready="document.querySelectorAll('svg.spark path').length >= 2")
+    made.open(f"{root}/flows", ready="document.querySelectorAll('svg.spark path').length >= 2")
     made.click("[...document.querySelectorAll('a.button')].find((each) => each.innerText === 'New pipeline…')")
     made.wait("document.querySelector('#pipeline #whole')?.value")
     made.type("document.getElementById('pipeline-id')", "mine")

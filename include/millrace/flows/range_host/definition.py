@@ -21,6 +21,7 @@ from millrace.flows.declare.steps import Lookup
 from millrace.flows.errors.topic import ensure_topic
 from millrace.flows.range_host.beat import Beat
 from millrace.flows.range_host.lookups import CollectionRows
+from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.positions import (
     COUNTS,
     Position,
@@ -102,6 +103,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
         sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.id, flush=self.pipeline.flush).close()
         table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
+        note_flow(self.settings, self.pipeline)
         places = self.places()
         try:
             ends, ids = places.ends(), places.ids()

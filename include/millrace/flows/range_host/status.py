@@ -1,6 +1,7 @@
 """How a pipeline and its tasks are doing, in Kafka Connect's words; and where worker and management meet.
 
     <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with its secrets, for its owner alone
+    <data>/pipelines/<id>/flow.json       what it reads and writes, and the declaration's file (observed.py)
     <data>/pipelines/<id>/status.json     what its worker says, replaced whole
     <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced whole
     <data>/pipelines/<id>/pulse           touched by its worker while it is alive (worker/supervisor.py)
@@ -21,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from millrace.base.settings import Settings
 
 WORKERS: Final = "workers"
+SILENT_SECONDS: Final = 30.0
+"""A worker that has not spoken for so long is ended; it speaks once a second."""
 
 
 class State(StrEnum):

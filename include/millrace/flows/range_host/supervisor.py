@@ -23,15 +23,21 @@ from millrace.flows.declare.file import read_pipeline
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.in_hand import late
-from millrace.flows.range_host.status import WORKERS, ends_path, pipeline_folder, pulse_path, worker_folder
+from millrace.flows.range_host.observed import note_flow
+from millrace.flows.range_host.status import (
+    SILENT_SECONDS,
+    WORKERS,
+    ends_path,
+    pipeline_folder,
+    pulse_path,
+    worker_folder,
+)
 from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.periodic import PeriodicTask
 from millrace.runtime.process_setup import stop_on_signals
 from millrace.runtime.supervisor import Fault, RestartBackoff, Supervisor
 
 FIRST_PAUSE: Final = 1.0
-SILENT_SECONDS: Final = 30.0
-"""A worker that has not spoken for so long is ended; it speaks once a second."""
 START_SECONDS: Final = 120.0
 """That it may take until it speaks first."""
 _STEADY_SECONDS: Final = 60.0
@@ -166,6 +172,7 @@ def supervise(
     command += ["--until-end"] if until_end else []
     count = pipeline.resources.workers
     _forget_workers(settings, pipeline.id, count)
+    note_flow(settings, pipeline, file=file, config=config)
     codes = [0] * count
 
     def one(worker: int) -> None:

@@ -1,10 +1,13 @@
-"""How declared streams are doing, by their files alone: for lists, views and metrics. Imports no Spark."""
+"""How declared streams are doing, from the files that they write. Imports no Spark.
+
+`flow_status` is a stream's status as that of any flow; :class:`StreamStatus` is the form of it that the API gives.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
 
 from millrace.base.errors import RunNotFound
 from millrace.base.file_lock import is_report_live
@@ -12,7 +15,8 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.discovery import declared_streams
 from millrace.flows.declare.stream import Stream
 from millrace.flows.spark_host.incarnations import Kept
-from millrace.runtime.launch.launcher import Launcher
+from millrace.flows.status import FlowState, FlowStatus, process_began
+from millrace.runtime.launch.launcher import Launcher, RunState
 
 DAG_PREFIX: Final = "stream_"
 """Of the DAGs that keep jobs of streams alive; who starts one runs code of its transform, and writes into its sink."""
@@ -59,8 +63,21 @@ class StreamStatus:
     at: float | None
     error: str | None
 
+    @classmethod
+    def of(cls, flow: FlowStatus) -> Self:
+        """Return the status of a flow on Spark in this form."""
+        same = {each.name: getattr(flow, each.name) for each in fields(cls) if each.name not in _OWN_NAMES}
+        own = {name: getattr(flow, other) for name, other in _OWN_NAMES.items()}
+        return cls(**same | own | {"state": str(flow.state)})
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+_OWN_NAMES: Final = {
+    "rows": "rows_in", "out": "rows_out", "rejected": "rows_error", "late": "rows_late", "rows_per_second": "rate",
+}  # fmt: skip
+"""The names of a flow's counts in StreamStatus."""
 
 
 def dag_id(job: str) -> str:
@@ -83,20 +100,22 @@ def progress_name(stream: str) -> str:
     return f"stream-{stream}"
 
 
-def status(settings: Settings, stream: Stream) -> StreamStatus:
-    """How one stream is doing."""
+def flow_status(settings: Settings, stream: Stream) -> FlowStatus:
+    """Return a stream's status as that of any flow."""
     kept = Kept(settings, stream.name).state
     told = _told(settings, stream.name)
     state, error = _run(settings, stream)
-    lives = bool(told) and is_report_live(settings.run_path, int(told.get("pid", 0)), float(told.get("at", 0.0)))
+    pid, at = int(told.get("pid", 0)), float(told.get("at", 0.0))
+    lives = bool(told) and is_report_live(settings.run_path, pid, at)
     if kept.paused:
-        state = "paused"
+        state = FlowState.PAUSED
     elif lives:
-        state = "running"
-    elif state == "new" and kept.fingerprint:
-        state = "stopped"
-    return StreamStatus(
+        state = FlowState.RUNNING
+    elif state is FlowState.NEW and kept.fingerprint:
+        state = FlowState.STOPPED
+    return FlowStatus(
         name=stream.name,
+        host="spark",
         words=stream.words,
         source=stream.source.target,
         sink=stream.sink.target,
@@ -106,36 +125,45 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
         job=stream.job,
         dag_id=dag_id(stream.job),
         state=state,
-        incarnation=kept.incarnation,
-        batches=told.get("batches", 0),
-        rows=told.get("rows", 0),
-        out=told.get("out", 0),
-        rejected=told.get("rejected", 0),
-        late=told.get("late", 0),
-        rows_per_second=told.get("rows_per_second", 0.0) if lives else 0.0,
+        error=error,
+        since=process_began(pid) if lives else None,
+        at=told.get("at"),
+        workers=int(lives),
+        lanes=1,
+        failed_lanes=int(state is FlowState.FAILED),
+        rows_in=told.get("rows", 0),
+        rows_out=told.get("out", 0),
+        rows_error=told.get("rejected", 0),
+        rows_late=told.get("late", 0),
+        rate=told.get("rows_per_second", 0.0) if lives else 0.0,
         lag_seconds=told.get("lag_seconds"),
         lag_records=told.get("lag_records"),
         watermark=told.get("watermark"),
         state_rows=told.get("state_rows", 0),
         state_bytes=told.get("state_bytes", 0),
+        incarnation=kept.incarnation,
+        batches=told.get("batches", 0),
         operated=told.get("operated"),
-        at=told.get("at"),
-        error=error,
     )
 
 
-def statuses(settings: Settings) -> list[StreamStatus]:
-    """All declared streams, by name. Raises InvalidStream."""
-    return [status(settings, each) for _, each in sorted(declared_streams(settings).items())]
+def status(settings: Settings, stream: Stream) -> StreamStatus:
+    """Return a stream's status in the form of the API and of `millrace streams`."""
+    return StreamStatus.of(flow_status(settings, stream))
 
 
-def _run(settings: Settings, stream: Stream) -> tuple[str, str | None]:
+def flow_statuses(settings: Settings) -> list[FlowStatus]:
+    """Return the status of each declared stream, by name. Raises InvalidStream."""
+    return [flow_status(settings, each) for _, each in sorted(declared_streams(settings).items())]
+
+
+def _run(settings: Settings, stream: Stream) -> tuple[FlowState, str | None]:
     try:
         found = Launcher(settings).poll(run_id(stream.job))
     except RunNotFound:
-        return "new", None
+        return FlowState.NEW, None
     words = None if found.error is None or found.active else str(found.error)
-    return ("stopped" if str(found.state) == "finished" else str(found.state)), words
+    return (FlowState.STOPPED if found.state is RunState.FINISHED else FlowState(str(found.state))), words
 
 
 def _told(settings: Settings, stream: str) -> dict[str, Any]:

@@ -43,11 +43,13 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.listing import SHOWN_BYTES
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.range_host.lookups import CollectionRows
+from millrace.flows.range_host.observed import described, flow_status
 from millrace.flows.range_host.status import PipelineStatus
 from millrace.flows.range_host.topic_admin import BrokersLook
 from millrace.flows.range_host.trend import Trend, read_trend
 from millrace.flows.records import Record as TopicRecord
 from millrace.flows.samples.trying import Trying
+from millrace.flows.status import FlowStatus
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.airflow import by_airflow
@@ -290,6 +292,17 @@ class Management(Reprocessing, Closeable):
         """How it is, by its worker's own words."""
         self._store.get(pipeline)
         return self.deployment.status(pipeline)
+
+    def flow(self, record: Record, told: PipelineStatus) -> FlowStatus:
+        """Return the status of `record` as that of any flow; `told` is what `status` gives."""
+        found = flow_status(self._settings, record.id, told)
+        if found.reads:
+            return found
+        noted = described(self._pipeline(record))  # created, and never deployed
+        return found.model_copy(
+            update={"source": noted["source"], "sink": noted["sink"], "words": noted["words"]}
+            | {name: tuple(noted[name]) for name in ("reads", "writes")}
+        )
 
     def trend(self, pipeline: str) -> Trend:
         """How it did over the last quarter of an hour, by samples of its worker."""

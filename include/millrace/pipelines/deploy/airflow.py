@@ -7,26 +7,16 @@ reads it.
 
 from __future__ import annotations
 
-from typing import Final
-
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import AIRFLOW
 from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.store.store import is_kept, open_pipelines
 
-DAG_PREFIX: Final = "pipeline_"
-"""Of those DAGs; who starts one runs a worker with the pipeline's secrets."""
-
 
 def by_airflow(record: Record) -> bool:
     """Whether a DAG starts its worker."""
     return record.declaration.get("deployment") == AIRFLOW
-
-
-def dag_id(pipeline: str) -> str:
-    """The DAG that keeps a pipeline's worker alive."""
-    return f"{DAG_PREFIX}{pipeline}"
 
 
 def worker_arguments(settings: Settings, pipeline: str) -> tuple[str, ...]:

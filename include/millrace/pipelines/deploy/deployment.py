@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
@@ -16,20 +15,13 @@ from millrace.flows.declare.configuration import sealed
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.observed import note_flow, observed, run_id
 from millrace.flows.range_host.positions import forget_positions
-from millrace.flows.range_host.status import PipelineStatus, State, declaration_path, pipeline_folder
-from millrace.flows.range_host.supervision import End, last_pulse, read_end, read_status, want
-from millrace.flows.range_host.supervisor import SILENT_SECONDS
+from millrace.flows.range_host.status import PipelineStatus, declaration_path, pipeline_folder
+from millrace.flows.range_host.supervision import want
 from millrace.pipelines.store.store import PipelineStore
 from millrace.runtime.launch.command import module_job
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
-
-QUIET_SECONDS: Final = 10.0
-"""A worker that has not spoken for so long is shown so; it speaks once a second."""
-
-
-def run_id(pipeline: str) -> str:
-    return f"pipeline-{pipeline}"
 
 
 def with_secrets(pipeline: Pipeline, keys: Keys) -> dict[str, Any]:
@@ -56,7 +48,9 @@ class Deployment:
 
     def write(self, pipeline: Pipeline) -> None:
         """Put the declaration where its worker reads it at its start, for its owner alone. Raises InvalidSettings."""
-        replace_json(declaration_path(self._settings, pipeline.id), with_secrets(pipeline, self._keys), synced=True)
+        path = declaration_path(self._settings, pipeline.id)
+        replace_json(path, with_secrets(pipeline, self._keys), synced=True)
+        note_flow(self._settings, pipeline, file=path, config=self._config)
 
     def seal_anew(self, store: PipelineStore) -> None:
         """Seal the secrets of existing files with the newest key: supervisors restart workers from them.
@@ -102,33 +96,7 @@ class Deployment:
 
     def status(self, pipeline: str) -> PipelineStatus:
         """Return the worker's last status; without a worker it is STOPPED, or FAILED with the end of its run."""
-        said = read_status(self._settings, pipeline)
-        try:
-            run = self._launcher.poll(run_id(pipeline))
-        except RunNotFound:
-            return said.resting()
-        if run.active:
-            fresh = said.at >= run.started_at
-            said = said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
-            return self._as_watched(said, run.started_at)
-        if run.error is not None:
-            return said.resting(State.FAILED, str(run.error))
-        return said.resting()
-
-    def _as_watched(self, said: PipelineStatus, begun: float) -> PipelineStatus:
-        """Return the status with what its supervisor, started at `begun`, knows: the worker's end, or its silence."""
-        end = read_end(self._settings, said.pipeline)
-        if end.at < begun:
-            end = End()
-        told = said.model_copy(update={"restarts": end.ends, "last_end": end.cause})
-        if end.at > said.at:  # the next one has not spoken yet
-            return told.resting(State.FAILED, f"its worker is started again: {end.cause}")
-        spoke = last_pulse(self._settings, said.pipeline)
-        silent = time.time() - spoke
-        if spoke >= begun and silent > QUIET_SECONDS:
-            words = f"its worker has been silent for {silent:.0f} s; after {SILENT_SECONDS:.0f} s it is restarted"
-            return told.model_copy(update={"state": State.FAILED, "cause": words})
-        return told
+        return observed(self._settings, pipeline)
 
     def remove(self, pipeline: str) -> None:
         """Stop its worker, remove its folder and its tasks' positions. Raises CommitFenced, TableUnavailable."""

@@ -18,9 +18,9 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.spark_host.status import progress_name
+from millrace.observe.flows import flows_view, levels
 from millrace.observe.observer import Observer
-from millrace.observe.streams import levels
-from millrace_airflow.ui.stream_graph import graph_layout
+from millrace_airflow.ui.flow_graph import graph_layout
 
 TWO = """
 streams:
@@ -96,9 +96,10 @@ def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> N
     ]
     assert rows["three"].reads == ("collection:flights", "collection:weather")
     assert rows["three"].writes == ("collection:b", "delta:/lake/late")
-    drawn = graph_layout(view)
-    assert len(drawn.lines) == sum(len(each.reads) + len(each.writes) for each in view.streams)
-    assert len({(each.x, each.y) for each in drawn.boxes}) == len(drawn.boxes) == len(view.levels)
+    flows = flows_view(declared)
+    drawn = graph_layout(flows)
+    assert len(drawn.lines) == sum(len(each.reads) + len(each.writes) for each in flows.flows)
+    assert len({(each.x, each.y) for each in drawn.boxes}) == len(drawn.boxes) == len(flows.levels)
     metrics = Observer(declared).metrics().decode()
     assert 'millrace_stream_running{stream="two"} 1.0' in metrics
     assert 'millrace_stream_running{stream="one"} 0.0' in metrics

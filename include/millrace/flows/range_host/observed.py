@@ -1,0 +1,204 @@
+"""How a pipeline is doing, from what its worker, its supervisor and its run say: one place for CLI, API, UI and graph.
+
+A pipeline's folder has ``flow.json``: what it reads and writes, and the declaration's file, so that it can be listed
+and addressed by name. Whoever starts or deploys it writes the file.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import RunNotFound
+from millrace.base.file_lock import is_report_live
+from millrace.base.files import make_folder, replace_json
+from millrace.base.settings import Settings
+from millrace.flows.declare.part import Part
+from millrace.flows.declare.pipeline import AIRFLOW, Pipeline
+from millrace.flows.declare.steps import Lookup
+from millrace.flows.guarantee import GUARANTEES
+from millrace.flows.range_host.status import (
+    SILENT_SECONDS,
+    PipelineStatus,
+    State,
+    declaration_path,
+    pipeline_folder,
+    workers_of,
+)
+from millrace.flows.range_host.supervision import End, last_pulse, read_end, read_status, read_worker_status
+from millrace.flows.range_host.trend import read_trend
+from millrace.flows.registry import sink_kinds
+from millrace.flows.status import FlowState, FlowStatus, process_began
+from millrace.message.ids import tick_physical_ms
+from millrace.runtime.launch.folder import read_json
+from millrace.runtime.launch.launcher import Launcher
+
+DAG_PREFIX: Final = "pipeline_"
+"""Of the DAGs that keep pipelines alive; who starts one runs a worker with the pipeline's secrets."""
+QUIET_SECONDS: Final = 10.0
+"""A worker that has not spoken for so long is shown so; it speaks once a second."""
+_NAMED_BY: Final = ("topics", "topics_regex", "topic", "collection", "table", "index_base", "path", "folder", "name")
+"""Fields of sources and sinks that name what is read or written; those of kinds of other packages, too."""
+_STATES: Final = {
+    State.UNASSIGNED: FlowState.STARTING,
+    State.RUNNING: FlowState.RUNNING,
+    State.PAUSED: FlowState.PAUSED,
+    State.STOPPED: FlowState.STOPPED,
+    State.FAILED: FlowState.FAILED,
+}
+
+
+def run_id(pipeline: str) -> str:
+    """The run id of a pipeline's worker: one, whoever starts it."""
+    return f"pipeline-{pipeline}"
+
+
+def dag_id(pipeline: str) -> str:
+    """The DAG that keeps a pipeline's worker alive."""
+    return f"{DAG_PREFIX}{pipeline}"
+
+
+def observed(settings: Settings, pipeline: str) -> PipelineStatus:
+    """Return the workers' last status; without a worker it is STOPPED, or FAILED with the end of its run."""
+    said = read_status(settings, pipeline)
+    live = said.pid > 0 and is_report_live(settings.run_path, said.pid, said.at)
+    try:
+        run = Launcher(settings).poll(run_id(pipeline))
+    except RunNotFound:  # in the foreground, or never
+        return said if live else said.resting(cause=_gone(said))
+    if run.active:
+        fresh = said.at >= run.started_at
+        said = said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+        return _as_watched(settings, said, run.started_at)
+    if live and said.at > (run.ended_at or 0.0):  # in the foreground, after that run
+        return said
+    if run.error is not None:
+        return said.resting(State.FAILED, str(run.error))
+    return said.resting()
+
+
+def _gone(said: PipelineStatus) -> str:
+    return f"its worker, process {said.pid}, is gone" if said.state in (State.RUNNING, State.PAUSED) else ""
+
+
+def _as_watched(settings: Settings, said: PipelineStatus, begun: float) -> PipelineStatus:
+    """Return the status with what its supervisor, started at `begun`, knows: the worker's end, or its silence."""
+    end = read_end(settings, said.pipeline)
+    if end.at < begun:
+        end = End()
+    told = said.model_copy(update={"restarts": end.ends, "last_end": end.cause})
+    if end.at > said.at:  # the next one has not spoken yet
+        return told.resting(State.FAILED, f"its worker is started again: {end.cause}")
+    spoke = last_pulse(settings, said.pipeline)
+    silent = time.time() - spoke
+    if spoke >= begun and silent > QUIET_SECONDS:
+        words = f"its worker has been silent for {silent:.0f} s; after {SILENT_SECONDS:.0f} s it is restarted"
+        return told.model_copy(update={"state": State.FAILED, "cause": words})
+    return told
+
+
+def flow_path(settings: Settings, pipeline: str) -> Path:
+    """The file that says what a pipeline reads and writes."""
+    return pipeline_folder(settings, pipeline) / "flow.json"
+
+
+def note_flow(settings: Settings, pipeline: Pipeline, *, file: Path | None = None, config: Path | None = None) -> None:
+    """Write down what `pipeline` reads and writes; `file` is its declaration, which a later start reads again."""
+    known = read_flow(settings, pipeline.id)
+    made = {
+        **described(pipeline),
+        "file": known.get("file", "") if file is None else str(file.absolute()),
+        "config": known.get("config", "") if file is None else "" if config is None else str(config.absolute()),
+    }
+    if made != known:
+        make_folder(flow_path(settings, pipeline.id).parent)
+        replace_json(flow_path(settings, pipeline.id), made)
+
+
+def described(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what a pipeline reads and writes, each as ``kind:name``, and what it promises."""
+    kind, names = pipeline.source.kind, _names(pipeline.source)
+    lookups = [f"collection:{each.collection}" for each in pipeline.steps if isinstance(each, Lookup)]
+    sink = f"{pipeline.sink.kind}:{','.join(_names(pipeline.sink))}"
+    errors = f"kafka:{pipeline.errors_topic}"
+    return {
+        "words": pipeline.description or pipeline.name,
+        "source": f"{kind}:{','.join(names)}",
+        "reads": list(dict.fromkeys([*(f"{kind}:{each}" for each in names), *lookups])),
+        "sink": sink,
+        "writes": [sink, errors],
+        "errors": errors,
+        "guarantee": sink_kinds()[pipeline.sink.kind].guarantee.partition(":")[0].partition(";")[0],
+        "dag_id": dag_id(pipeline.id) if pipeline.deployment == AIRFLOW else "",
+    }
+
+
+def _names(part: Part) -> tuple[str, ...]:
+    """Return what a source or sink is called: its topics, collection, table or index, in whichever field."""
+    for field in _NAMED_BY:
+        if found := getattr(part, field, None):
+            return (found,) if isinstance(found, str) else tuple(map(str, found))
+    return ("",)
+
+
+def read_flow(settings: Settings, pipeline: str) -> dict[str, Any]:
+    """Return what `note_flow` wrote; empty for a pipeline that has not started since this build was installed."""
+    return read_json(flow_path(settings, pipeline)) or {}
+
+
+def pipelines_here(settings: Settings) -> list[str]:
+    """Return the ids of the pipelines that have run, or are deployed, with this data folder."""
+    folder = settings.data_dir / "pipelines"
+    files = ("status.json", flow_path(settings, "-").name, declaration_path(settings, "-").name)
+    return sorted({each.parent.name for file in files for each in folder.glob(f"*/{file}")})
+
+
+def flow_status(
+    settings: Settings, pipeline: str, told: PipelineStatus | None = None, *, now: float | None = None
+) -> FlowStatus:
+    """Return a pipeline's status as that of any flow. One that has never run is `new`.
+
+    `told` is the result of `observed`, if the caller has it; `now` is the end of the time that the rate is of.
+    """
+    told, noted = told or observed(settings, pipeline), read_flow(settings, pipeline)
+    reads, tasks = tuple(noted.get("reads", ())), told.tasks
+    failed = sum(task.state is State.FAILED for task in tasks)
+    state = _STATES[told.state]
+    if not told.at and state is FlowState.STOPPED:
+        state = FlowState.NEW
+    elif state is FlowState.RUNNING and failed:
+        state = FlowState.DEGRADED
+    ticks = str(noted.get("source", "")).startswith("collection:")
+    behind = [tick_physical_ms(task.end) - tick_physical_ms(task.position) for task in tasks if task.position]
+    trend = read_trend(settings, pipeline, now=now or time.time()) if state.live else None
+    causes = [told.cause, *(task.cause for task in tasks)]
+    guarantee = noted.get("guarantee", "")
+    pids = [read_worker_status(settings, pipeline, each) for each in workers_of(settings, pipeline)] if told.pid else []
+    return FlowStatus(
+        name=pipeline,
+        host="range",
+        words=noted.get("words", ""),
+        source=noted.get("source", ""),
+        sink=noted.get("sink", ""),
+        reads=reads,
+        writes=tuple(noted.get("writes", ())),
+        guarantee=guarantee if guarantee in (*GUARANTEES, "effectively once") else "",
+        job=run_id(pipeline),
+        dag_id=noted.get("dag_id", ""),
+        state=state,
+        error=next((cause for cause in causes if cause), None),
+        since=process_began(told.pid) if told.pid else None,
+        at=told.at or None,
+        workers=sum(is_report_live(settings.run_path, each.pid, each.at) for each in pids if each.pid),
+        lanes=len(tasks),
+        failed_lanes=failed,
+        rows_in=sum(task.records_in for task in tasks),
+        rows_out=sum(task.records_out for task in tasks),
+        rows_error=sum(task.records_error for task in tasks),
+        rows_filtered=sum(task.records_filtered for task in tasks),
+        rows_stale=sum(task.records_stale for task in tasks),
+        rate=0.0 if trend is None else trend.records_in[-1],
+        lag_seconds=max(0.0, max(behind) / 1e3) if ticks and behind else None,
+        lag_records=None if ticks or not tasks else sum(task.lag for task in tasks),
+    )

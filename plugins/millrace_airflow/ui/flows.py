@@ -1,0 +1,110 @@
+"""The page of flows, whichever host runs them: one graph of what feeds what, and one table of how each is doing.
+
+A pipeline of the management service is shown to those who may see it. `/streams` and `/pipelines` of earlier builds
+lead here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from millrace.access.grants import Caller, Role
+from millrace.base.errors import MillraceError
+from millrace.catalog.sqlite_file import collection_names
+from millrace.flows.directory import flow_statuses
+from millrace.flows.status import FlowStatus
+from millrace.observe.flows import graph_of
+from millrace.observe.observer import Observer
+from millrace.pipelines.api.management import Management
+from millrace.pipelines.api.rights import sees
+from millrace.pipelines.store.records import Phase, Record
+from millrace_airflow.ui.access import Reader, principal_of
+from millrace_airflow.ui.flow_graph import graph_layout
+from millrace_airflow.ui.pages import Renderer
+
+PER_PAGE: Final = 50
+Short = Annotated[str, Query(max_length=200)]
+Offset = Annotated[int, Query(ge=0, le=1 << 31)]
+
+
+def router(management: Management, observer: Observer, renderer: Renderer) -> APIRouter:
+    """``/flows``, and the addresses that it replaces."""
+    made = APIRouter(include_in_schema=False)
+
+    @made.get("/flows")
+    def flows(
+        request: Request, user: Reader, text: Short = "", state: Short = "", host: Short = "", offset: Offset = 0
+    ) -> HTMLResponse:
+        caller = management.known(Caller(principal_of(user)))
+        found, problem = _flows(management, observer, caller)
+        rows = [each for each in found if _fits(each, text) and host in ("", each["flow"].host)]
+        counts = {name: sum(row["state"] == name for row in rows) for name in sorted({row["state"] for row in rows})}
+        rows = [row for row in rows if state in ("", row["state"])]
+        view = graph_of([row["flow"] for row in rows])
+        return renderer.page(
+            request, "flows.html", tab="flows", overview=observer.overview(), problem=problem,
+            found=view, drawn=graph_layout(view), collections=set(collection_names(observer.settings.data_dir)),
+            rows=rows[offset : offset + PER_PAGE], page={"offset": offset, "limit": PER_PAGE, "total": len(rows)},
+            counts=counts, text=text, state=state, host=host, creates=caller.principal.has_role((Role.OPERATE,)),
+            managed={row["flow"].node for row in rows if row["record"] is not None},
+        )  # fmt: skip
+
+    @made.get("/streams")
+    @made.get("/pipelines")
+    def moved(request: Request, user: Reader) -> RedirectResponse:
+        asked = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/flows{asked}", status_code=308)
+
+    return made
+
+
+def row_of(management: Management, record: Record) -> dict[str, Any]:
+    """A managed pipeline with its status, and what only its page and the table show."""
+    status, trend = management.status(record.id), management.trend(record.id)
+    flow = management.flow(record, status)
+    latencies = [task.latency_ms for task in status.tasks]
+    return {
+        "flow": flow,
+        "record": record,
+        "state": str(flow.state if record.phase is Phase.READY else record.phase).lower(),
+        "how": status,
+        "trend": trend,
+        # Of one that ended a moment ago the trend still has the last rate.
+        "rates": {
+            name: getattr(trend, f"records_{name}")[-1] if flow.state.live else 0.0 for name in ("in", "out", "error")
+        },
+        "bulks": sum(task.bulks for task in status.tasks),
+        "retries": sum(task.retries for task in status.tasks),
+        "late": {
+            name: max((each[name] for each in latencies if name in each), default=None)
+            for name in ("p50", "p95", "p99")
+        },
+    }
+
+
+def _flows(management: Management, observer: Observer, caller: Caller) -> tuple[list[dict[str, Any]], str | None]:
+    """The flows that the caller may see, and what is wrong with the declarations or the store."""
+    rows: list[dict[str, Any]] = []
+    problems = []
+    try:
+        rows += [row_of(management, each) for each in management.seen_by(caller)]
+    except MillraceError as error:
+        problems.append(f"{error.code}: {error}")
+    managed = {row["record"].id for row in rows}
+    try:
+        for flow in flow_statuses(observer.settings, without=managed):
+            if flow.host == "spark" or sees(caller, flow.name):
+                rows.append({"flow": flow, "record": None, "state": str(flow.state), "trend": None, "late": None})
+    except MillraceError as error:  # a declaration that cannot be read
+        problems.append(f"{error.code}: {error}")
+    return sorted(rows, key=lambda row: (row["flow"].name, row["flow"].host)), "; ".join(problems) or None
+
+
+def _fits(row: dict[str, Any], text: str) -> bool:
+    flow: FlowStatus = row["flow"]
+    record: Record | None = row["record"]
+    named = text.lower() in flow.name.lower() or (record is not None and text.lower() in record.name.lower())
+    return named or (record is not None and text == record.account)
