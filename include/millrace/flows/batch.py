@@ -40,6 +40,8 @@ class Batch:
     documents: Sequence[Action] | None = None
     rows: Iterable[pa.RecordBatch] | None = None
     """May be read once, and only as it is needed: the first batch may have no rows, and gives the columns."""
+    numbers: Sequence[int] | None = None
+    """The rows' numbers in the batch that they come from, of a redrive; None: 0, 1, 2, ..."""
     frame: Callable[[], Any] | None = None
     """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
 

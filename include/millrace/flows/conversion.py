@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from millrace.base.errors import InvalidArgument
@@ -33,7 +34,8 @@ def documents_of(
 ) -> Iterator[Action]:
     """Yield each row of `batch` as a document, with the columns `key` as its id.
 
-    A row's record has the lane as topic, the batch's `start` as partition, and the row's number in the batch as offset.
+    A row's record has the lane as topic, the batch's `start` as partition, and the row's number in the batch as offset,
+    or that of the batch's `numbers`.
     Its key is None if the column of the key is null. Without `key`, the id is that position. With `changes`, the
     columns of changes are left out, and a row whose ``_change`` is a delete gives an action without a body. `text`
     makes a text of a value that JSON has no form for.
@@ -41,7 +43,8 @@ def documents_of(
     Raises InvalidArgument for rows without a column of the key.
     """
     encode = json.JSONEncoder(default=text).encode
-    lane, start, number = batch.lane, batch.start, 0
+    lane, start = batch.lane, batch.start
+    numbers = count() if batch.numbers is None else iter(batch.numbers)
     for chunk in batch.rows or ():
         missing = [name for name in key if name not in chunk.schema.names]
         if missing:
@@ -53,9 +56,9 @@ def documents_of(
                 gone = row.get(CHANGE) == _DELETES
                 row = {each: value for each, value in row.items() if each not in CHANGE_COLUMNS.names}
             body = None if gone else encode(row).encode()
+            number = next(numbers)
             record = Record(lane, start, number, None if name is None else name.encode(), body, -1)
             yield Action(record, f"{lane}-{start}-{number}" if name is None else name, body, version)
-            number += 1
 
 
 def iso_text(value: Any) -> str:

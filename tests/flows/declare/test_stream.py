@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -183,6 +184,27 @@ def test_the_fingerprint_of_a_topic_s_stream_is_of_its_rows_and_not_of_its_broke
         assert stream(source=TOPIC | same).fingerprint() == one.fingerprint()
     for other in ({"columns": {"id": "int64"}}, {"topics": ["b"]}, {"tombstones": "ignore"}, {"record": ["_key"]}):
         assert stream(source=TOPIC | other).fingerprint() != one.fingerprint()
+
+
+def test_the_brokers_of_a_sink_are_a_cluster_with_its_security_and_their_addresses_alone_mean_what_they_did() -> None:
+    plain = {"kafka": "h:1,i:2", "topic": "out"}
+    one = stream(source=TOPIC, sink=plain)
+    assert one.fingerprint() == "277b1ec2b43cbc90", "checkpoints of earlier builds go on"
+    late = stream(
+        source=TOPIC | {"watermark": {"column": "at", "delay": "1 hour"}},
+        operator={"distinct": {"keys": ["id"]}}, late=plain | {"topic": "late"}, sink=plain,
+    )  # fmt: skip
+    assert late.fingerprint() == "8c243ae64b68da70"
+    known = {"protocol": "SASL_SSL", "mechanism": "PLAIN", "username": "ada", "password": "hidden"}
+    guarded = stream(source=TOPIC, sink=plain | {"kafka": {"bootstrap": ["h:1", "i:2"], "security": known}})
+    assert guarded.fingerprint() == one.fingerprint(), "how brokers are reached is no part of it"
+    assert guarded == Stream.of(guarded.model_dump())
+    assert one == Stream.of(json.loads(one.model_dump_json()))
+    assert guarded.sink.kafka is not None
+    assert guarded.sink.kafka.client_settings()["sasl.password"] == "hidden"
+    assert "hidden" not in repr(guarded) + guarded.model_dump_json()
+    with pytest.raises(InvalidStream, match=r"sink\.kafka\.bootstrap\.0: "):
+        stream(source=TOPIC, sink=plain | {"kafka": "nowhere"})
 
 
 def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:

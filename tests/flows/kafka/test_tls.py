@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
@@ -27,11 +28,15 @@ from opensearchpy import OpenSearch
 from millrace.base.errors import LogUnavailable, MillraceError, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
+from millrace.flows.batch import Batch
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.stream import Stream
 from millrace.flows.range_host import topic_admin
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.registry import sink_of
+from millrace.flows.sinks.sink import Verdicts
+from millrace.flows.spark_host.frames import sink_of as sink_of_stream
 from tests import running_brokers
 from tests.certificates import certificate
 from tests.flows.faulty import Faulty
@@ -171,6 +176,33 @@ def test_who_is_known_to_both_carries_documents(
     client.indices.refresh(index="guarded")
     assert client.count(index="guarded")["count"] == 16
     assert PASSWORD not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*.json"))
+
+
+def test_a_stream_s_sink_is_let_in_by_the_security_that_it_declares(
+    tmp_path: Path, kafka: KafkaBroker, search: Guarded, certificates: dict[str, tuple[Path, Path]]
+) -> None:
+    admin = AdminClient(_client(kafka, certificates))  # kept until it is answered
+    admin.create_topics([NewTopic("rows", 1, 1)])["rows"].result(30)
+    cluster = {
+        name: value
+        for name, value in _declared(kafka, search, certificates)["source"].items()
+        if name in ("bootstrap", "security", "socket_timeout_ms")
+    }
+    rows = pa.RecordBatch.from_pylist([{"id": number} for number in range(5)])
+
+    def put(cluster: Any) -> Verdicts:
+        sink = {"kafka": cluster, "topic": "rows"}
+        stream = Stream.of({"name": "rows", "source": "flights", "sink": sink, "sql": "select id from flights"})
+        opened = sink_of_stream(Settings(data_dir=tmp_path / "data"), stream, tmp_path / "sink")
+        try:
+            return opened.write(Batch("rows", 0, 1, rows=[rows]))
+        finally:
+            opened.close()
+
+    assert put(cluster).acknowledged == 5
+    with pytest.raises((SinkBusy, SinkRefused)) as refused:
+        put({**cluster, "security": cluster["security"] | {"password": "guess"}})
+    assert "guess" not in str(refused.value)
 
 
 @pytest.mark.parametrize("wrong", ["password", "authority", "certificate", "no certificate", "no TLS"])

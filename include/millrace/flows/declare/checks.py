@@ -284,6 +284,8 @@ def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tupl
 
 def _sink(stream: Stream, sink: Into, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     if sink.kind != "collection":
+        if sink.dead_letters is not None:
+            yield from _letters(f"{field}.dead_letters", sink.dead_letters, known)
         return
     collection = known.get(str(sink.collection))
     if collection is None and sink.create:

@@ -25,6 +25,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    field_serializer,
     model_validator,
 )
 
@@ -235,13 +236,14 @@ class Into(_Model):
     partition: str | None = None
     partition_by: str | None = None
     dead_letters: str | None = None
+    """A collection for rows that the sink refuses one by one: of a collection, of a topic, of an index."""
     create: bool = False
     """Create the collection, with the columns that the stream gives, if there is none when it starts."""
     delta: str | None = None
     """The path of a Delta table."""
     merge_schema: bool = False
-    kafka: str | None = None
-    """The bootstrap servers."""
+    kafka: Annotated[KafkaCluster | None, BeforeValidator(_cluster)] = None
+    """The brokers: ``host:port`` with commas, or a mapping with ``bootstrap``, ``security``, ``socket_timeout_ms``."""
     topic: str | None = None
     key: str | None = None
     """Of Kafka the column with a message's key; of OpenSearch the columns of a document's id, and of a collection that
@@ -284,7 +286,7 @@ class Into(_Model):
             "collection": ("mode", "partition", "partition_by", "dead_letters", "create", "key"),
             "delta": ("merge_schema",),
         }
-        mine |= {"kafka": ("topic", "key"), "opensearch": ("key",), "function": ()}
+        mine |= {"kafka": ("topic", "key", "dead_letters"), "opensearch": ("key", "dead_letters"), "function": ()}
         others = {name for kind, names in mine.items() if kind != given[0] for name in names} - set(mine[given[0]])
         odd = sorted(name for name in others if getattr(self, name) != type(self).model_fields[name].default)
         if odd:
@@ -297,11 +299,20 @@ class Into(_Model):
             raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
         return self
 
+    @field_serializer("kafka")
+    def _brokers(self, cluster: KafkaCluster | None) -> Any:
+        """As it was declared: the addresses alone, where they say all."""
+        if cluster is None or cluster != KafkaCluster(bootstrap=cluster.bootstrap):
+            return cluster
+        return ",".join(cluster.bootstrap)
+
     def identity(self) -> dict[str, Any]:
         """What decides what becomes of its rows. Of OpenSearch that is the index, however it is reached."""
         kept = self.model_dump(mode="json", exclude={"opensearch"})
         if self.opensearch is not None:
             kept["opensearch"] = self.opensearch.index_base
+        if self.kafka is not None:
+            kept["kafka"] = ",".join(self.kafka.bootstrap)
         if not self.create:
             del kept["create"]
         return kept

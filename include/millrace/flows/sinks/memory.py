@@ -7,6 +7,7 @@ numbers for other rows, and a sink with the old memory would leave rows out.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,18 @@ def name_in(folder: Path, file: str) -> str:
         made = uuid.uuid4().hex
         replace_json(path, {"name": made}, synced=True)
         return made
+
+
+def begun(folder: Path, *, at: int | None = None) -> int:
+    """Return the second at which the memory in `folder` was created, in Unix time; `at`: for one that is created now.
+
+    It tells the incarnations of a query apart, in their order: each counts its batches from 0.
+    """
+    make_folder(folder)
+    path = folder / "opensearch.json"  # an earlier build's name: only that sink had it
+    if not path.exists():
+        replace_json(path, {"begun": int(time.time()) if at is None else at}, synced=True)
+    return int(json.loads(path.read_text())["begun"])
 
 
 @dataclass(frozen=True, slots=True)

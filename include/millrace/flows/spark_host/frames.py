@@ -17,12 +17,14 @@ from millrace.client.database import connect
 from millrace.client.schemas import schema
 from millrace.flows.declare.checks import Finding, creates, planned
 from millrace.flows.declare.stream import From, FromTopics, Into, Stream, Table, function_of
+from millrace.flows.errors.letters import LetteredSink
 from millrace.flows.guarantee import OFFERED
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
+from millrace.flows.sinks.memory import begun
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink
@@ -205,8 +207,23 @@ def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: 
 
 
 def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink:
-    """The stream's sink (or another, `into`), with its memory in `folder`."""
-    into, guarantee = into or stream.sink, stream.chosen_guarantee
+    """Return the stream's sink, or that of late rows, `into`, with its memory in `folder` and its dead letters."""
+    named = stream.name if into is None else late_letters(stream.name)
+    into = into or stream.sink
+    sink = plain_sink_of(settings, stream, folder, into, named)
+    if into.dead_letters is None or into.collection is not None:
+        return sink
+    return LetteredSink(sink, settings, into.dead_letters, stream=named, begun=begun(folder))
+
+
+def late_letters(stream: str) -> str:
+    """Return the name under which letters of a stream's late rows are kept: they go to another sink."""
+    return f"{stream}/late"
+
+
+def plain_sink_of(settings: Settings, stream: Stream, folder: Path, into: Into, named: str) -> Sink:
+    """Return a sink of the stream without dead letters but for a collection, which keeps them under `named`."""
+    guarantee = stream.chosen_guarantee
     if guarantee not in OFFERED[into.kind]:
         guarantee = OFFERED[into.kind][0]
     if into.collection is not None:
@@ -219,7 +236,7 @@ def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None 
             partition=into.partition,
             partition_by=into.partition_by,
             dead_letters=into.dead_letters,
-            stream=stream.name,
+            stream=named,
         )
     if into.kind == "delta":
         return DeltaSink(into.path, memory=folder, guarantee=guarantee, merge_schema=into.merge_schema)

@@ -1,38 +1,94 @@
-"""Send dead letters again: rows that fit now go to the stream's sink and leave the letters, in one batch, once."""
+"""Send dead letters again: rows that fit now go to the stream's sink and leave the letters.
+
+Into a collection, rows and letters move in one batch, once. Any other sink gets the rows first, under the batch and
+number of their first attempt, and the letters go when it has acknowledged them: a redrive that is killed in between
+sends rows again that change nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import shutil
+from pathlib import Path
+from typing import TypedDict
 
 from millrace.base.errors import InvalidStream
+from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.client.database import connect
-from millrace.flows.declare.stream import Stream
+from millrace.client.database import Database, connect
+from millrace.flows.declare.stream import Into, Stream
+from millrace.flows.errors.letters import resent, taken_of
 from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.memory import begun
+from millrace.flows.spark_host.frames import late_letters, plain_sink_of
 from millrace.flows.spark_host.incarnations import Kept
 
 
-def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
-    """Send the letters of a stopped stream again; return ``{"sent": rows, "left": rows}``.
+class Redriven(TypedDict):
+    """Numbers of letters."""
 
-    Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached.
+    sent: int
+    left: int
+
+
+def redrive(settings: Settings, stream: Stream) -> Redriven:
+    """Send the letters of a stopped stream again, those of its late rows too.
+
+    Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached, and what the
+    sinks raise.
     """
-    name = stream.sink.dead_letters
-    if name is None:
+    targets = [(stream.sink, stream.name)]
+    if stream.late is not None:
+        targets.append((stream.late, late_letters(stream.name)))
+    targets = [each for each in targets if each[0].dead_letters is not None]
+    if not targets:
         raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
     kept = Kept(settings, stream.name)
+    done = Redriven(sent=0, left=0)
     with kept.locked(), connect(settings=settings) as db:
-        sink = CollectionSink(
-            settings,
-            str(stream.sink.collection),
-            memory=kept.folder / "redrive",
-            mode=stream.sink.mode,
-            partition=stream.sink.partition,
-            partition_by=stream.sink.partition_by,
-            dead_letters=name,
-            stream=stream.name,
-        )
-        with sink:
-            found = db.collection(name).read(where=f"stream = '{stream.name}'")
-            sent = sink.redrive(found)
-        return {"sent": sent, "left": len(found) - sent}
+        for into, named in targets:
+            one = _into_collection if into.collection is not None else _one_by_one
+            folder = kept.folder / ("redrive" if into is stream.sink else "redrive-late")
+            found = one(settings, stream, into, named, folder, db)
+            done["sent"] += found["sent"]
+            done["left"] += found["left"]
+    return done
+
+
+def _into_collection(
+    settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database
+) -> Redriven:
+    sink = CollectionSink(
+        settings,
+        str(into.collection),
+        memory=folder,
+        mode=into.mode,
+        partition=into.partition,
+        partition_by=into.partition_by,
+        dead_letters=into.dead_letters,
+        stream=named,
+    )
+    with sink:
+        found = db.collection(str(into.dead_letters)).read(where=f"stream = '{named}'")
+        sent = sink.redrive(found)
+    return Redriven(sent=sent, left=len(found) - sent)
+
+
+def _one_by_one(settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database) -> Redriven:
+    letters = db.collection(str(into.dead_letters))
+    found = letters.read(where=f"stream = '{named}'")
+    sent = 0
+    for began, batch, ids in resent(found, named):
+        memory = folder / str(began)
+        begun(memory, at=began)
+        sink = plain_sink_of(settings, stream, memory, into, named)
+        try:
+            gone = taken_of(batch, ids, sink.write(batch))
+        finally:
+            sink.close()
+        hit("redrive.resent")
+        if gone:
+            letters.delete(gone)
+            sent += len(gone)
+    # The next redrive is another stream to a topic's readers: what failed again comes after what was sent now.
+    shutil.rmtree(folder, ignore_errors=True)
+    return Redriven(sent=sent, left=len(found) - sent)

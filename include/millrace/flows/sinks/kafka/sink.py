@@ -32,6 +32,7 @@ from millrace.flows.batch import Batch
 from millrace.flows.conversion import documents_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.kafka.brokers import client_settings, looked_at
+from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
 from millrace.flows.sinks.memory import name_in
@@ -107,18 +108,23 @@ class KafkaSink:
         cls,
         memory: Path,
         topic: str,
-        bootstrap: str,
+        cluster: KafkaCluster | str,
         *,
         key: str | None = None,
         guarantee: Guarantee = "at least once",
         options: Mapping[str, str] | None = None,
     ) -> Self:
-        """Return a sink of rows into `topic` at `bootstrap` (host:port, with commas). Raises InvalidArgument."""
+        """Return a sink of rows into `topic` of `cluster`, or of brokers (host:port, with commas).
+
+        Raises InvalidArgument.
+        """
         try:
-            servers = tuple(each.strip() for each in bootstrap.split(","))
-            declared = Declared(bootstrap=servers, topic=topic, compression="none")
+            if isinstance(cluster, str):
+                cluster = KafkaCluster(bootstrap=tuple(each.strip() for each in cluster.split(",")))
+            reached = {name: getattr(cluster, name) for name in KafkaCluster.model_fields}
+            declared = Declared(**reached, topic=topic, compression="none")
         except ValidationError as error:
-            raise InvalidArgument(f"the topic {topic!r} at {bootstrap!r}: {error.errors()[0]['msg']}") from None
+            raise InvalidArgument(f"the topic {topic!r} at {cluster!r}: {error.errors()[0]['msg']}") from None
         return cls(declared, memory=memory, key=key, guarantee=guarantee, options=options)
 
     def check(self, schema: pa.Schema, /) -> None:

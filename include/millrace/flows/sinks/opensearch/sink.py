@@ -6,7 +6,6 @@ never follows a later one. The effect of an unanswered request is unknown: it is
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from collections import deque
@@ -19,12 +18,12 @@ import pyarrow as pa
 
 from millrace.base.backoff import Backoff
 from millrace.base.errors import InvalidArgument, SinkBusy, SinkRefused
-from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.conversion import documents_of, iso_text
 from millrace.flows.documents import Refused
 from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.sinks.memory import begun
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch import bulk as bulks
 from millrace.flows.sinks.opensearch.bulk import Busy, Item, TooLarge, Verdict, send
@@ -89,7 +88,7 @@ class OpenSearchSink:
             raise InvalidArgument(f"ids of rows are by position, or by key with its columns: not {declared.ids}")
         self._declared = declared
         self._key = tuple(key)
-        self._begun = 0 if memory is None else _begun(memory)
+        self._begun = 0 if memory is None else begun(memory)
         self._client = client_of(declared)
         self._window = Window(items=flush_items, size=flush_bytes)
         self._sleep, self._clock = sleep, clock
@@ -368,15 +367,6 @@ def _count_late(
         written.repeated += 1
     else:
         written.stale += 1
-
-
-def _begun(memory: Path) -> int:
-    """The second at which the sink's memory was created, in Unix time."""
-    make_folder(memory)
-    path = memory / "opensearch.json"
-    if not path.exists():
-        replace_json(path, {"begun": int(time.time())}, synced=True)
-    return int(json.loads(path.read_text())["begun"])
 
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> OpenSearchSink:
