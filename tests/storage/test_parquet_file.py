@@ -32,6 +32,7 @@ from millrace.storage.parquet_file import (
     read_filtered,
     read_rows,
     scan_rows,
+    storage_options,
     take_rows,
 )
 
@@ -344,3 +345,44 @@ def test_rows_are_taken_by_position_and_each_row_group_is_read_up_to_the_last_of
         assert sum(needed.values()) <= read <= sum(needed.values()) + sum(batches.values()) - len(batches)
         with pytest.raises(TableDamaged, match="no row"):
             take_rows(store, "f.parquet", np.array([total]), columns=["n"])
+
+
+def test_columns_are_stored_as_their_values_repeat_and_shrink(tmp_path: Path) -> None:
+    """Engines take longer to decompress, and to look up dictionaries, than to read such a column as it is."""
+    draw = np.random.default_rng(0)
+    count = 40_000
+    texts = pa.array([f"{draw.bytes(4).hex()}: {'the same words ' * 3}" for _ in range(count)])
+    made = {
+        "random": draw.integers(0, 1 << 62, count),
+        "key": np.sort(draw.choice(1 << 24, count, replace=False)),
+        "few": draw.integers(0, 100, count),
+        "text": texts,
+        "kind": pa.array(["a", "b"] * (count // 2)),
+        "list": pa.array([[int(n)] for n in draw.integers(0, 1 << 62, count)], pa.list_(pa.int64())),
+        "null": pa.nulls(count, pa.float64()),
+    }
+    rows = pa.table(made)
+    options = storage_options(rows, compression="snappy")
+    file = ParquetFileWriter(LocalStore(tmp_path), "f.parquet", rows.schema, options=options)
+    file.write(rows)
+    file.close({}, [])
+    group = pq.read_metadata(tmp_path / "f.parquet").row_group(1)
+    stored = {
+        leaf.path_in_schema: (leaf.compression, "RLE_DICTIONARY" in leaf.encodings)
+        for leaf in (group.column(number) for number in range(group.num_columns))
+    }
+    assert stored == {
+        "random": ("UNCOMPRESSED", False),
+        "key": ("SNAPPY", False),
+        "few": ("UNCOMPRESSED", True),
+        "text": ("SNAPPY", False),
+        "kind": stored["kind"],
+        "list.list.element": ("UNCOMPRESSED", True),
+        "null": stored["null"],
+    }
+    assert read_file(LocalStore(tmp_path), "f.parquet") == rows
+
+
+def test_few_rows_are_not_encoded_twice() -> None:
+    few = pa.table({"n": np.arange(parquet_file.SAMPLE_ROWS - 1)})
+    assert storage_options(few, compression="snappy") == {"compression": "snappy"}

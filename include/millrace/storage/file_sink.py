@@ -14,7 +14,7 @@ from typing import Final, Self
 import pyarrow as pa
 
 from millrace.base.errors import TableDamaged
-from millrace.storage.parquet_file import REPAIR_HINT, FileAction, ParquetFileWriter
+from millrace.storage.parquet_file import REPAIR_HINT, FileAction, ParquetFileWriter, storage_options
 from millrace.storage.store import TableStore, store_at
 from millrace.storage.table import TableHandle
 
@@ -45,7 +45,7 @@ class FileSink:
         key = tuple(partition.items())
         file = self._open.get(key)
         if file is None:
-            file = self._open[key] = _OpenFile(_new_file(self.store, self.schema, partition))
+            file = self._open[key] = _OpenFile(_new_file(self.store, self.schema, partition, rows))
         file.parquet.write(rows)
         file.bytes += rows.nbytes
         if file.bytes >= MAX_FILE_BYTES:
@@ -73,11 +73,11 @@ class _OpenFile:
     bytes: int = 0
 
 
-def _new_file(store: TableStore, schema: pa.Schema, partition: Mapping[str, str]) -> ParquetFileWriter:
+def _new_file(store: TableStore, schema: pa.Schema, partition: Mapping[str, str], first: pa.Table) -> ParquetFileWriter:
+    """Return the writer of a new file that begins with the rows `first`."""
     folder = "".join(f"{name}={value}/" for name, value in partition.items())
-    return ParquetFileWriter(
-        store, f"{folder}part-{uuid.uuid4()}.parquet", schema, options={"compression": COMPRESSION}
-    )
+    options = storage_options(first, compression=COMPRESSION)
+    return ParquetFileWriter(store, f"{folder}part-{uuid.uuid4()}.parquet", schema, options=options)
 
 
 def delete_uncommitted(store: TableStore, actions: Iterable[FileAction]) -> None:

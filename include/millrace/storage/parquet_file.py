@@ -45,6 +45,16 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 ROW_GROUP_ROWS: Final = 1 << 15
 """Rows of a row group. A lookup decodes half of one; scans cost the same with row groups of 2^14 to 2^17 rows."""
+SAMPLE_ROWS: Final = 1 << 13
+"""Rows of a new file that are encoded twice, to choose how its columns are stored. Files with fewer rows are not worth
+it."""
+_SAMPLE_BYTES: Final = 4 << 20
+_COMPRESSED_SHARE: Final = 0.8
+"""A column that compression does not make smaller than this share is stored without: to decompress it takes DuckDB
+longer than the rest of its decoding."""
+_DISTINCT_SHARE: Final = 0.5
+"""A column with a larger share of distinct values is stored without a dictionary, which readers would decode for each
+row group."""
 TAKE_BATCH_ROWS: Final = 1 << 14
 """Rows that are decoded at once to take some of them."""
 
@@ -343,6 +353,41 @@ def _shown(
         yield batch.select(list(columns)).filter(wanted)
     if at != total:
         raise TableDamaged(f"files of {store.uri} have {at} rows where their footers say {total}: {REPAIR_HINT}")
+
+
+def storage_options(rows: pa.Table, *, compression: str) -> dict[str, Any]:
+    """Return options of :class:`ParquetFileWriter` for a file that begins with `rows`: the columns that `compression`
+    is for, and those that have a dictionary.
+
+    Encodes a sample of `rows`, in memory. With fewer than SAMPLE_ROWS rows, all columns are compressed.
+    """
+    if rows.num_rows < SAMPLE_ROWS:
+        return {"compression": compression}
+    sample = rows.slice(0, max(1, min(SAMPLE_ROWS, _SAMPLE_BYTES * rows.num_rows // max(rows.nbytes, 1))))
+    chosen: dict[str, Any] = {"compression": compression, "use_dictionary": _repeating(sample)}
+    group = _encoded(sample, **chosen).row_group(0)
+    leaves = [group.column(number) for number in range(group.num_columns)]
+    smaller = [each for each in leaves if each.total_compressed_size < _COMPRESSED_SHARE * each.total_uncompressed_size]
+    return chosen | {"compression": dict.fromkeys([each.path_in_schema for each in smaller], compression)}
+
+
+def _encoded(rows: pa.Table, **options: Any) -> pq.FileMetaData:
+    """Return the footer of a file in memory with `rows`."""
+    target = pa.BufferOutputStream()
+    with pq.ParquetWriter(target, rows.schema, store_schema=False, **options) as writer:
+        writer.write(rows)
+    return pq.read_metadata(pa.BufferReader(target.getvalue()))
+
+
+def _repeating(sample: pa.Table) -> list[str]:
+    """Return the Parquet columns whose values repeat. Those of nested columns all count as such."""
+    distinct = {
+        field.name
+        for field in sample.schema
+        if not pa.types.is_nested(field.type) and len(pc.unique(sample[field.name])) > _DISTINCT_SHARE * sample.num_rows
+    }
+    schema = _encoded(sample.slice(0, 0)).schema
+    return [path for path in (schema.column(number).path for number in range(len(schema))) if path not in distinct]
 
 
 @dataclass(frozen=True, slots=True)
