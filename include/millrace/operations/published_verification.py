@@ -85,7 +85,7 @@ def _verified(settings: Settings, service: LogService, number: int, table: Publi
                 confirmed=_confirmed(settings, service, table.tick),
                 use_published=False,  # else the version would be compared with itself
             )
-            pieces = read_pieces(plan, max_bytes=PIECE_BYTES)
+            pieces = read_pieces(plan, max_bytes=PIECE_BYTES, with_ticks=True)
             made.read_rows, made.read_digest = _summed(db, pieces, table.schema)
         except CollectionNotFound:
             pass  # it was dropped at the tick: the version is to be empty

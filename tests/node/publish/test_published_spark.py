@@ -14,7 +14,11 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.storage.published import PublishedTable
 from millrace.storage.store import store_at
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.read.spark import read_spark
 from tests.node.publish.published_maker import PublishedMaker, rows_in
+from tests.node.publish.test_published_reads import END
+from tests.tables.read.test_base import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,3 +88,23 @@ def test_spark_reads_the_changes_of_each_version_and_streams_them(spark: SparkSe
     query.awaitTermination(120)
     counted = spark.sql("SELECT sum(if(_change_type = 'insert', 1, -1)) FROM changes").collect()[0][0]
     assert counted == table.row_count
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_spark_reads_the_name_of_a_rows_partition(spark: SparkSession, settings: Settings) -> None:
+    made = PublishedMaker(replace(settings, publish_partition=True), start_ms=time.time_ns() // 10**6)
+    for number, operation in enumerate([*(("insert", list(range(6)), each, 0) for each in (1, 2)), *END]):
+        run(made, operation, number)
+    made.delete([1])
+    made.flush()
+    made.publish()
+    table = made.table()
+    assert table is not None
+    wanted = read_arrow(settings, 1, at=table.tick, confirmed=made.maker.confirmed(), with_ticks=True)
+    frame = spark.read.format("delta").load(str(made.folder))
+    assert frame.columns == ["id", "body", "_partition"]
+    assert rows_in(pa.table(frame.toArrow())) == rows_in(wanted.select(frame.columns))
+    assert frame.where("_partition = 'blue'").count() == 5
+    assert read_spark(spark, settings, 1, confirmed=made.maker.confirmed()).columns == ["id", "body"]

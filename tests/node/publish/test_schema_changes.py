@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 from millrace.client.collection import Collection
 from millrace.node.publish.definition import publish
+from millrace.node.publish.shape import PARTITION
+from millrace.operations.published_verification import verify_published
 from millrace.storage.local import local_path
 from millrace.storage.published import CONVERTED, PublishedTable
 from millrace.storage.published_log import physical_names
 from millrace.storage.store import store_at
 from millrace.tables.collections.data_tables import published_uri
+from millrace.tables.read.arrow import read_arrow
 from millrace.testing import Deployment, deployment
 from tests.node.publish.published_maker import rows_in
 from tests.storage.published_world import ENGINES
@@ -33,10 +37,10 @@ def published(made: Collection) -> PublishedTable:
     return table
 
 
-def publish_and_check(db: Deployment, made: Collection) -> PublishedTable:
+def publish_and_check(db: Deployment, made: Collection, **settings: Any) -> PublishedTable:
     """Publish, and compare each engine that can read it with a read at the published tick, now and before."""
     db.settle()
-    assert publish(db.settings, made.id)
+    assert publish(replace(db.settings, **settings), made.id)
     table = published(made)
     for version in range(1, table.version + 1):
         check(db, made, version)
@@ -46,7 +50,13 @@ def publish_and_check(db: Deployment, made: Collection) -> PublishedTable:
 def check(db: Deployment, made: Collection, version: int) -> None:
     table = PublishedTable.open(store_at(published_uri(db.settings, made.id)), version=version)
     assert table is not None
+    names = table.schema.names
     wanted = made.read(at=table.tick)
+    if PARTITION in names:
+        confirmed = dict.fromkeys(made.definition.pchannels, table.tick)
+        wanted = read_arrow(
+            db.settings, made.id, at=table.tick, confirmed=confirmed, with_ticks=True, use_published=False
+        ).select([*wanted.column_names, PARTITION])
     mapped = any(name != physical for name, physical in physical_names(table.schema).items())
     for name, engine in ENGINES.items():
         if name == "Polars" and (mapped or "delta.columnMapping.mode" in table.properties):
@@ -110,3 +120,28 @@ def test_values_of_widened_fields_move_in_a_copy(db: Deployment) -> None:
     made.delete([5, 9])
     table = publish_and_check(db, made)
     assert table.row_count == made.read(at=table.tick).num_rows
+
+
+def test_the_partition_is_a_column_while_the_option_is_on(db: Deployment) -> None:
+    made = db.create_collection("placed", {"id": "int64", "n": "int32?"}, key="id", partitions=["red", "blue"])
+
+    def insert(start: int, partition: str) -> None:
+        made.insert([{"id": k, "n": k} for k in range(start, start + 9)], partition=partition)
+
+    insert(0, "red")
+    insert(100, "blue")
+    made.delete([2, 101])
+    assert PARTITION not in publish_and_check(db, made).schema.names
+    assert published(made).tick == publish_and_check(db, made, publish_partition=True).tick, "nothing else is new"
+    table = published(made)
+    assert table.schema.names == ["id", "n", PARTITION]
+    assert not any(path.startswith(CONVERTED) for path in table.files), "no file is written for this"
+    for widened, on in ((True, False), (False, True), (False, False)):  # the copies lack the column, then have it
+        made.alter(widen={"n": "int64"}) if widened else made.delete([3])
+        insert(200 + 10 * table.version, "blue")
+        table = publish_and_check(db, made, publish_partition=on)
+        assert (PARTITION in table.schema.names) == on
+        assert any(path.startswith(CONVERTED) for path in table.files)
+        found = verify_published(db.settings, db.connection.service)[made.id]
+        assert found.ok, found
+        assert found.rows == made.count() > 0

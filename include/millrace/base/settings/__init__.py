@@ -171,6 +171,9 @@ class Settings:
         False,
         "Let Spark read the changes of published tables (`readChangeFeed`). delta-rs 1.6 then reads wrong changes.",
     )
+    publish_partition: bool = setting(
+        False, "Add the column `_partition`, the name of a row's partition, to published tables."
+    )
     tick_interval: float = setting(10.0, "Idle time after which a PChannel gets a time tick.", low=0.01, high=3600)
 
     start_deadline: float = setting(120.0, "Timeout for the start of a Millrace process.", low=1, high=86400)

@@ -41,7 +41,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.node.publish.positions import Deletes, RowJudge, union
 from millrace.node.publish.progress import TablesProgress
-from millrace.node.publish.shape import PublishedShape, is_converted
+from millrace.node.publish.shape import PARTITION, PublishedShape, is_converted
 from millrace.runtime.periodic import MAINTENANCE_ERRORS
 from millrace.storage.deletion_vectors import NO_POSITIONS, Positions
 from millrace.storage.parquet_file import file_statistics, open_file
@@ -332,7 +332,7 @@ class _Planning:
         tables = view.tables
         self._view = view
         self._anew = anew
-        self._shape = PublishedShape.of(view.schema)
+        self._shape = PublishedShape.of(view.schema, partition=tables.settings.publish_partition)
         self._figures = PublishFigures()
         if tables.published is None:
             store = store_at(published_uri(tables.settings, tables.collection_id))
@@ -512,8 +512,12 @@ class _Planning:
 
     @property
     def _is_reshaped(self) -> bool:
-        """Return whether the published columns are those of another schema version, or another collection."""
-        return self._table.schema_version != self._view.schema_version or self._is_recreated()
+        """Return whether the published columns are those of another schema version, setting, or collection."""
+        return (
+            self._table.schema_version != self._view.schema_version
+            or self._shape.has_partition != (PARTITION in self._table.schema.names)
+            or self._is_recreated()
+        )
 
     def _is_recreated(self) -> bool:
         """Return whether the published columns are those of an earlier collection of the same id."""

@@ -5,6 +5,8 @@ renamed field is mapped to it, because its column keeps the first name. A field 
 inside) has older values in older columns, which no Delta reader joins. So a file with such values gets a *converted*
 copy, in the order of its rows: positions stay the same. The copy belongs to the published table alone. The inner file
 stays as it is, because reads at earlier ticks need the older columns.
+
+The setting ``publish_partition`` adds the column ``_partition`` of the inner files: the name of a row's partition.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from millrace.storage.parquet_file import FileAction, ParquetFileWriter, open_fi
 from millrace.storage.published import CONVERTED
 from millrace.storage.published_log import PHYSICAL_NAME
 from millrace.storage.store import TableStore
-from millrace.wal.visible.collection_rows import align_to_schema
+from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema
 
+PARTITION: Final = "_partition"
 BATCH_ROWS: Final = 1 << 17
 
 
@@ -42,8 +45,8 @@ class PublishedShape:
     """Identifies the columns that converted files have their values in; empty if no field has older columns."""
 
     @classmethod
-    def of(cls, schema: CollectionSchema) -> Self:
-        """Return the shape of `schema`."""
+    def of(cls, schema: CollectionSchema, *, partition: bool = False) -> Self:
+        """Return the shape of `schema`, with the column PARTITION if `partition`."""
         fields = []
         chains: dict[str, str] = {}
         older: set[str] = set()
@@ -57,13 +60,22 @@ class PublishedShape:
                 chains[column.name] = column.type
                 older |= {name for name, _ in field.stored_columns[:-1]}
         text = "\n".join(f"{name} {kind}" for name, kind in sorted(chains.items()))
+        if partition:
+            fields.append(ROW_COLUMNS.field(PARTITION))
+            text = f"{text}\n{PARTITION}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:12] if chains else ""
         return cls(schema, pa.schema(fields), frozenset(older), digest)
 
     @property
     def stored_names(self) -> list[str]:
         """The published columns by their names in the files."""
-        return [field.stored_columns[-1].name for field in self.schema.fields]
+        names = [field.stored_columns[-1].name for field in self.schema.fields]
+        return [*names, PARTITION] if self.has_partition else names
+
+    @property
+    def has_partition(self) -> bool:
+        """Whether the published columns have the name of a row's partition."""
+        return PARTITION in self.columns.names
 
     def needs_conversion(self, footer: pq.FileMetaData) -> bool:
         """Return whether an inner file has values in a column that published readers do not see."""
@@ -82,7 +94,8 @@ class PublishedShape:
 
     def convert(self, inner: TableStore, path: str, target: TableStore) -> FileAction:
         """Write the converted copy of an inner file, durable, with all its rows in their order. Raises TableDamaged."""
-        stored = pa.schema([each.with_nullable(True) for each in needed_columns(self.schema)])
+        added = [ROW_COLUMNS.field(PARTITION)] if self.has_partition else []
+        stored = pa.schema([each.with_nullable(True) for each in (*needed_columns(self.schema), *added)])
         names = self.stored_names
         columns = pa.schema(
             [each.with_name(name).remove_metadata() for each, name in zip(self.columns, names, strict=True)]
@@ -94,7 +107,7 @@ class PublishedShape:
                 there = [each for each in file.schema_arrow.names if each in stored.names]
                 for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=there):
                     rows = align_to_schema(pa.Table.from_batches([batch]), stored)
-                    found = to_fields(rows, self.schema)
+                    found = to_fields(rows, self.schema).select(self.columns.names)
                     writer.write(pa.table(found.columns, columns))
         except BaseException:
             writer.discard()
