@@ -300,6 +300,8 @@ def commit_publish(planned: PlannedPublish) -> None:
     table, change = view.tables.published, planned.change
     assert table is not None
     if change is None:
+        if view.tables.key_index().table_version != view.rows.version:  # a publisher died between commit and index
+            view.tables.keep_index(view.schema, rows_scanned=0)
         return
     if time.monotonic() - view.pinned_at > view.tables.settings.file_retention / 2:
         _require_live(view, change)
