@@ -2,7 +2,7 @@
 
     python examples/declared_stream.py                              # creates the collections and sends some trades
     export PYTHONPATH=examples MILLRACE_STREAM_DECLARATIONS=declared_stream
-    millrace streams validate prices && millrace streams run prices --available-now
+    millrace flows check prices && millrace flows run prices --until-end
     python examples/declared_stream.py                              # shows what the stream has written
 
 Without ``--available-now`` it keeps running. Under Airflow, the DAG ``stream_prices`` supervises it.

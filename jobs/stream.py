@@ -2,7 +2,7 @@
 
     python jobs/stream.py NAME [--available-now] [--result FILE] [--progress FILE]
 
-NAME is a stream, or a group of streams that share this driver (`millrace streams list`). Runs until SIGTERM, or with
+NAME is a stream, or a group of streams that share this driver (`millrace flows list`). Runs until SIGTERM, or with
 ``--available-now`` until everything present at the start is done. Settings come from ``MILLRACE_*`` and the settings
 file (docs/operating.md).
 """

@@ -173,7 +173,7 @@ def test_the_wheel_runs_the_quickstart_jobs_operations_and_streams_with_spark(in
         assert "Ada" in run("millrace", "read", "users")
         assert json.loads(run("millrace", "operations", "checkpoint", "--json"))["ok"] is True
         declared = {"MILLRACE_STREAM_DECLARATIONS": str(tmp_path / "streams.yaml")}
-        run("millrace", "streams", "run", "copies", "--available-now", seconds=600, **declared)
+        run("millrace", "flows", "run", "copies", "--available-now", seconds=600, **declared)
         run("millrace", "jobs", "run", "--with-flusher", "--available-now", seconds=600)
         assert "Ada" in run("millrace", "read", "people")
     finally:

@@ -4,7 +4,7 @@ read or write.
     globals().update(stream_dags())      # in a file of dags/
 
 A run of such a DAG watches its job for a while, as that of ``streaming`` does. Pausing the DAG stops the job; a stream
-that is paused by ``millrace streams pause`` stays so whatever its DAG does.
+that is paused by ``millrace flows pause`` stays so whatever its DAG does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))
         while all(Kept(settings, name).state.paused for name in self.streams):
-            self.log.info("paused by `millrace streams pause`: %s", ", ".join(self.streams))
+            self.log.info("paused by `millrace flows pause`: %s", ", ".join(self.streams))
             if not end.pause(10.0):
                 return {"restarts": 0, "queries": {}}
         for name in self.streams:  # before a JVM starts: what cannot run fails at once, and is not tried again

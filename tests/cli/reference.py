@@ -85,6 +85,8 @@ def _plain(value: Any) -> str:
 
 def _walk(group: Any, path: tuple[str, ...]) -> Iterator[Command]:
     for name, each in group.commands.items():
+        if each.hidden:
+            continue  # an old name
         if hasattr(each, "commands"):
             yield from _walk(each, (*path, name))
         else:

@@ -83,10 +83,10 @@ def refused(words: list[str], env: dict[str, str | None]) -> str | None:
 def without_the_data_folder() -> set[tuple[str, ...]]:
     """Commands that look into none, and so end by something else, or well."""
     looks_elsewhere = {each.path for each in reference.commands() if each.path[:1] == ("backup",)}
-    return {("version",), ("pipelines", "new-key"), ("pipelines", "kinds")} | looks_elsewhere
+    return {("version",), ("flows", "service", "new-key"), ("flows", "kinds")} | looks_elsewhere
 
 
-SOME = {("status",), ("jobs", "list"), ("pipelines", "list"), ("operations", "checkpoint"), ("tokens", "add")}
+SOME = {("status",), ("jobs", "list"), ("flows", "service", "list"), ("operations", "checkpoint"), ("tokens", "add")}
 """Commands of each way to come by the settings."""
 
 

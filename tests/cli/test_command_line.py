@@ -63,8 +63,8 @@ def test_a_group_without_a_command_shows_its_help_and_counts_as_wrong_usage(path
 @pytest.mark.parametrize(
     ("module", "extra", "arguments"),
     [
-        ("msgspec", "pipelines", ("pipelines", "check", "flights.yaml")),
-        ("msgspec", "pipelines", ("pipelines", "serve")),
+        ("msgspec", "pipelines", ("flows", "check", "flights.yaml")),
+        ("msgspec", "pipelines", ("flows", "service", "serve")),
         ("fastapi", "coord", ("coord",)),
         ("duckdb", "operations", ("verify",)),
     ],
@@ -252,9 +252,9 @@ def test_the_address_of_the_service_is_taken_from_before_the_command_then_the_va
         "MILLRACE_SERVER_TOKEN": "t",
     }
     for words, address in (
-        (["--server", "host-before", "pipelines", "list"], "host-before"),
-        (["pipelines", "list", "--server", "host-after"], "host-after"),
-        (["pipelines", "list"], "host-by-variable"),
+        (["--server", "host-before", "flows", "service", "list"], "host-before"),
+        (["flows", "service", "list", "--server", "host-after"], "host-after"),
+        (["flows", "service", "list"], "host-by-variable"),
     ):
         result = CliRunner().invoke(app, words, env=environment)
         assert result.exit_code == 1

@@ -94,7 +94,7 @@ def test_a_pipeline_lives_under_airflow(
 
     status = until(told, seconds=120, what="the API tells of all documents")
     assert (status["state"], {each["lag"] for each in status["tasks"]}) == ("RUNNING", {0})
-    assert "RUNNING" in system.millrace("pipelines", "status", flights.id)
+    assert "RUNNING" in system.millrace("flows", "service", "status", flights.id)
     page = calls.get(f"{airflow.address}/millrace/pipelines/{flights.id}", headers={"Accept": "text/html"})
     assert (page.status_code, flights.id in page.text) == (200, True)
     assert httpx.get(str(page.url), headers={"Accept": "text/html"}, trust_env=False, timeout=60).status_code == 401

@@ -107,13 +107,13 @@ def test_the_declared_stream_of_the_examples_runs_by_the_commands_of_its_first_l
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(EXAMPLES / "declared_stream.py"), run_name="__main__")
         deployment.settle()
-        command = [sys.executable, "-m", "millrace", "streams", "run", "prices", "--available-now"]
+        command = [sys.executable, "-m", "millrace", "flows", "run", "prices", "--available-now"]
         path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent / "include")])
         env = {**os.environ, **declared(deployment).environment(), "PYTHONPATH": path}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         deployment.settle()
-        command = [sys.executable, "-m", "millrace", "streams", "batch", "prices", "--json"]
+        command = [sys.executable, "-m", "millrace", "flows", "batch", "prices", "--json"]
         asked = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert asked.returncode == 0, asked.stdout + asked.stderr
         answers = [json.loads(line) for line in asked.stdout.splitlines()]

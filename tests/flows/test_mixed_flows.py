@@ -49,7 +49,7 @@ def test_the_examples_are_declarations_that_can_run(tmp_path: Path, monkeypatch:
     with millrace.testing.deployment(tmp_path / "data", stream_declarations=str(STREAMS)) as db:
         found = declared_streams(db.settings, shipped=False)
         said = {name: [str(each) for each in check(db.settings, stream)] for name, stream in found.items()}
-    missing = "source.dead_letters: there is no collection 'undecoded': `millrace streams letters` makes it"
+    missing = "source.dead_letters: there is no collection 'undecoded': `millrace flows errors create` makes it"
     assert said == {"rising_delays": [missing], "flights_by_origin": [missing]}
 
 
@@ -126,7 +126,7 @@ def test_topics_go_through_a_pattern_into_an_index_and_through_windows_into_a_co
     topic = Topic(kafka)
     topic.send(some_flights.select(COLUMNS).to_pylist())
     topic.send_bytes(b"no json")
-    stream = ["-m", "millrace", "streams", "run", "--available-now"]
+    stream = ["-m", "millrace", "flows", "run", "--available-now"]
 
     run(db, tmp_path, [*stream, "flights_by_origin"], failpoint="sink.journaled")
     run(db, tmp_path, [*stream, "flights_by_origin"])

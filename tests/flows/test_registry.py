@@ -92,7 +92,7 @@ def test_the_example_is_short(example: str) -> None:
 def test_an_installed_package_adds_a_kind_to_the_command_line_the_checks_and_the_schema(
     installed: Path, tmp_path: Path
 ) -> None:
-    kinds = json.loads(run(installed, "-m", "millrace", "pipelines", "kinds", "--json"))
+    kinds = json.loads(run(installed, "-m", "millrace", "flows", "kinds", "--json"))
     assert {(each["part"], each["kind"]): each["package"] for each in kinds} == {
         **{("source", each.name): "millrace" for each in SOURCES},
         ("source", "lines"): "millrace-lines-source",
@@ -101,7 +101,7 @@ def test_an_installed_package_adds_a_kind_to_the_command_line_the_checks_and_the
     }
     file = tmp_path / "example.yaml"
     file.write_text(DECLARED.replace("FOLDER", str(tmp_path)))
-    checked = json.loads(run(installed, "-m", "millrace", "pipelines", "check", str(file), "--json"))
+    checked = json.loads(run(installed, "-m", "millrace", "flows", "check", str(file), "--json"))
     assert (checked["source"], checked["sink"]) == ("lines", "file")
     assert checked["guarantee"].startswith("at least once")
     schema = json.loads(run(installed, "-c", PROGRAM, str(tmp_path)))

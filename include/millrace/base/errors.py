@@ -450,7 +450,7 @@ class StreamBusy(MillraceError):
 
 
 class StreamNotFound(MillraceError):
-    """No stream with this name is declared: `millrace streams list` shows the declared ones."""
+    """No stream with this name is declared: `millrace flows list` shows the declared ones."""
 
 
 class InvalidStream(MillraceError):

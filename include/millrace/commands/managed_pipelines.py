@@ -1,4 +1,4 @@
-"""``millrace pipelines create, list, …``: pipelines of a running pipeline service (`millrace pipelines serve`)."""
+"""``millrace flows service``: the pipeline service, and a client of one that runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from millrace.base.errors import InvalidArgument, PipelineNotFound
+from millrace.base.extras import require_extras
+from millrace.commands.flows import Config
+from millrace.commands.flows import app as flows
 from millrace.commands.parts.command_line import (
+    CommandContext,
+    CommandGroup,
     JsonServiceContext,
+    ReportingGroup,
     ServiceContext,
+    exec_python,
     print_facts,
     print_json,
     print_rows,
 )
-from millrace.commands.pipelines import app
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.commands.parts.pipeline_client import PipelineClient
+
+app = CommandGroup(
+    help="Pipelines of a running pipeline service, and the service itself.", cls=ReportingGroup, no_args_is_help=True
+)
+flows.add_typer(app, name="service")
 
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its id.", show_default=False)]
 File = Annotated[
@@ -65,6 +76,50 @@ def _tell(view: dict[str, Any], *, as_json: bool) -> None:
     print_facts(shown, as_json=as_json)
 
 
+@app.callback()
+def _all() -> None:
+    require_extras("pipelines")
+
+
+@app.command()
+def serve(context: CommandContext, config: Config = None) -> None:
+    """Serve the management API of pipelines (port 13012) and supervise their workers, until Ctrl-C or SIGTERM.
+
+    Example: `millrace flows service serve --config pipeline-config.yaml`
+    """
+    more = [] if config is None else ["--config", str(config.absolute())]
+    exec_python(["-m", "millrace.service.pipelines", *more], context.settings)
+
+
+@app.command()
+def new_key() -> None:
+    """Generate an encryption key for the secrets of pipelines, for MILLRACE_PIPELINE_KEYS.
+
+    Example: `millrace flows service new-key`
+    """
+    from millrace.flows.declare.keys import new_key as made
+
+    typer.echo(made())
+
+
+@app.command()
+def rotate_keys(context: CommandContext) -> None:
+    """Re-encrypt the secrets of all pipelines with the first key of MILLRACE_PIPELINE_KEYS.
+
+    Example: `millrace flows service rotate-keys`
+    """
+    from getpass import getuser
+
+    from millrace.pipelines.deploy.deployment import Deployment
+    from millrace.pipelines.store.store import open_pipelines
+
+    settings = context.settings
+    with open_pipelines(settings) as store:
+        rotated = store.rotate_keys(who=getuser())
+        Deployment(settings).seal_anew(store)
+    typer.echo(f"{rotated} secrets are encrypted by the first key")
+
+
 @app.command()
 def create(
     context: JsonServiceContext,
@@ -74,7 +129,7 @@ def create(
 ) -> None:
     """Create a pipeline on the service: index, topics and deployment. A failed create leaves nothing behind.
 
-    Example: `millrace pipelines create flights.yaml --run`
+    Example: `millrace flows service create flights.yaml --run`
     """
     declared = _declared(file)
     found = _id_of(declared, name)
@@ -92,7 +147,7 @@ def validate(
 ) -> None:
     """Check a declaration on the service, with its defaults, without creating anything. `check` needs no service.
 
-    Example: `millrace pipelines validate flights.yaml`
+    Example: `millrace flows service validate flights.yaml`
     """
     declared = _declared(file)
     found = _id_of(declared, name)
@@ -108,7 +163,7 @@ def list_pipelines(
 ) -> None:
     """List the pipelines that you may read.
 
-    Example: `millrace pipelines list`
+    Example: `millrace flows service list`
     """
     rows: list[dict[str, Any]] = []
     with _service(context) as service:
@@ -117,7 +172,7 @@ def list_pipelines(
             rows += page["pipelines"]
             if not page["pipelines"] or len(rows) >= page["total"]:
                 break
-    empty = "There are no pipelines: `millrace pipelines create FILE` makes one."
+    empty = "There are no pipelines: `millrace flows service create FILE` makes one."
     print_rows(rows, columns=_COLUMNS, as_json=context.as_json, empty=empty)
 
 
@@ -125,7 +180,7 @@ def list_pipelines(
 def get(context: ServiceContext, name: Name) -> None:
     """Show a pipeline as JSON: its declaration without secrets, and the version that an update names.
 
-    Example: `millrace pipelines get flights`
+    Example: `millrace flows service get flights`
     """
     print_json(_ask(context, "GET", f"pipelines/{name}"))
 
@@ -136,7 +191,7 @@ def status(context: JsonServiceContext, name: Name) -> None:
 
     A pipeline that runs on this host needs no service.
 
-    Example: `millrace pipelines status flights`
+    Example: `millrace flows service status flights`
     """
     said = _ask(context, "GET", f"pipelines/{name}/status") if context.server else _local_status(context.settings, name)
     if context.as_json:
@@ -165,7 +220,7 @@ def update(
 ) -> None:
     """Replace the declaration, unless it changed since that version. Omitted secrets stay.
 
-    Example: `millrace pipelines update flights flights.yaml --version 1`
+    Example: `millrace flows service update flights flights.yaml --version 1`
     """
     path = f"pipelines/{name}/declaration"
     found = _ask(context, "PUT", path, {**_declared(file), "id": name}, version=version)
@@ -178,7 +233,7 @@ def _lifecycle(call: str, words: str) -> Callable[..., None]:
     def command(context: JsonServiceContext, name: Name) -> None:
         _tell(_ask(context, "PUT", f"pipelines/{name}/{call}"), as_json=context.as_json)
 
-    command.__doc__ = f"{words}\n\n    Example: `millrace pipelines {call} flights`\n    "
+    command.__doc__ = f"{words}\n\n    Example: `millrace flows service {call} flights`\n    "
     return command
 
 
@@ -195,7 +250,7 @@ def restart(
 ) -> None:
     """Start the tasks of a pipeline again.
 
-    Example: `millrace pipelines restart flights --only-failed`
+    Example: `millrace flows service restart flights --only-failed`
     """
     path = f"pipelines/{name}/restart"
     _tell(_ask(context, "PUT", path, only_failed=str(only_failed).lower()), as_json=context.as_json)
@@ -215,7 +270,7 @@ def clone(
 ) -> None:
     """Clone a pipeline.
 
-    Example: `millrace pipelines clone flights flights-2`
+    Example: `millrace flows service clone flights flights-2`
     """
     body = {} if changes is None else _declared(changes)
     _tell(_ask(context, "PUT", f"pipelines/{name}/clone/{to}", body), as_json=context.as_json)
@@ -235,7 +290,7 @@ def offsets(
 ) -> None:
     """Show the next offset of each task; set some or reset all while the pipeline is STOPPED.
 
-    Example: `millrace pipelines offsets flights --reset earliest`
+    Example: `millrace flows service offsets flights --reset earliest`
     """
     if put and reset:
         raise InvalidArgument("--set and --reset are two ways to change offsets: say one of them")
@@ -274,7 +329,7 @@ def dry_run(
 ) -> None:
     """Show the result of each step for sample documents, as JSON. Writes nothing.
 
-    Example: `millrace pipelines dry-run flights samples.jsonl`
+    Example: `millrace flows service dry-run flights samples.jsonl`
     """
     if samples is None and not newest:
         raise InvalidArgument("name a file of documents, or say --newest N")
@@ -302,7 +357,7 @@ def errors(
 ) -> None:
     """List the records of a pipeline's error topic with reason and origin, newest first; --json shows all fields.
 
-    Example: `millrace pipelines errors flights --kind CAST`
+    Example: `millrace flows service errors flights --kind CAST`
     """
     path = f"pipelines/{name}/errors"
     page = _ask(context, "GET", path, step=step, kind=kind, reason=reason, before=before, limit=limit)
@@ -336,9 +391,9 @@ def redrive_errors(
 ) -> None:
     """Redrive a pipeline's error topic, or a selection of it, on the service. Repeating it is idempotent.
 
-    Example: `millrace pipelines redrive-errors flights --kind CAST`
+    Example: `millrace flows service redrive-errors flights --kind CAST`
 
-    Example: `millrace pipelines redrive-errors flights --show`
+    Example: `millrace flows service redrive-errors flights --show`
     """
     path = f"pipelines/{name}/redrive"
     if show or cancel:
@@ -366,7 +421,7 @@ def delete(
 ) -> None:
     """Delete a STOPPED pipeline with the topics and the index that were created for it, and their documents.
 
-    Example: `millrace pipelines delete flights --yes`
+    Example: `millrace flows service delete flights --yes`
     """
     if not yes:
         typer.confirm(f"Delete {name}, with the topics and the index that were made for it?", abort=True)

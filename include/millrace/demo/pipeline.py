@@ -103,8 +103,8 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         sent, spoilt, filtered = _send(kafka, table, stop)
         console.print(f"{sent:,} flights are in the topic, {spoilt} of them malformed.")
         with _service(settings, stop) as service:
-            console.print(f"The pipeline service: [bold]{service.base_url}[/] (as [bold]millrace pipelines serve[/])")
-            console.print(f"Created and run through its API, as [bold]millrace pipelines create {file} --run[/] does …")
+            console.print(f"The pipeline service: [bold]{service.base_url}[/] ([bold]millrace flows service serve[/])")
+            console.print(f"Created and run by its API, as by [bold]millrace flows service create {file} --run[/] …")
             begun = time.perf_counter()
             _make(service, pipeline)
             _run(service, before + sent, pipeline, stop)

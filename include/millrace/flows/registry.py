@@ -6,7 +6,7 @@ A package adds a kind by an entry point of the group ``millrace.sources`` or ``m
     [project.entry-points."millrace.sinks"]
     file = "millrace_file_sink:KIND"
 
-It then has a place in declarations, in `millrace pipelines check` and `millrace pipelines kinds`, in the API's schema
+It then has a place in declarations, in `millrace flows check` and `millrace flows kinds`, in the API's schema
 and list of kinds, and in the UI's forms. Its module is imported wherever a declaration is checked, so what is slow to
 import belongs into the modules that it names.
 """

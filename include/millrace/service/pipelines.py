@@ -2,7 +2,7 @@
 
     python -m millrace.service.pipelines [--config pipeline-config.yaml]
 
-Runs until SIGTERM or SIGINT; `millrace pipelines serve` starts it.
+Runs until SIGTERM or SIGINT; `millrace flows service serve` starts it.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             ({"sink": {"collection": "into", "mode": "changes"}}, "error source.kinds"),
             ({"sink": {"collection": "into", "partition": "p"}}, "error sink.partition"),
             ({"sink": {"collection": "into", "dead_letters": "into"}}, "has other columns than dead letters have"),
-            ({"sink": {"collection": "into", "dead_letters": "nothing"}}, "millrace streams letters"),
+            ({"sink": {"collection": "into", "dead_letters": "nothing"}}, "millrace flows errors create"),
             ({"sink": "into"}, "error sink: "),
             ({"source": {"collection": "flights", "columns": ["delay"]}, "sink": "into"}, "error sink: "),
             ({"source": {"collection": "flights", "columns": ["id"]}, "sink": "days"}, "error sink: "),
@@ -389,23 +389,38 @@ def test_a_changed_declaration_runs_after_an_upgrade_and_a_paused_stream_not_at_
         kept.admitted(changed)
     assert kept.upgrade(changed, keep_state=True).incarnation == 1
     kept.admitted(changed)
-    (kept.checkpoint(state) / "offsets").mkdir(parents=True)
-    (kept.checkpoint(state) / "commits").mkdir()
-    offset = '{"collection": 1, "ticks": {"dml_0": 7}, "snapshot": 0, "given": 0, "since": {}}'
-    for number in (0, 1):
-        (kept.checkpoint(state) / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offset}", encoding="utf-8")
+    _reach(kept, 7, ended=False)
     assert position(kept.checkpoint(state)) is None, "no micro-batch has ended"
-    (kept.checkpoint(state) / "commits" / "0").touch()
+    _reach(kept, 7)
     fresh = kept.upgrade(stream(version=3), keep_state=False)
     assert (fresh.incarnation, fresh.begun) == (2, Begun(ticks={"dml_0": 7}))
+    with pytest.raises(InvalidStream, match="no position yet"):
+        kept.move(stream(version=3), {"dml_0": 3})
+    _reach(kept, 9)
+    with pytest.raises(InvalidStream, match="dml_7: no such lane"):
+        kept.move(stream(version=3), {"dml_7": 3})
+    assert kept.move(stream(version=3), {"dml_0": 4}) == {"dml_0": 4}
+    assert (kept.state.incarnation, kept.state.begun) == (3, Begun(ticks={"dml_0": 4}))
     again = kept.replay(stream(version=3), Begun(after=0))
-    assert (again.incarnation, again.begun) == (3, Begun(after=0))
-    assert not (kept.folder / "1").exists(), "the checkpoint before the last is gone"
+    assert (again.incarnation, again.begun) == (4, Begun(after=0))
+    assert not (kept.folder / "2").exists(), "the checkpoint before the last is gone"
     kept.pause(paused=True)
-    with pytest.raises(InvalidStream, match="is paused: `millrace streams resume one`"):
+    with pytest.raises(InvalidStream, match="is paused: `millrace flows resume one`"):
         kept.admitted(stream(version=3))
     kept.pause(paused=False)
     kept.admitted(stream(version=3))
+
+
+def _reach(kept: Kept, tick: int, *, ended: bool = True) -> None:
+    """Leave the checkpoint as Spark does, with a micro-batch up to `tick`."""
+    checkpoint = kept.checkpoint(kept.state)
+    offset = f'{{"collection": 1, "ticks": {{"dml_0": {tick}}}, "snapshot": 0, "given": 0, "since": {{}}}}'
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True, exist_ok=True)
+    for number in (0, 1):
+        (checkpoint / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offset}", encoding="utf-8")
+    if ended:
+        (checkpoint / "commits" / "0").touch()
 
 
 def test_a_fingerprint_is_of_what_decides_the_rows() -> None:

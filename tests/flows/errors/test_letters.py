@@ -61,6 +61,11 @@ class Index:
 
 
 @pytest.fixture(scope="module")
+def sent(written: int, *, left: int) -> Redriven:
+    """What a redrive says."""
+    return Redriven(looked_at=written + left, selected=written + left, written=written, failed_again=left)
+
+
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with millrace.testing.deployment(tmp_path_factory.mktemp("letters") / "data") as made:
         yield made
@@ -115,7 +120,7 @@ def test_a_refused_row_is_a_letter_once_and_goes_in_when_it_fits_without_replaci
     found = db.collection(letters).read().to_pylist()
     assert sorted((json.loads(each["row"])["id"], each["batch"]) for each in found) == [("b", 0), ("c", 0), ("d", 1)]
     assert all("mapper_parsing_exception: " in each["reason"] for each in found)
-    assert redrive(db.settings, stream) == {"sent": 0, "left": 3}
+    assert redrive(db.settings, stream) == sent(0, left=3)
     index.most = 2500
 
     def killed(name: str) -> None:
@@ -126,11 +131,11 @@ def test_a_refused_row_is_a_letter_once_and_goes_in_when_it_fits_without_replaci
         with pytest.raises(KeyboardInterrupt, match=r"redrive\.resent"):
             redrive(db.settings, stream)
     assert len(db.collection(letters).read()) == 3, "a letter leaves when the sink has its row"
-    assert redrive(db.settings, stream) == {"sent": 2, "left": 1}
+    assert redrive(db.settings, stream) == sent(2, left=1)
     assert index.numbers() == {"a": 1, "b": 7, "c": 2000}, "b was newer already"
     index.most = 9999
-    assert redrive(db.settings, stream) == {"sent": 1, "left": 0}
-    assert redrive(db.settings, stream) == {"sent": 0, "left": 0}
+    assert redrive(db.settings, stream) == sent(1, left=0)
+    assert redrive(db.settings, stream) == sent(0, left=0)
     assert index.numbers() == {"a": 1, "b": 7, "c": 2000, "d": 3000}
     folder = db.settings.data_dir / "streams" / stream.name
     assert not (folder / "redrive").exists(), "nothing stays of a redrive"
@@ -149,7 +154,7 @@ def test_letters_of_a_query_that_begins_again_are_others(
         sink.close()
     assert len(db.collection(letters).read()) == 2
     index.most = 9999
-    assert redrive(db.settings, stream) == {"sent": 2, "left": 0}
+    assert redrive(db.settings, stream) == sent(2, left=0)
     assert index.numbers() == {"a": 1200}, "of the later query, whatever came first"
 
 
@@ -164,7 +169,7 @@ def test_late_rows_have_letters_of_their_own_that_go_to_their_sink(
         sink.close()
     assert sorted(db.collection(letters).read()["stream"].to_pylist()) == [stream.name, f"{stream.name}/late"]
     index.most = 9999
-    assert redrive(db.settings, late) == {"sent": 2, "left": 0}
+    assert redrive(db.settings, late) == sent(2, left=0)
 
 
 def test_a_stream_without_letters_stops_as_does_one_with_too_many(
@@ -203,7 +208,7 @@ def test_an_index_that_refuses_a_document_by_its_mapping(db: Deployment, letters
     assert "mapper_parsing_exception" in letter["reason"] or "document_parsing_exception" in letter["reason"]
     client.indices.delete(index=name)
     client.indices.create(index=name)
-    assert redrive(db.settings, stream) == {"sent": 1, "left": 0}
+    assert redrive(db.settings, stream) == sent(1, left=0)
     assert client.get(index=name, id="b")["_source"]["n"] == 1000
 
 
@@ -229,4 +234,4 @@ def test_a_topic_that_refuses_a_message_by_its_size(db: Deployment, letters: str
     larger = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[larger])
     admin.incremental_alter_configs([resource])[resource].result(30)
-    assert redrive(db.settings, stream) == {"sent": 1, "left": 0}
+    assert redrive(db.settings, stream) == sent(1, left=0)

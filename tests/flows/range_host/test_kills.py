@@ -198,7 +198,7 @@ def test_the_supervisor_starts_a_worker_that_died_again(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "millrace",
-        "pipelines",
+        "flows",
         "run",
         str(file),
         "--data",
@@ -228,7 +228,7 @@ def test_a_worker_whose_supervisor_is_killed_ends_too(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.json"
     file.write_text(json.dumps(flights.declared))
     data = str(flights.settings.data_dir)
-    command = [sys.executable, "-m", "millrace", "pipelines", "run", str(file), "--data", data]
+    command = [sys.executable, "-m", "millrace", "flows", "run", str(file), "--data", data]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         worker = psutil.Process(_pid(flights, 0, time.monotonic() + 60))

@@ -314,10 +314,15 @@ SHARED: Final = ("data", "as_json", "server", "roots")
 """Options of the program that commands take too, in the order of their help."""
 
 
-def command_group(name: str, panel: str, words: str, *, cls: type[ReportingGroup] = ReportingGroup) -> CommandGroup:
-    """Register a group of commands with the program, and return it. ``@group.command()`` adds a command."""
+def command_group(
+    name: str, panel: str, words: str, *, cls: type[ReportingGroup] = ReportingGroup, hidden: bool = False
+) -> CommandGroup:
+    """Register a group of commands with the program, and return it. ``@group.command()`` adds a command.
+
+    A `hidden` group stands in no help.
+    """
     made = CommandGroup(help=words, cls=cls, no_args_is_help=True, rich_markup_mode="markdown")
-    root.add_typer(made, name=name, rich_help_panel=panel)
+    root.add_typer(made, name=name, rich_help_panel=panel, hidden=hidden)
     return made
 
 

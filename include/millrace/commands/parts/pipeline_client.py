@@ -43,8 +43,8 @@ class PipelineClient(Closeable):
         token = os.environ.get(TOKEN_VARIABLE, "") or ("" if server else _own_token(settings))
         if not token and not server:
             raise ServiceUnavailable(
-                f"no pipeline service has run with the data folder {settings.data_dir}: start one (`millrace pipelines"
-                " serve`), or give another's address with --server"
+                f"no pipeline service has run with the data folder {settings.data_dir}: start one (`millrace flows"
+                " service serve`), or give another's address with --server"
             )
         if not token:
             raise PermissionDenied(
@@ -70,12 +70,12 @@ class PipelineClient(Closeable):
         except httpx.TimeoutException:
             raise ServiceUnavailable(
                 f"{self.address} did not answer within {_SECONDS:.0f} s, but may still do what was asked: check with"
-                " `millrace pipelines list`"
+                " `millrace flows service list`"
             ) from None
         except httpx.HTTPError as error:
             raise ServiceUnavailable(
-                f"no pipeline service answers at {self.address} ({error}): start one (`millrace pipelines serve`), or"
-                " give another's address with --server"
+                f"no pipeline service answers at {self.address} ({error}): start one (`millrace flows service"
+                " serve`), or give another's address with --server"
             ) from None
         if answer.is_success:
             return answer.json() if answer.content else None

@@ -311,7 +311,7 @@ def _sink(stream: Stream, sink: Into, field: str, known: dict[str, CollectionInf
 def _letters(field: str, name: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     letters = known.get(name)
     if letters is None:
-        yield Finding("error", field, f"there is no collection {name!r}: `millrace streams letters` makes it")
+        yield Finding("error", field, f"there is no collection {name!r}: `millrace flows errors create` makes it")
     elif letters.schema.arrow() != LETTERS.arrow():
         yield Finding("error", field, f"{name!r} has other columns than dead letters have")
 

@@ -2,7 +2,7 @@
 
 ``MILLRACE_PIPELINE_KEYS`` holds Fernet keys, newest first, separated by commas: the first encrypts, each decrypts.
 Without it they are in the data folder's file ``access/pipelines.key``, one per line, generated at the first need and
-readable by its owner only. To rotate, put a new key before the old one, run ``millrace pipelines rotate-keys``, and
+readable by its owner only. To rotate, put a new key before the old one, run ``millrace flows service rotate-keys``, and
 remove the old one.
 """
 
@@ -65,7 +65,7 @@ class Keys:
         except ValueError:
             raise InvalidSettings(
                 f"{self._where} holds no Fernet keys (32 bytes in URL-safe base64 each): one is made by"
-                " `millrace pipelines new-key`"
+                " `millrace flows service new-key`"
             ) from None
 
     def _read(self) -> str:

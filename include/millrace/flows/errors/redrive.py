@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -23,6 +23,7 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import outside_of_ranges
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.letter import Redriven as Redriven
 from millrace.flows.errors.selection import EVERYTHING, Selection, kind_of
 from millrace.flows.errors.topic import error_source, is_of, origin_of
 from millrace.flows.range_host.lookups import CollectionRows
@@ -39,24 +40,6 @@ _ITEMS: Final = 5_000
 _BYTES: Final = 16 << 20
 _REMEMBERED: Final = 200_000
 """Origins that are remembered to recognise repeated records. Redriving one again would have the same effect."""
-
-
-class Redriven(NamedTuple):
-    """What became of what was in the error topic."""
-
-    looked_at: int = 0
-    selected: int = 0
-    repeated: int = 0
-    """Of those, the same origin came again."""
-    written: int = 0
-    filtered: int = 0
-    failed_again: int = 0
-    no_origin: int = 0
-    """Headers that say no place."""
-    others: int = 0
-    """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
-    stale: int = 0
-    """Left out: the sink holds a newer document of their id."""
 
 
 @dataclass(slots=True)

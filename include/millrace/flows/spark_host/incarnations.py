@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -113,11 +114,11 @@ class Kept:
         """The same without the lock, and nothing is kept: whether it would be admitted now."""
         state = self.state
         if state.paused:
-            raise InvalidStream(f"the stream {self.name!r} is paused: `millrace streams resume {self.name}`")
+            raise InvalidStream(f"the stream {self.name!r} is paused: `millrace flows resume {self.name}`")
         if state.handed and state.fingerprint not in ("", stream.fingerprint()):
             raise InvalidStream(
                 f"the declaration of stream {self.name!r} changed since it ran last:"
-                f" `millrace streams upgrade {self.name} --keep-state`"
+                f" `millrace flows upgrade {self.name} --keep-state`"
                 " continues with its checkpoint (Spark refuses state that does not fit), `--fresh-state` without it"
             )
         return state
@@ -138,6 +139,25 @@ class Kept:
             raise InvalidStream(f"the stream {stream.name!r} reads topics, which have no snapshot: replay after a time")
         with self.locked():
             return self._next(replace(self.state, fingerprint=stream.fingerprint()), begun)
+
+    def move(self, stream: Stream, positions: Mapping[str, int]) -> dict[str, int]:
+        """Begin anew at the position of today, but for the lanes in `positions`, by a new checkpoint; return all.
+
+        Raises StreamBusy, InvalidStream if the stream has not reached a position yet, or for a lane that it does not
+        have.
+        """
+        with self.locked():
+            state = replace(self.state, fingerprint=stream.fingerprint())
+            known = position(self.checkpoint(state))
+            if known is None:
+                raise InvalidStream(f"the stream {self.name!r} has no position yet: replay it after a tick or time")
+            if unknown := sorted(positions.keys() - known.keys()):
+                raise InvalidStream(
+                    f"{', '.join(unknown)}: no such lane of the stream {self.name!r}; it has {', '.join(sorted(known))}"
+                )
+            moved = {**known, **positions}
+            self._next(state, Begun(ticks=moved))
+            return moved
 
     def _next(self, state: State, begun: Begun) -> State:
         old = self.folder / str(state.incarnation - 1)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TypedDict
 
 from millrace.base.errors import InvalidStream
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
 from millrace.flows.declare.stream import Into, Stream
+from millrace.flows.errors.letter import Redriven
 from millrace.flows.errors.letters import resent, taken_of
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.memory import begun
@@ -23,15 +23,8 @@ from millrace.flows.spark_host.frames import late_letters, plain_sink_of
 from millrace.flows.spark_host.incarnations import Kept
 
 
-class Redriven(TypedDict):
-    """Numbers of letters."""
-
-    sent: int
-    left: int
-
-
-def redrive(settings: Settings, stream: Stream) -> Redriven:
-    """Send the letters of a stopped stream again, those of its late rows too.
+def redrive(settings: Settings, stream: Stream, *, dry_run: bool = False) -> Redriven:
+    """Send the letters of a stopped stream again, those of its late rows too; `dry_run` only counts them.
 
     Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached, and what the
     sinks raise.
@@ -43,20 +36,23 @@ def redrive(settings: Settings, stream: Stream) -> Redriven:
     if not targets:
         raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
     kept = Kept(settings, stream.name)
-    done = Redriven(sent=0, left=0)
+    found = sent = 0
     with kept.locked(), connect(settings=settings) as db:
         for into, named in targets:
             one = _into_collection if into.collection is not None else _one_by_one
             folder = kept.folder / ("redrive" if into is stream.sink else "redrive-late")
-            found = one(settings, stream, into, named, folder, db)
-            done["sent"] += found["sent"]
-            done["left"] += found["left"]
-    return done
+            if dry_run:
+                found += len(db.collection(str(into.dead_letters)).read(where=f"stream = '{named}'"))
+                continue
+            looked, went = one(settings, stream, into, named, folder, db)
+            found, sent = found + looked, sent + went
+    return Redriven(looked_at=found, selected=found, written=sent, failed_again=0 if dry_run else found - sent)
 
 
 def _into_collection(
     settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database
-) -> Redriven:
+) -> tuple[int, int]:
+    """Return how many letters there were, and how many went in."""
     sink = CollectionSink(
         settings,
         str(into.collection),
@@ -70,10 +66,13 @@ def _into_collection(
     with sink:
         found = db.collection(str(into.dead_letters)).read(where=f"stream = '{named}'")
         sent = sink.redrive(found)
-    return Redriven(sent=sent, left=len(found) - sent)
+    return len(found), sent
 
 
-def _one_by_one(settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database) -> Redriven:
+def _one_by_one(
+    settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database
+) -> tuple[int, int]:
+    """Return the same."""
     letters = db.collection(str(into.dead_letters))
     found = letters.read(where=f"stream = '{named}'")
     sent = 0
@@ -91,4 +90,4 @@ def _one_by_one(settings: Settings, stream: Stream, into: Into, named: str, fold
             sent += len(gone)
     # The next redrive is another stream to a topic's readers: what failed again comes after what was sent now.
     shutil.rmtree(folder, ignore_errors=True)
-    return Redriven(sent=sent, left=len(found) - sent)
+    return len(found), sent

@@ -148,7 +148,7 @@ def flow_status(settings: Settings, stream: Stream) -> FlowStatus:
 
 
 def status(settings: Settings, stream: Stream) -> StreamStatus:
-    """Return a stream's status in the form of the API and of `millrace streams`."""
+    """Return a stream's status in the form of the API."""
     return StreamStatus.of(flow_status(settings, stream))
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from millrace.access.grants import Caller
-from millrace.base.errors import InvalidArgument, PipelineBusy, TableNotFound
+from millrace.base.errors import PipelineBusy, TableNotFound
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.message.ids import resolve_tick, tick_physical_ms
+from millrace.message.ids import resolve_tick
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.store.records import STOPPED, Phase, Record
@@ -58,45 +57,25 @@ class Reprocessing:
 
     def change_offsets(self, caller: Caller, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
         """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for unknown tasks."""
-        from millrace.flows.range_host.positions import change_positions
+        from millrace.flows.range_host.offsets import require_tasks, set_offsets
 
-        record = self._stopped(pipeline)
-        source = self._pipeline(record).source
-        for task in offsets:
-            topic, _, partition = task.rpartition("-")
-            if not isinstance(source, KafkaSource):
-                raise InvalidArgument(f"{pipeline!r} has no topics")
-            if not source.reads(topic) or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
-                example = source.topics[0] if source.topics else "flights"
-                raise InvalidArgument(
-                    f"{task[:300]!r} is no task of {pipeline!r}: a topic and a partition, {example}-0"
-                )
+        require_tasks(self._pipeline(self._stopped(pipeline)), offsets)
         self._store.note(pipeline, who=caller.principal.name, what="offsets", offsets=dict(offsets))
-        found = change_positions(self._settings, pipeline, offsets)
-        return {task: position.position for task, position in found.items()}
+        return set_offsets(self._settings, pipeline, offsets)
 
     def reset_offsets(self, caller: Caller, pipeline: str, to: str = "earliest") -> dict[str, int]:
         """Reset every task to ``earliest``, ``latest``, or the first record of a moment (ISO 8601, or a time tick).
 
         Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument.
         """
-        from millrace.flows.range_host.definition import places_of
-        from millrace.flows.range_host.positions import change_positions
+        from millrace.flows.range_host.offsets import offsets_at, set_offsets
 
-        at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
-        record = self._stopped(pipeline)
-        places = (self._places or places_of)(self._settings, self._pipeline(record))
-        try:
-            offsets = (
-                places.at(at)
-                if at is not None
-                else {task: ends.low if to == "earliest" else ends.high for task, ends in places.ends().items()}
-            )
-        finally:
-            places.close()
+        if to not in ("earliest", "latest"):
+            resolve_tick(to)
+        declared = self._pipeline(self._stopped(pipeline))
+        offsets = offsets_at(self._settings, declared, to, places=self._places)
         self._store.note(pipeline, who=caller.principal.name, what="offsets", reset=to, offsets=offsets)
-        found = change_positions(self._settings, pipeline, offsets)
-        return {task: position.position for task, position in found.items()}
+        return set_offsets(self._settings, pipeline, offsets)
 
     def errors(self, pipeline: str, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
         """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
@@ -152,18 +131,9 @@ class Reprocessing:
         record = self._ready(pipeline)
         if record.wanted != STOPPED or self.deployment.running(pipeline):
             raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
-        from millrace.flows.sources.kafka.membership import members
+        from millrace.flows.range_host.offsets import require_no_members
 
-        declared = self._pipeline(record)
-        if declared.divided and isinstance(declared.source, KafkaSource):
-            found = members(declared.source, declared.group)
-            if found:
-                hosts = ", ".join(sorted(set(found.values())))
-                session = declared.source.session_timeout_ms / 1000
-                raise PipelineBusy(
-                    f"{pipeline!r} has workers in the consumer group {declared.group} ({hosts}): stop them on every"
-                    f" machine, and wait for the end of their session ({session:g} s)"
-                )
+        require_no_members(self._pipeline(record))
         return record
 
     def _pipeline(self, record: Record) -> Pipeline:

@@ -13,6 +13,7 @@ from millrace.base.data_folder import restrict_umask
 from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import read_yaml
 from millrace.flows.range_host.supervision import read_end
 from millrace.flows.range_host.supervisor import supervise
 
@@ -33,7 +34,7 @@ def main() -> int:
         replace_json(options.result, {"ok": False, "error": told})
         return 1
     if code:
-        cause = read_end(settings, options.file.parent.name).cause
+        cause = read_end(settings, str(read_yaml(options.file)["id"])).cause
         words = f"the worker ended again and again; the last one: {cause}"
         told = {"code": "WORKER_ENDED", "message": words[:2000], "retriable": True}
         replace_json(options.result, {"ok": False, "error": told})

@@ -36,6 +36,12 @@ def with_secrets(pipeline: Pipeline, keys: Keys) -> dict[str, Any]:
     return found
 
 
+def start_worker(settings: Settings, pipeline: str, file: Path, *, config: Path | None = None) -> RunStatus:
+    """Start the supervised workers of the pipeline that `file` declares in the background, or find them running."""
+    command = [str(file.absolute()), *([] if config is None else ["--config", str(config.absolute())])]
+    return Launcher(settings).start(run_id(pipeline), module_job("pipeline", "millrace.pipelines.deploy", *command))
+
+
 class Deployment:
     """The workers of one data folder. Holds nothing itself."""
 
@@ -66,10 +72,7 @@ class Deployment:
 
     def start(self, pipeline: str) -> RunStatus:
         """Start its worker, or find it running."""
-        command = [str(declaration_path(self._settings, pipeline))]
-        command += [] if self._config is None else ["--config", str(self._config.absolute())]
-        job = module_job("pipeline", "millrace.pipelines.deploy", *command)
-        return self._launcher.start(run_id(pipeline), job)
+        return start_worker(self._settings, pipeline, declaration_path(self._settings, pipeline), config=self._config)
 
     def stop(self, pipeline: str) -> None:
         """End its worker between two micro-batches; no effect where there is none."""

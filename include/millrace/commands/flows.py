@@ -1,0 +1,775 @@
+"""``millrace flows``: list, check, run and manage flows, whichever host runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError, PipelineBusy, RunNotFound
+from millrace.base.extras import require_extras
+from millrace.commands.parts.command_line import (
+    OPERATE_PANEL,
+    CommandContext,
+    CommandGroup,
+    JsonContext,
+    ReportingGroup,
+    command_group,
+    exec_python,
+    iso_time,
+    print_facts,
+    print_json,
+    print_rows,
+)
+from millrace.commands.parts.output import (
+    TABLE_ROWS,
+    FileFormat,
+    Output,
+    OutputFormat,
+    print_table,
+    resolve_format,
+    write_output,
+)
+
+if TYPE_CHECKING:
+    from millrace.base.settings import Settings
+    from millrace.flows.declare.pipeline import Pipeline
+    from millrace.flows.declare.stream import Stream
+    from millrace.flows.directory import Flow
+    from millrace.flows.errors.letter import Letter
+    from millrace.flows.errors.redrive import Redriven
+    from millrace.flows.status import FlowStatus
+
+app = command_group(
+    "flows", OPERATE_PANEL, "Flows, from a source through a transform to a sink: streams on Spark, and pipelines."
+)
+errors = CommandGroup(help="Dead letters of flows.", cls=ReportingGroup, no_args_is_help=True)
+app.add_typer(errors, name="errors")
+offsets = CommandGroup(help="Positions of flows.", cls=ReportingGroup, no_args_is_help=True)
+app.add_typer(offsets, name="offsets")
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="FLOW", help="A declared stream, a pipeline that has run here, or the YAML or JSON file of a pipeline."
+    ),
+]
+AnyName = Annotated[
+    str | None, typer.Argument(metavar="[FLOW]", help="A flow, or the file of a pipeline. Default: all.")
+]
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of a declared stream.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The declaration, YAML or JSON; ${env:NAME} for secrets.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A pipeline-config.yaml with the defaults.")
+]
+_LISTED: Final = ("name", "host", "source", "sink", "guarantee", "state", "rows_in", "lag_seconds", "lag_records")
+_MEASURED: Final = (
+    "name", "state", "rate", "lag_seconds", "lag_records", "watermark", "rows_in", "rows_out", "rows_error",
+    "rows_late", "rows_filtered", "state_rows", "error",
+)  # fmt: skip
+_TASK: Final = (
+    "task", "state", "position", "lag", "records_in", "records_out", "records_error", "records_filtered",
+    "records_stale", "retries", "failures", "cause",
+)  # fmt: skip
+
+
+@app.command("list")
+def list_flows(context: JsonContext) -> None:
+    """List the flows with host, source, sink and state: declared streams, and pipelines that have run here.
+
+    Example: `millrace flows list`
+    """
+    from millrace.flows.directory import flow_statuses
+
+    rows = [each.model_dump(mode="json") for each in flow_statuses(context.settings)]
+    print_rows(rows, columns=_LISTED, as_json=context.as_json, empty="There are no flows.")
+
+
+@app.command("status")
+def show_status(context: JsonContext, name: AnyName = None) -> None:
+    """Show state, rates, lag, watermark, size of state, late rows and errors of flows. FLOW shows all details.
+
+    Rows of a stream are counted since its process began; those of a pipeline since it was made. The page Flows in
+    Airflow shows the same as a graph.
+
+    Example: `millrace flows status`
+
+    Example: `millrace flows status flights`
+    """
+    from millrace.flows.directory import flow_statuses, status_of
+
+    settings = context.settings
+    if name is None:
+        rows = [each.model_dump(mode="json") for each in flow_statuses(settings)]
+        print_rows(rows, columns=_MEASURED, as_json=context.as_json, empty="There are no flows.")
+        return
+    flow = _found(settings, name)
+    facts, tasks = _facts(status_of(settings, flow), as_json=context.as_json), _tasks(settings, flow)
+    if context.as_json:
+        print_json(facts | ({} if flow.stream is not None else {"tasks": tasks}))
+        return
+    print_facts(facts, as_json=False)
+    if flow.stream is None:
+        print_rows(tasks, columns=_TASK, as_json=False, empty="It has no tasks yet.")
+
+
+def _tasks(settings: Settings, flow: Flow) -> list[dict[str, Any]]:
+    from millrace.flows.range_host.observed import observed
+
+    tasks = () if flow.stream is not None else observed(settings, flow.name).tasks
+    return [each.model_dump(mode="json") for each in tasks]
+
+
+@app.command()
+def check(context: JsonContext, name: AnyName = None, config: Config = None) -> None:
+    """Check whether flows can run. Starts nothing, contacts no broker and needs no Java.
+
+    Exits with code 1 if a flow cannot run. Without a name, checks the streams of the setting `stream_declarations`,
+    or those of the demo if the setting names none.
+
+    `millrace flows explain` also asks Spark which columns a transform returns, and whether state is bounded.
+
+    Example: `millrace flows check`
+
+    Example: `millrace flows check flights.yaml`
+    """
+    from millrace.flows.declare.checks import checked
+    from millrace.flows.declare.discovery import declared_streams
+
+    settings = context.settings
+    if name is None:
+        chosen = list((declared_streams(settings, shipped=False) or declared_streams(settings)).values())
+    else:
+        flow = _found(settings, name, config)
+        if flow.stream is None:
+            print_facts(_checked_pipeline(flow.pipeline(settings)), as_json=context.as_json)
+            return
+        chosen = [flow.stream]
+    rows: list[dict[str, Any]] = []
+    for stream in chosen:
+        found = checked(settings, stream)
+        rows += [
+            {"flow": stream.name, "level": each.level, "field": each.field, "words": each.words} for each in found
+        ] or [{"flow": stream.name, "level": "ok", "field": "", "words": ""}]
+    columns = ("flow", "level", "field", "words")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No streams are declared.")
+    wrong = sorted({row["flow"] for row in rows if row["level"] == "error"})
+    if wrong:
+        raise InvalidStream(f"cannot run: {', '.join(wrong)}")
+
+
+def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+    from millrace.flows.declare.part import invalid
+    from millrace.flows.registry import sink_kinds
+
+    if (problem := pipeline.unordered()) is not None:
+        raise invalid([problem])
+    return {
+        "pipeline": pipeline.id,
+        "topics": ", ".join(pipeline.topics()["input"]) or getattr(pipeline.source, "topics_regex", ""),
+        "source": pipeline.source.kind,
+        "steps": len(pipeline.steps),
+        "sink": pipeline.sink.kind,
+        "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,
+        "error topic": pipeline.errors_topic,
+    }
+
+
+@app.command()
+def explain(context: JsonContext, name: Name, config: Config = None) -> None:
+    """Show a flow's declaration, state and problems; of a stream also its query plan, for which it needs Java.
+
+    Exits with code 1 if the flow cannot run.
+
+    Example: `millrace flows explain flights_hourly`
+    """
+    from millrace.flows.directory import status_of
+
+    settings = context.settings
+    flow = _found(settings, name, config)
+    said = _facts(status_of(settings, flow), as_json=context.as_json)
+    if flow.stream is not None:
+        _explain_stream(settings, flow.stream, said, as_json=context.as_json)
+        return
+    pipeline = flow.pipeline(settings)
+    problem = pipeline.unordered()
+    findings = [] if problem is None else [f"error: {problem.field}: {problem.message}"]
+    facts = {**said, "declaration": pipeline.to_json(), "findings": findings}
+    print_facts(facts, as_json=context.as_json)
+    _checked_pipeline(pipeline)
+
+
+def _explain_stream(settings: Settings, stream: Stream, said: dict[str, Any], *, as_json: bool) -> None:
+    from millrace.flows.declare.checks import checked, require_runnable
+    from millrace.flows.spark_host.frames import found_by_spark
+    from millrace.runtime.spark.session import session
+
+    findings, plan = checked(settings, stream), ""
+    if not any(each.level == "error" for each in findings):
+        spark = session("millrace-explain", settings=settings)
+        try:
+            plan, more = found_by_spark(spark, settings, stream)
+        finally:
+            spark.stop()
+        findings += [each for each in more if each not in findings]
+    facts: dict[str, Any] = {
+        **said,
+        "declaration": stream.model_dump(mode="json", exclude_defaults=True),
+        "findings": [f"{each.level}: {each}" for each in findings],
+        "plan": plan,
+    }
+    print_facts(facts, as_json=as_json)
+    require_runnable(stream, findings)
+
+
+@app.command()
+def run(
+    context: CommandContext,
+    name: Annotated[
+        str, typer.Argument(metavar="FLOW", help="A stream, a group of streams, a pipeline, or a pipeline's file.")
+    ],
+    config: Config = None,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", "--available-now", help="Process what the source has now, then exit.")
+    ] = False,
+) -> None:
+    """Run a flow in this process until Ctrl-C or SIGTERM. A stream needs Java.
+
+    A stream finishes its micro-batch first. A pipeline's worker that dies restarts with a back-off.
+
+    Example: `millrace flows run flights.yaml`
+
+    Example: `millrace flows run flights_hourly --until-end`
+    """
+    settings = context.settings
+    streams = _streams_of(settings, name)
+    if streams:
+        from millrace.flows.spark_host.query import require_startable
+        from millrace.runtime.launch.command import jobs_folder
+
+        require_startable(settings, streams)
+        exec_python([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if until_end else [])], settings)
+    flow = _found(settings, name, config)
+    from millrace.flows.range_host.supervisor import supervise
+
+    pipeline = flow.pipeline(settings)  # errors of the declaration end the command, not a worker that restarts
+    assert flow.file is not None, "it was read"
+    _report_missing_source(settings, pipeline)
+    raise typer.Exit(supervise(settings, flow.file, config=flow.config, until_end=until_end))
+
+
+def _report_missing_source(settings: Settings, pipeline: Pipeline) -> None:
+    """Print why the source cannot be read yet. The worker tries again until it can, and writes to its own log only."""
+    from contextlib import closing
+
+    from millrace.flows.range_host.definition import places_of
+
+    with closing(places_of(settings, pipeline)) as places:
+        try:
+            places.ends()
+        except MillraceError as error:
+            typer.echo(f"{error.code}: {error}. The worker tries again.", err=True)
+
+
+@app.command()
+def batch(
+    context: JsonContext,
+    name: StreamName,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TICK|TIMESTAMP", help="Use rows after it. Default: where the stream begins."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TICK|TIMESTAMP", help="Use rows up to it. Default: now.")
+    ] = None,
+    file_format: FileFormat = None,
+    output: Output = None,
+) -> None:
+    """Compute a stream's result over a range of time once, without changing its sink, position or state. Needs Java.
+
+    The transform and the operator process what became visible in that range. The whole result is held in memory. A
+    table shows 50 rows; the other formats write all.
+
+    Example: `millrace flows batch flights_hourly --until 2026-11-21T10:15:00Z --output hours.parquet`
+    """
+    from millrace.flows.spark_host.frames import batch_of
+    from millrace.message.ids import resolve_tick
+    from millrace.runtime.spark.session import session
+
+    settings = context.settings
+    chosen = resolve_format(file_format, output, as_json=context.as_json)
+    stream = _stream(settings, name, "batch")
+    begin, end = (None if each is None else resolve_tick(each) for each in (after, until))
+    spark = session("millrace-batch", settings=settings)
+    try:
+        found = batch_of(spark, settings, stream, after=begin, until=end).toArrow()
+    finally:
+        spark.stop()
+    if chosen == OutputFormat.TABLE:
+        print_table(found.slice(0, TABLE_ROWS))
+        if found.num_rows > TABLE_ROWS:
+            typer.echo(f"{TABLE_ROWS} of {found.num_rows:,} rows")
+        return
+    write_output(found.to_reader(), chosen, output)
+
+
+@app.command()
+def show(
+    context: CommandContext,
+    name: Annotated[str, typer.Argument(metavar="FLOW", help="A pipeline, or its file.")],
+    samples: Annotated[Path, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.")],
+    config: Config = None,
+) -> None:
+    """Show the result of each step of a pipeline for sample documents, as JSON. Writes nothing.
+
+    Example: `millrace flows show flights.yaml samples.jsonl`
+    """
+    pipeline = _pipeline(context.settings, name, config, "show")
+    from millrace.flows.records import Record
+    from millrace.flows.transform.transform import Transform
+
+    made = Transform(pipeline)
+    found: list[dict[str, Any]] = []
+    for place, line in enumerate(samples.read_bytes().splitlines()):
+        sample = made.show(Record("sample", 0, place, f"sample-{place}".encode(), line, 0))
+        found.append(sample._asdict() | {"steps": [step._asdict() for step in sample.steps]})
+    print_json(found)
+
+
+@app.command()
+def start(context: JsonContext, name: Name, config: Config = None) -> None:
+    """Start a flow in the background, unless it runs already.
+
+    Under Airflow, the DAG of a stream does this, and restarts its job if it ends.
+
+    Example: `millrace flows start flights_hourly`
+    """
+    from millrace.runtime.launch.launcher import Launcher
+
+    settings = context.settings
+    streams = _streams_of(settings, name)
+    if streams:
+        from millrace.flows.spark_host.query import require_startable
+        from millrace.flows.spark_host.status import run_id
+
+        require_startable(settings, streams)
+        found = Launcher(settings).start(run_id(name), "stream", arguments=[name])
+    else:
+        flow = _found(settings, name, config)
+        flow.require_own("resume")
+        pipeline = flow.pipeline(settings)
+        _require_not_in_foreground(settings, flow)
+        from millrace.pipelines.deploy.deployment import start_worker
+
+        assert flow.file is not None, "it was read"
+        found = start_worker(settings, pipeline.id, flow.file, config=flow.config)
+    print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
+
+
+@app.command()
+def stop(context: CommandContext, name: Name) -> None:
+    """Stop a flow between two batches. Nothing is lost: a later start continues from there.
+
+    Example: `millrace flows stop flights_hourly`
+    """
+    settings = context.settings
+    if _streams_of(settings, name):
+        from millrace.flows.spark_host.status import run_id
+
+        typer.echo(f"{name} is {_stopped(settings, run_id(name))}.")
+        return
+    from millrace.flows.range_host.observed import run_id as worker_run
+
+    flow = _found(settings, name)
+    flow.require_own("stop")
+    _require_not_in_foreground(settings, flow)
+    typer.echo(f"{flow.name} is {_stopped(settings, worker_run(flow.name))}.")
+
+
+@app.command()
+def pause(context: CommandContext, name: Name) -> None:
+    """Pause a flow until it is resumed.
+
+    Neither Airflow nor a command starts a paused stream; the other streams of its group restart without it. The worker
+    of a paused pipeline stays, and reads nothing.
+
+    Example: `millrace flows pause flights_hourly`
+    """
+    settings = context.settings
+    flow = _found(settings, name)
+    if flow.stream is None:
+        _want(settings, flow, paused=True)
+        typer.echo(f"{flow.name} is paused.")
+        return
+    from millrace.flows.spark_host.incarnations import Kept
+    from millrace.flows.spark_host.status import run_id
+
+    Kept(settings, name).pause(paused=True)
+    typer.echo(f"{name} is paused ({_stopped(settings, run_id(flow.stream.job))}).")
+
+
+@app.command()
+def resume(context: CommandContext, name: Name) -> None:
+    """Allow a paused flow to run again.
+
+    Example: `millrace flows resume flights_hourly`
+    """
+    settings = context.settings
+    flow = _found(settings, name)
+    if flow.stream is None:
+        _want(settings, flow, paused=False)
+        typer.echo(f"{flow.name} is resumed.")
+        return
+    from millrace.flows.spark_host.incarnations import Kept
+
+    Kept(settings, name).pause(paused=False)
+    typer.echo(f"{name} is resumed: start it, or wait for its DAG.")
+
+
+@app.command()
+def replay(
+    context: JsonContext,
+    name: Name,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TICK", help="Begin after this tick or time; 0 is the beginning."),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", metavar="TICK", help="Begin with the rows visible at this tick, or `now`."),
+    ] = None,
+) -> None:
+    """Let a stopped flow read again from a tick, a time or a snapshot. Only a stream over a collection has snapshots.
+
+    The sink keeps its rows. Upserts, applied changes and documents by id have the same result again. Appended rows are
+    there twice, unless you delete them first. A stream gets a new checkpoint.
+
+    Example: `millrace flows replay flights_hourly --after 0`
+    """
+    from millrace.message.ids import resolve_tick
+
+    if (after is None) == (snapshot is None):
+        raise InvalidArgument("say where the flow begins: give either --after or --snapshot")
+
+    def place(text: str | None) -> int | str | None:
+        return text if text in (None, "now") else resolve_tick(int(text) if text.isdigit() else text)
+
+    settings = context.settings
+    flow = _found(settings, name)
+    if flow.stream is None:
+        if after is None:
+            raise InvalidArgument(f"the pipeline {flow.name!r} has no snapshots: give --after")
+        place(after)
+        print_facts(_reset(settings, flow, "earliest" if after == "0" else after), as_json=context.as_json)
+        return
+    from millrace.flows.spark_host.incarnations import Begun, Kept
+
+    state = Kept(settings, name).replay(flow.stream, Begun(after=place(after), snapshot=place(snapshot)))
+    print_facts({"flow": name, "incarnation": state.incarnation}, as_json=context.as_json)
+
+
+@app.command()
+def upgrade(
+    context: JsonContext,
+    name: StreamName,
+    keep_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-state/--fresh-state",
+            help="Continue with the checkpoint's state, or from its position without state.",
+        ),
+    ],
+) -> None:
+    """Accept the changed declaration of a stopped stream. A pipeline needs none: it has no state.
+
+    Example: `millrace flows upgrade flights_hourly --keep-state`
+    """
+    from millrace.flows.spark_host.incarnations import Kept
+
+    settings = context.settings
+    state = Kept(settings, name).upgrade(_stream(settings, name, "upgrade"), keep_state=keep_state)
+    print_facts({"flow": name, "incarnation": state.incarnation}, as_json=context.as_json)
+
+
+@app.command()
+def kinds(context: JsonContext) -> None:
+    """List the kinds of sources and sinks: those of this package and of packages that are installed beside it.
+
+    Example: `millrace flows kinds`
+    """
+    require_extras("pipelines")
+    from millrace.flows.registry import kinds_listed
+
+    rows = kinds_listed()
+    print_rows(rows, columns=("part", "kind", "package", "promise"), as_json=context.as_json, empty="no kinds")
+
+
+# --- dead letters -----------------------------------------------------------------------------------------------------
+
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Only letters whose reason contains it.")]
+Step = Annotated[str, typer.Option(metavar="NAME", help="Only what failed in this step of a pipeline.")]
+Kind = Annotated[str, typer.Option(metavar="KIND", help="Only failures of this kind, such as CAST, of a pipeline.")]
+
+
+@errors.command("list")
+def list_errors(
+    context: JsonContext,
+    name: Name,
+    config: Config = None,
+    step: Step = "",
+    kind: Kind = "",
+    reason: Reason = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=200, help="Number of letters at most.")] = 50,
+) -> None:
+    """List a flow's dead letters with their reasons, newest first; --json shows all fields.
+
+    Example: `millrace flows errors list flights --kind CAST`
+    """
+    settings = context.settings
+    flow = _found(settings, name, config)
+    found: list[Letter]
+    if flow.stream is not None:
+        from millrace.flows.errors.letter import stream_letters
+
+        _require_no_steps(step, kind)
+        found = stream_letters(settings, flow.stream, reason=reason, limit=limit)
+    else:
+        from millrace.flows.errors.letter import of_topic
+        from millrace.flows.errors.listing import error_page
+        from millrace.flows.errors.selection import Selection
+
+        chosen = Selection(step=step, kind=kind, reason=reason)
+        found = of_topic(flow.name, error_page(flow.pipeline(settings), chosen, limit=limit).errors)
+    rows = [each.model_dump(mode="json") for each in found]
+    columns = ("id", "stage", "step", "kind", "reason", "lane", "position", "payload")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="There are no such letters.")
+
+
+@errors.command("redrive")
+def redrive_errors(
+    context: JsonContext,
+    name: Name,
+    config: Config = None,
+    step: Step = "",
+    kind: Kind = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="From the beginning of an error topic: what was redriven before, too.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+) -> None:
+    """Send a flow's dead letters through it again, as it is declared now. Repeating it is idempotent.
+
+    A stream has to be stopped; letters that its sink accepts are removed. Records of an error topic stay there.
+
+    Example: `millrace flows errors redrive flights.yaml --step 0.cast --dry-run`
+    """
+    settings = context.settings
+    flow = _found(settings, name, config)
+    report: Redriven
+    if flow.stream is not None:
+        from millrace.flows.spark_host.redrive import redrive
+
+        _require_no_steps(step, kind)
+        report = redrive(settings, flow.stream, dry_run=dry_run)
+    else:
+        from millrace.flows.errors.redrive import redrive as redriven
+        from millrace.flows.errors.selection import Selection
+
+        chosen = Selection(step=step, kind=kind)
+        report = redriven(settings, flow.pipeline(settings), chosen, again=again, dry_run=dry_run)
+    print_facts(report._asdict(), as_json=context.as_json)
+
+
+def _require_no_steps(step: str, kind: str) -> None:
+    if step or kind:
+        raise InvalidArgument("letters of a stream have no step and no kind: select by --reason, or take all")
+
+
+@errors.command("create")
+def create_letters(
+    context: CommandContext,
+    name: Annotated[str, typer.Argument(metavar="COLLECTION", help="Name of the collection to create.")],
+) -> None:
+    """Create a collection for dead letters.
+
+    Example: `millrace flows errors create dead_letters`
+    """
+    from millrace.client.database import connect
+    from millrace.flows.sinks.collection.poison import LETTERS
+
+    with connect(settings=context.settings) as db:
+        db.catalog.create_collection(name, LETTERS)
+    typer.echo(f"Created {name} for dead letters.")
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+@offsets.command("show")
+def show_offsets(context: JsonContext, name: Name) -> None:
+    """Show the next position of each lane of a flow: an offset of a topic's partition, or a time tick.
+
+    Example: `millrace flows offsets show flights`
+    """
+    settings = context.settings
+    flow = _found(settings, name)
+    if flow.stream is not None:
+        from millrace.flows.spark_host.incarnations import Kept, position
+
+        kept = Kept(settings, name)
+        found = position(kept.checkpoint(kept.state)) or {}
+    else:
+        from millrace.flows.range_host.positions import positions_of
+
+        found = {task: each.position for task, each in positions_of(settings, flow.name).items()}
+    _print_offsets(found, as_json=context.as_json)
+
+
+@offsets.command("set")
+def set_offsets(
+    context: JsonContext,
+    name: Name,
+    put: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[LANE=POSITION]...", help="Such as flights-0=17.", show_default=False),
+    ] = None,
+    reset: Annotated[
+        str, typer.Option("--reset", metavar="TO", help="earliest, latest, or a moment such as 2026-11-21T13:00.")
+    ] = "",
+) -> None:
+    """Set the next position of some lanes of a stopped flow, or reset all lanes of a pipeline.
+
+    A stream gets a new checkpoint without state; `millrace flows replay` lets it begin at a time.
+
+    Example: `millrace flows offsets set flights flights-0=17`
+
+    Example: `millrace flows offsets set flights --reset earliest`
+    """
+    if bool(put) == bool(reset):
+        raise InvalidArgument("say which positions to set: either LANE=POSITION, or --reset TO")
+    settings = context.settings
+    flow = _found(settings, name)
+    asked = dict(map(_lane, put or ()))
+    if flow.stream is not None:
+        if reset:
+            raise InvalidArgument(f"a stream begins elsewhere by replay: `millrace flows replay {name} --after TICK`")
+        from millrace.flows.spark_host.incarnations import Kept
+
+        found = Kept(settings, name).move(flow.stream, asked)
+    elif reset:
+        found = _reset(settings, flow, reset)
+    else:
+        from millrace.flows.range_host.offsets import require_tasks
+        from millrace.flows.range_host.offsets import set_offsets as put_offsets
+
+        require_tasks(_stopped_pipeline(settings, flow), asked)
+        found = put_offsets(settings, flow.name, asked)
+    _print_offsets(found, as_json=context.as_json)
+
+
+def _lane(text: str) -> tuple[str, int]:
+    lane, _, position = text.rpartition("=")
+    if not lane or not (position.isascii() and position.isdigit()):
+        raise InvalidArgument(f"{text[:100]!r} is no position: give a lane and its next position, such as flights-0=17")
+    return lane, int(position)
+
+
+def _print_offsets(found: dict[str, int], *, as_json: bool) -> None:
+    rows = [{"lane": lane, "position": position} for lane, position in sorted(found.items())]
+    print_rows(rows, columns=("lane", "position"), as_json=as_json, empty="It has read nothing yet.")
+
+
+def _reset(settings: Settings, flow: Flow, to: str) -> dict[str, int]:
+    from millrace.flows.range_host.offsets import offsets_at
+    from millrace.flows.range_host.offsets import set_offsets as put_offsets
+
+    return put_offsets(settings, flow.name, offsets_at(settings, _stopped_pipeline(settings, flow), to))
+
+
+def _stopped_pipeline(settings: Settings, flow: Flow) -> Pipeline:
+    """Return the pipeline, which no worker runs. Raises PipelineBusy."""
+    from millrace.flows.directory import status_of
+    from millrace.flows.range_host.offsets import require_no_members
+    from millrace.flows.status import FlowState
+
+    flow.require_own("offsets")
+    if (state := status_of(settings, flow).state) not in (FlowState.NEW, FlowState.STOPPED, FlowState.FAILED):
+        raise PipelineBusy(f"{flow.name!r} is {state}: its positions change while it is stopped")
+    pipeline = flow.pipeline(settings)
+    require_no_members(pipeline)
+    return pipeline
+
+
+# --- which flow -------------------------------------------------------------------------------------------------------
+
+
+def _found(settings: Settings, name: str, config: Path | None = None) -> Flow:
+    from millrace.flows.directory import SUFFIXES, find_flow
+
+    if name.endswith(SUFFIXES):
+        require_extras("pipelines")
+    return find_flow(settings, name, config=config)
+
+
+def _streams_of(settings: Settings, name: str) -> list[Stream]:
+    """Return the streams of the job `name`: one, or those of a group. Empty if no stream has that name or group."""
+    from millrace.flows.declare.discovery import declared_streams
+    from millrace.flows.directory import SUFFIXES
+
+    if name.endswith(SUFFIXES):
+        return []
+    known = declared_streams(settings)
+    return [each for each in known.values() if each.job == name] or [each for each in (known.get(name),) if each]
+
+
+def _stream(settings: Settings, name: str, command: str) -> Stream:
+    flow = _found(settings, name)
+    if flow.stream is None:
+        raise InvalidArgument(f"{name!r} is a pipeline, and `{command}` is for streams")
+    return flow.stream
+
+
+def _pipeline(settings: Settings, name: str, config: Path | None, command: str) -> Pipeline:
+    flow = _found(settings, name, config)
+    if flow.stream is not None:
+        raise InvalidArgument(f"{name!r} is a stream, and `{command}` is for pipelines")
+    return flow.pipeline(settings)
+
+
+def _facts(status: FlowStatus, *, as_json: bool) -> dict[str, Any]:
+    """Return a status to print: for people, with moments as text."""
+    facts = status.model_dump(mode="json")
+    if as_json:
+        return facts
+    return facts | {name: facts[name] and iso_time(round(facts[name] * 1e3)) for name in ("at", "since")}
+
+
+def _want(settings: Settings, flow: Flow, *, paused: bool) -> None:
+    from millrace.flows.range_host.supervision import want
+
+    flow.require_own("pause" if paused else "resume")
+    want(settings, flow.name, paused=paused)
+
+
+def _require_not_in_foreground(settings: Settings, flow: Flow) -> None:
+    """Raise PipelineBusy if a worker runs that nobody started in the background."""
+    from millrace.flows.range_host.observed import observed, run_id
+    from millrace.runtime.launch.launcher import Launcher
+
+    try:
+        active = Launcher(settings).poll(run_id(flow.name)).active
+    except RunNotFound:
+        active = False
+    said = observed(settings, flow.name)
+    if not active and said.pid:
+        raise PipelineBusy(f"process {said.pid} runs {flow.name!r} in the foreground: end it there, by Ctrl-C")
+
+
+def _stopped(settings: Settings, run: str) -> str:
+    from millrace.runtime.launch.launcher import Launcher
+
+    try:
+        return str(Launcher(settings).stop(run).state)
+    except RunNotFound:
+        return "not running"

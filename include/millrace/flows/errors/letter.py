@@ -1,0 +1,141 @@
+"""Dead letters: what a flow could not process, with its reason, wherever it lies.
+
+There are two places, for either host. A *topic* holds the record itself, with Kafka Connect's headers (topic.py); a
+*collection* with the schema LETTERS holds a row for each letter (flows/sinks/collection/poison.py). Both become a
+:class:`Letter` here, so that one listing shows them.
+
+In a collection, ``stream`` is the flow, ``<flow>/late`` for its late rows, or ``<flow>/source`` for records of its source
+that did not decode. The id ends with the record's position (``flights-0-17``), or with the row's number in its batch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millrace.base.settings import Settings
+    from millrace.flows.declare.stream import Stream
+    from millrace.flows.errors.listing import ErrorRow
+
+LATE: Final = "/late"
+SOURCE: Final = "/source"
+"""Follow a flow's name in letters about late rows, and about records of its source."""
+SHOWN: Final = 4_096
+"""Characters of a letter's payload that are shown."""
+_POSITION: Final = re.compile(r"(.+-\d+)-(\d+)")
+
+
+class Letter(BaseModel):
+    """A record or row that is not in the sink, and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(description="its place: partition-offset of a topic, or the key of a collection")
+    flow: str
+    lane: str | None = Field(description="of the source: topic-partition; null where it is not known")
+    position: int | None = Field(description="in that lane; of a row of a micro-batch, the number of the batch")
+    stage: str = Field(description="VALUE_CONVERTER: it does not decode; TRANSFORMATION: a step; TASK_PUT: the sink")
+    step: str = ""
+    kind: str = Field(default="", description="a stable name of the fault, such as CAST")
+    reason: str
+    payload: str | None = Field(description="the record's value or the row, as text; at most 4,096 characters")
+    key: str | None = None
+    headers: dict[str, str | None] = Field(default_factory=dict)
+    timestamp: int | None = Field(default=None, description="of the record, milliseconds since 1970")
+
+
+class Redriven(NamedTuple):
+    """What became of the dead letters of a flow."""
+
+    looked_at: int = 0
+    selected: int = 0
+    repeated: int = 0
+    """Of those, the same origin came again."""
+    written: int = 0
+    filtered: int = 0
+    failed_again: int = 0
+    no_origin: int = 0
+    """Headers that say no place."""
+    others: int = 0
+    """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
+    stale: int = 0
+    """Left out: the sink holds a newer document of their id."""
+
+
+def of_topic(flow: str, rows: Iterable[ErrorRow]) -> list[Letter]:
+    """Return records of an error topic as letters."""
+    return [
+        Letter(
+            id=each.id,
+            flow=flow,
+            lane=None if each.topic is None else f"{each.topic}-{each.partition}",
+            position=each.offset,
+            stage=each.stage,
+            step=each.step,
+            kind=each.kind,
+            reason=each.reason,
+            payload=each.value,
+            key=each.key,
+            headers=each.headers,
+            timestamp=each.timestamp,
+        )
+        for each in rows
+    ]
+
+
+def of_collection(rows: pa.Table) -> list[Letter]:
+    """Return rows of LETTERS as letters."""
+    return [_of_row(each) for each in rows.to_pylist()]
+
+
+def _of_row(row: dict[str, Any]) -> Letter:
+    flow, text = row["stream"].partition("/")[0], row["row"]
+    from_source = row["stream"].endswith(SOURCE)
+    place = _POSITION.fullmatch(row["id"].rpartition("/")[2]) if from_source else None
+    value: Any = json.loads(text) if place is not None else {}
+    return Letter(
+        id=row["id"],
+        flow=flow,
+        lane=None if place is None else place[1],
+        position=row["batch"] if place is None else int(place[2]),
+        stage="VALUE_CONVERTER" if from_source else "TASK_PUT",
+        reason=row["reason"],
+        payload=text[:SHOWN],
+        key=value.get("_key"),
+    )
+
+
+def letter_collections(stream: Stream) -> list[str]:
+    """Return the collections that hold dead letters of a stream: of its sinks, and of its source."""
+    late = None if stream.late is None else stream.late.dead_letters
+    named = (stream.sink.dead_letters, late, getattr(stream.source, "dead_letters", None))
+    return list(dict.fromkeys(name for name in named if name is not None))
+
+
+def stream_letters(
+    settings: Settings, stream: Stream, *, reason: str = "", ids: Sequence[str] = (), limit: int = 50
+) -> list[Letter]:
+    """Return at most `limit` dead letters of a stream, the newest first, whose reason contains `reason`.
+
+    A stream without collections for them has none. Raises CollectionNotFound.
+    """
+    from millrace.client.database import connect
+
+    found: list[Letter] = []
+    names = letter_collections(stream)
+    if not names:
+        return []
+    owners = ", ".join(f"'{stream.name}{part}'" for part in ("", LATE, SOURCE))
+    with connect(settings=settings) as db:
+        for name in names:
+            rows = db.collection(name).read(where=f"stream IN ({owners})")
+            found += of_collection(rows.sort_by([("batch", "descending"), ("id", "descending")]))
+    chosen = [each for each in found if reason.lower() in each.reason.lower() and (not ids or each.id in ids)]
+    return chosen[:limit]

@@ -1,0 +1,63 @@
+"""Set a stopped pipeline's positions by hand: for the management service and for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from millrace.base.errors import InvalidArgument, PipelineBusy
+from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.definition import places_of
+from millrace.flows.range_host.positions import change_positions
+from millrace.flows.sources.kafka.membership import members
+from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.sources.source import Source
+from millrace.message.ids import resolve_tick, tick_physical_ms
+
+
+def require_no_members(pipeline: Pipeline) -> None:
+    """Raise PipelineBusy if the pipeline's consumer group has members on any machine."""
+    if not pipeline.divided or not isinstance(pipeline.source, KafkaSource):
+        return
+    found = members(pipeline.source, pipeline.group)
+    if found:
+        hosts = ", ".join(sorted(set(found.values())))
+        session = pipeline.source.session_timeout_ms / 1000
+        raise PipelineBusy(
+            f"{pipeline.id!r} has workers in the consumer group {pipeline.group} ({hosts}): stop them on every"
+            f" machine, and wait for the end of their session ({session:g} s)"
+        )
+
+
+def require_tasks(pipeline: Pipeline, offsets: Mapping[str, int]) -> None:
+    """Raise InvalidArgument unless each of `offsets` names a partition of the pipeline's topics."""
+    source = pipeline.source
+    for task in offsets:
+        topic, _, partition = task.rpartition("-")
+        if not isinstance(source, KafkaSource):
+            raise InvalidArgument(f"{pipeline.id!r} has no topics")
+        if not source.reads(topic) or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
+            example = source.topics[0] if source.topics else "flights"
+            raise InvalidArgument(f"{task[:300]!r} is no task of {pipeline.id!r}: a topic and a partition, {example}-0")
+
+
+def offsets_at(
+    settings: Settings, pipeline: Pipeline, to: str, *, places: Callable[[Settings, Pipeline], Source] | None = None
+) -> dict[str, int]:
+    """Return by task the offset of ``earliest``, ``latest``, or the first record of a moment (ISO 8601, a time tick).
+
+    Raises LogUnavailable, InvalidArgument.
+    """
+    at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
+    source = (places or places_of)(settings, pipeline)
+    try:
+        if at is not None:
+            return source.at(at)
+        return {task: ends.low if to == "earliest" else ends.high for task, ends in source.ends().items()}
+    finally:
+        source.close()
+
+
+def set_offsets(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
+    """Set the next offset of these tasks; return that of each task. Raises CommitFenced if a worker was first."""
+    return {task: each.position for task, each in change_positions(settings, pipeline, offsets).items()}
