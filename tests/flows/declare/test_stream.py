@@ -225,9 +225,9 @@ def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_declarations_are_read_without_spark(tmp_path: Path) -> None:
     code = (
         "import sys; from millrace.base.settings import Settings; from pathlib import Path\n"
-        "from millrace.flows.declare.discovery import declared_streams; from millrace.flows.spark_host.status import"
-        " statuses\n"
-        f"s = Settings(data_dir=Path({str(tmp_path)!r})); declared_streams(s); statuses(s)\n"
+        "from millrace.flows.declare.discovery import declared_streams; from millrace.flows.directory import"
+        " flow_statuses\n"
+        f"s = Settings(data_dir=Path({str(tmp_path)!r})); declared_streams(s); flow_statuses(s)\n"
         "print([m for m in ('pyspark', 'pandas', 'sqlglot') if m in sys.modules])"
     )
     said = subprocess.run(

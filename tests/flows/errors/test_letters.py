@@ -21,6 +21,7 @@ from millrace.flows.batch import Batch
 from millrace.flows.declare.checks import check
 from millrace.flows.declare.stream import Stream
 from millrace.flows.errors import letters as errors
+from millrace.flows.errors.letter import Redriven
 from millrace.flows.records import Action
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.sinks.opensearch import sink as sinks
@@ -60,12 +61,12 @@ class Index:
         return {name: number for name, (_, number) in self.documents.items()}
 
 
-@pytest.fixture(scope="module")
 def sent(written: int, *, left: int) -> Redriven:
     """What a redrive says."""
     return Redriven(looked_at=written + left, selected=written + left, written=written, failed_again=left)
 
 
+@pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with millrace.testing.deployment(tmp_path_factory.mktemp("letters") / "data") as made:
         yield made

@@ -4,8 +4,9 @@ There are two places, for either host. A *topic* holds the record itself, with K
 *collection* with the schema LETTERS holds a row for each letter (flows/sinks/collection/poison.py). Both become a
 :class:`Letter` here, so that one listing shows them.
 
-In a collection, ``stream`` is the flow, ``<flow>/late`` for its late rows, or ``<flow>/source`` for records of its source
-that did not decode. The id ends with the record's position (``flights-0-17``), or with the row's number in its batch.
+In a collection, ``stream`` is the flow, ``<flow>/late`` for its late rows, or ``<flow>/source`` for records of its
+source that did not decode. The id ends with the record's position (``flights-0-17``), or with the row's number in its
+batch.
 """
 
 from __future__ import annotations
