@@ -101,8 +101,8 @@ def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> N
     assert len(drawn.lines) == sum(len(each.reads) + len(each.writes) for each in flows.flows)
     assert len({(each.x, each.y) for each in drawn.boxes}) == len(drawn.boxes) == len(flows.levels)
     metrics = Observer(declared).metrics().decode()
-    assert 'millrace_stream_running{stream="two"} 1.0' in metrics
-    assert 'millrace_stream_running{stream="one"} 0.0' in metrics
+    assert 'millrace_flow_running{flow="two",host="spark"} 1.0' in metrics
+    assert 'millrace_flow_running{flow="one",host="spark"} 0.0' in metrics
 
 
 def test_a_declaration_that_is_wrong_is_said_and_costs_no_metrics(declared: Settings, tmp_path: Path) -> None:

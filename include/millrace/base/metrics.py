@@ -155,26 +155,6 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
         "counter", "Messages out of time-tick order; a non-zero value is a defect.", ("pchannel",)
     ),
     "wal_scanner_txn_buf_bytes": MetricFamily("gauge", "Bytes of transactions buffered by scanners.", ("pchannel",)),
-    "stream_rows_total": MetricFamily(
-        "counter",
-        "Rows of a declared stream: in, out (to its sink), rejected (dead letters), late (dropped).",
-        ("stream", "outcome"),
-    ),
-    "stream_batches_total": MetricFamily("counter", "Micro-batches of a declared stream.", ("stream",)),
-    "stream_lag_seconds": MetricFamily(
-        "gauge", "Lag of a declared stream behind the wal table, in log time.", ("stream",)
-    ),
-    "stream_watermark_seconds": MetricFamily(
-        "gauge", "The watermark of a declared stream, in Unix seconds.", ("stream",)
-    ),
-    "stream_state_rows": MetricFamily("gauge", "Rows in the state of a declared stream's operators.", ("stream",)),
-    "stream_state_bytes": MetricFamily("gauge", "Bytes of that state in memory.", ("stream",)),
-    "stream_running": MetricFamily("gauge", "1 if a declared stream is running, according to its files.", ("stream",)),
-    "stream_operated_total": MetricFamily(
-        "counter",
-        "Rows given to a declared stream's operator: taken, late or rejected; also partly_late, corrected, evicted.",
-        ("stream", "outcome"),
-    ),
     "read_duration_seconds": MetricFamily(
         "histogram", "Duration of a client's read at a time tick, including its wait.", (), SLOW
     ),
@@ -200,29 +180,45 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     ),
     "recovery_replayed_message_total": MetricFamily("counter", "Messages replayed after a checkpoint.", ("pchannel",)),
     "truncated_bytes_total": MetricFamily("counter", "Log bytes truncated up to the checkpoints.", ("pchannel",)),
-    # Pipelines: topics -> transform -> sink.
-    "pipeline_records_total": MetricFamily(
-        "counter", "Records of a pipeline, by outcome.", ("pipeline", "task", "outcome")
+    # Flows: source -> transform -> sink. A lane is a topic's partition, a collection, or the query of a stream.
+    "flow_rows_total": MetricFamily(
+        "counter",
+        "Rows of a flow, by outcome: in, out (in its sink), error (dead letters), late, filtered, stale (the sink holds"
+        " a newer version).",
+        ("flow", "lane", "outcome"),
     ),
-    "pipeline_lag_records": MetricFamily("gauge", "Records after a task's position.", ("pipeline", "task")),
-    "pipeline_latency_seconds": MetricFamily(
-        "histogram", "Time from a record's timestamp to its acknowledgement by the sink.", ("pipeline", "task"), SLOW
+    "flow_lag_records": MetricFamily("gauge", "Records of a lane that were not read yet.", ("flow", "lane")),
+    "flow_lag_seconds": MetricFamily("gauge", "Lag of a flow behind a collection, in log time.", ("flow",)),
+    "flow_latency_seconds": MetricFamily(
+        "histogram", "Time from a record's timestamp to its acknowledgement by the sink.", ("flow", "lane"), SLOW
     ),
-    "pipeline_bulks_total": MetricFamily("counter", "Bulk requests to a pipeline's sink.", ("pipeline", "task")),
-    "pipeline_retries_total": MetricFamily("counter", "Documents sent to the sink again.", ("pipeline", "task")),
-    "pipeline_failures_total": MetricFamily(
-        "counter", "Failed ranges of a task, by error.", ("pipeline", "task", "code")
+    "flow_running": MetricFamily(
+        "gauge",
+        "1 if a flow runs, else 0: of each declared stream (host spark), and of each managed pipeline that should run"
+        " (host range).",
+        ("flow", "host"),
     ),
-    "pipeline_cpu_seconds_total": MetricFamily("counter", "CPU time of a pipeline's worker.", ("pipeline",)),
-    "pipeline_memory_bytes": MetricFamily("gauge", "Memory of a pipeline's worker.", ("pipeline",)),
-    "pipeline_task_cpu_seconds_total": MetricFamily(
-        "counter", "CPU time of a task's ranges, including bulk requests.", ("pipeline", "task")
+    "flow_failed_lanes": MetricFamily("gauge", "Failed lanes that are not recovered yet.", ("flow",)),
+    "flow_failures_total": MetricFamily("counter", "Failed ranges of a lane, by error.", ("flow", "lane", "code")),
+    "flow_batches_total": MetricFamily("counter", "Micro-batches of a stream.", ("flow", "lane")),
+    "flow_bulks_total": MetricFamily("counter", "Bulk requests to a flow's sink.", ("flow", "lane")),
+    "flow_retries_total": MetricFamily("counter", "Documents sent to the sink again.", ("flow", "lane")),
+    "flow_watermark_seconds": MetricFamily("gauge", "The watermark of a flow, in Unix seconds.", ("flow",)),
+    "flow_state_rows": MetricFamily("gauge", "Rows in the state of a flow's operators.", ("flow",)),
+    "flow_state_bytes": MetricFamily("gauge", "Bytes of that state in memory.", ("flow",)),
+    "flow_operated_total": MetricFamily(
+        "counter",
+        "Rows given to a flow's operator: taken, late or rejected; also partly_late, corrected, evicted.",
+        ("flow", "outcome"),
     ),
-    "pipeline_task_range_bytes": MetricFamily(
-        "gauge", "Bytes of records held in memory by a task's newest range.", ("pipeline", "task")
+    "flow_cpu_seconds_total": MetricFamily("counter", "CPU time of a pipeline's worker.", ("flow",)),
+    "flow_memory_bytes": MetricFamily("gauge", "Memory of a pipeline's worker.", ("flow",)),
+    "flow_lane_cpu_seconds_total": MetricFamily(
+        "counter", "CPU time of a lane's ranges, including bulk requests.", ("flow", "lane")
     ),
-    "pipeline_failed_tasks": MetricFamily("gauge", "Failed tasks that are not recovered yet.", ("pipeline",)),
-    "pipeline_running": MetricFamily("gauge", "1 if a pipeline that should run has a worker, else 0.", ("pipeline",)),
+    "flow_lane_range_bytes": MetricFamily(
+        "gauge", "Bytes of records held in memory by a lane's newest range.", ("flow", "lane")
+    ),
     # What is where.
     "pchannel_info": MetricFamily(
         "gauge", "1 for each PChannel that this process serves.", ("pchannel", "term", "role")
@@ -304,14 +300,6 @@ class Metrics:
         self.wal_scan_pass_message_total = counter("wal_scan_pass_message_total")
         self.wal_scan_time_tick_violation_message_total = counter("wal_scan_time_tick_violation_message_total")
         self.wal_scanner_txn_buf_bytes = gauge("wal_scanner_txn_buf_bytes")
-        self.stream_rows_total = counter("stream_rows_total")
-        self.stream_batches_total = counter("stream_batches_total")
-        self.stream_lag_seconds = gauge("stream_lag_seconds")
-        self.stream_watermark_seconds = gauge("stream_watermark_seconds")
-        self.stream_state_rows = gauge("stream_state_rows")
-        self.stream_state_bytes = gauge("stream_state_bytes")
-        self.stream_running = gauge("stream_running")
-        self.stream_operated_total = counter("stream_operated_total")
         self.read_duration_seconds = histogram("read_duration_seconds")
 
         self.flusher_time_tick = gauge("flusher_time_tick")
@@ -328,18 +316,24 @@ class Metrics:
         self.recovery_replayed_message_total = counter("recovery_replayed_message_total")
         self.truncated_bytes_total = counter("truncated_bytes_total")
 
-        self.pipeline_records_total = counter("pipeline_records_total")
-        self.pipeline_lag_records = gauge("pipeline_lag_records")
-        self.pipeline_latency_seconds = histogram("pipeline_latency_seconds")
-        self.pipeline_bulks_total = counter("pipeline_bulks_total")
-        self.pipeline_retries_total = counter("pipeline_retries_total")
-        self.pipeline_failures_total = counter("pipeline_failures_total")
-        self.pipeline_cpu_seconds_total = counter("pipeline_cpu_seconds_total")
-        self.pipeline_memory_bytes = gauge("pipeline_memory_bytes")
-        self.pipeline_task_cpu_seconds_total = counter("pipeline_task_cpu_seconds_total")
-        self.pipeline_task_range_bytes = gauge("pipeline_task_range_bytes")
-        self.pipeline_failed_tasks = gauge("pipeline_failed_tasks")
-        self.pipeline_running = gauge("pipeline_running")
+        self.flow_rows_total = counter("flow_rows_total")
+        self.flow_lag_records = gauge("flow_lag_records")
+        self.flow_lag_seconds = gauge("flow_lag_seconds")
+        self.flow_latency_seconds = histogram("flow_latency_seconds")
+        self.flow_running = gauge("flow_running")
+        self.flow_failed_lanes = gauge("flow_failed_lanes")
+        self.flow_failures_total = counter("flow_failures_total")
+        self.flow_batches_total = counter("flow_batches_total")
+        self.flow_bulks_total = counter("flow_bulks_total")
+        self.flow_retries_total = counter("flow_retries_total")
+        self.flow_watermark_seconds = gauge("flow_watermark_seconds")
+        self.flow_state_rows = gauge("flow_state_rows")
+        self.flow_state_bytes = gauge("flow_state_bytes")
+        self.flow_operated_total = counter("flow_operated_total")
+        self.flow_cpu_seconds_total = counter("flow_cpu_seconds_total")
+        self.flow_memory_bytes = gauge("flow_memory_bytes")
+        self.flow_lane_cpu_seconds_total = counter("flow_lane_cpu_seconds_total")
+        self.flow_lane_range_bytes = gauge("flow_lane_range_bytes")
 
         self.pchannel_info = gauge("pchannel_info")
         self.vchannel_total = gauge("vchannel_total")

@@ -124,5 +124,5 @@ def flow_metrics(view: StreamsView) -> str:
     """Return the metrics of the streams from the read model: a stream that does not run reports none itself."""
     metrics = Metrics()
     for each in view.streams:
-        metrics.stream_running.labels(each.name).set(each.state == FlowState.RUNNING)
+        metrics.flow_running.labels(each.name, "spark").set(each.state == FlowState.RUNNING)
     return metrics.render().decode()

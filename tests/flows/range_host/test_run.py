@@ -74,20 +74,20 @@ def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> 
     ]
     page = metrics_path(flights.settings, flights.id).read_text()  # as the worker left it at its end
     for family in (
-        "pipeline_records_total",
-        "pipeline_lag_records",
-        "pipeline_latency_seconds_count",
-        "pipeline_bulks_total",
-        "pipeline_retries_total",
+        "flow_rows_total",
+        "flow_lag_records",
+        "flow_latency_seconds_count",
+        "flow_bulks_total",
+        "flow_retries_total",
     ):
         assert f"millrace_{family}" in page
-    for family in ("pipeline_cpu_seconds_total", "pipeline_memory_bytes"):
-        told_of = re.search(rf'^millrace_{family}{{pipeline="{flights.id}"}} (.*)$', page, re.MULTILINE)
+    for family in ("flow_cpu_seconds_total", "flow_memory_bytes"):
+        told_of = re.search(rf'^millrace_{family}{{flow="{flights.id}"}} (.*)$', page, re.MULTILINE)
         assert told_of is not None
         assert float(told_of[1]) > 0, family
-    for family in ("pipeline_task_cpu_seconds_total", "pipeline_task_range_bytes"):
+    for family in ("flow_lane_cpu_seconds_total", "flow_lane_range_bytes"):
         by_task = re.findall(
-            rf'^millrace_{family}{{pipeline="{flights.id}",task="{flights.id}-[01]"}} (.*)$', page, re.MULTILINE
+            rf'^millrace_{family}{{flow="{flights.id}",lane="{flights.id}-[01]"}} (.*)$', page, re.MULTILINE
         )
         assert len(by_task) == 2
         assert all(float(each) > 0 for each in by_task), family
@@ -150,9 +150,9 @@ def test_what_the_sink_refuses_stops_the_task_with_its_cause_until_it_is_recover
         assert flights.id in known.cause
         assert known.retry_at is not None
         assert known.retry_at - time.time() > 3000
-        failed = f'millrace_pipeline_failed_tasks{{pipeline="{flights.id}"}} 1.0'
+        failed = f'millrace_flow_failed_lanes{{flow="{flights.id}"}} 1.0'
         until(lambda: failed in metrics.render().decode(), "the failed task is told of")
-        assert "millrace_pipeline_failures_total{" in metrics.render().decode()
+        assert "millrace_flow_failures_total{" in metrics.render().decode()
         # Mended, and asked for: it goes on at once.
         from opensearchpy import OpenSearch
 

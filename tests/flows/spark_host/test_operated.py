@@ -119,7 +119,7 @@ def test_windows_are_those_of_the_batch_and_what_is_late_goes_where_it_is_told(
     assert told.watermark == (DAY + timedelta(minutes=30_000 - 20)).isoformat()
     exposed = exposition(metrics)
     for outcome, count in (("taken", 63.0), ("late", 1.0), ("rejected", 1.0), ("corrected", 0.0)):
-        sample = f'millrace_stream_operated_total{{outcome="{outcome}",stream="windowed"}}'
+        sample = f'millrace_flow_operated_total{{flow="windowed",outcome="{outcome}"}}'
         assert f"{sample} {count}" in exposed, (outcome, exposed)
     plan, findings = found_by_spark(spark, db.settings, stream)
     assert "Operator windows, keyed by k, in 2 shards, 20 minutes behind the newest at" in plan

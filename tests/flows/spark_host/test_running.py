@@ -162,19 +162,19 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert (told.rows, told.rejected, told.incarnation) == (110, 0, 1)
     assert told.lag_seconds is not None
     assert told.watermark is not None
-    rows_in = 'millrace_stream_rows_total{outcome="in",stream="by_hour"} 210.0'
+    rows_in = 'millrace_flow_rows_total{flow="by_hour",lane="stream-by_hour",outcome="in"} 210.0'
     assert poll_until(lambda: rows_in in exposition(metrics), Deadline.after(30), interval=0.05), (
         "the file is written before it is counted"
     )
     exposed = exposition(metrics)
     for sample in (
-        "stream_batches_total",
-        "stream_lag_seconds",
-        "stream_watermark_seconds",
-        "stream_state_rows",
-        "stream_state_bytes",
+        "flow_lag_seconds",
+        "flow_watermark_seconds",
+        "flow_state_rows",
+        "flow_state_bytes",
     ):
-        assert f'millrace_{sample}{{stream="by_hour"}}' in exposed
+        assert f'millrace_{sample}{{flow="by_hour"}}' in exposed
+    assert 'millrace_flow_batches_total{flow="by_hour",lane="stream-by_hour"}' in exposed
     # Late rows: Spark drops them behind the watermark, and they are counted.
     source.insert(flights(2000, 10))
     run(spark, db, stream)

@@ -402,7 +402,7 @@ def test_metrics_are_those_of_workers_that_live_and_say_who_lacks_one(service: S
     for name in ("runs", "dies", "rests"):
         service.ask("PUT", f"pipelines/{name}", DECLARED)
         metrics = Metrics()
-        metrics.pipeline_memory_bytes.labels(name).set(7)
+        metrics.flow_memory_bytes.labels(name).set(7)
         metrics.write_textfile(metrics_path(settings, name))
         pid = os.getpid() if name == "runs" else 0
         said = PipelineStatus(pipeline=name, state=State.RUNNING, at=time.time(), pid=pid)
@@ -411,11 +411,11 @@ def test_metrics_are_those_of_workers_that_live_and_say_who_lacks_one(service: S
         service.ask("PUT", f"pipelines/{name}/resume")
     service.deployment.runs.pop("dies")
     text = service.client.get("/metrics", headers={"Authorization": f"Bearer {OWN}"}).text
-    found = {line for line in text.splitlines() if line.startswith("millrace_pipeline_")}
+    found = {line for line in text.splitlines() if line.startswith("millrace_flow_")}
     assert found == {
-        'millrace_pipeline_memory_bytes{pipeline="runs"} 7.0',
-        'millrace_pipeline_running{pipeline="runs"} 1.0',
-        'millrace_pipeline_running{pipeline="dies"} 0.0',
+        'millrace_flow_memory_bytes{flow="runs"} 7.0',
+        'millrace_flow_running{flow="runs",host="range"} 1.0',
+        'millrace_flow_running{flow="dies",host="range"} 0.0',
     }
 
 

@@ -134,15 +134,15 @@ class Beat(PeriodicTask):
 
     def _measure(self, status: PipelineStatus, metrics: Metrics) -> None:
         name, used = status.pipeline, self._taken.cpu_seconds
-        metrics.pipeline_cpu_seconds_total.labels(name).inc(max(0.0, used - self._told_cpu))
+        metrics.flow_cpu_seconds_total.labels(name).inc(max(0.0, used - self._told_cpu))
         self._told_cpu = used
-        metrics.pipeline_memory_bytes.labels(name).set(status.memory_bytes)
-        metrics.pipeline_failed_tasks.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
+        metrics.flow_memory_bytes.labels(name).set(status.memory_bytes)
+        metrics.flow_failed_lanes.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
         for task in status.tasks:
-            metrics.pipeline_lag_records.labels(name, task.task).set(task.lag)
+            metrics.flow_lag_records.labels(name, task.task).set(task.lag)
         shown = {task.task for task in status.tasks}
         for gone in self._shown - shown:  # another worker tells it now
-            metrics.pipeline_lag_records.remove(name, gone)
+            metrics.flow_lag_records.remove(name, gone)
         self._shown = shown
         metrics.write_textfile(metrics_path(self._definition.settings, name, self._definition.worker))
 

@@ -426,19 +426,17 @@ class PipelineCommitter:
             return
         for each in reports:
             if each.failure is not None:
-                metrics.pipeline_failures_total.labels(name, each.channel, each.failure.code).inc()
+                metrics.flow_failures_total.labels(name, each.channel, each.failure.code).inc()
         for each in committed:
             for outcome in ("in", "out", "error", "filtered", "stale"):
-                metrics.pipeline_records_total.labels(name, each.channel, outcome).inc(
-                    getattr(each, f"records_{outcome}")
-                )
-            metrics.pipeline_bulks_total.labels(name, each.channel).inc(each.bulks)
-            metrics.pipeline_task_cpu_seconds_total.labels(name, each.channel).inc(each.cpu_seconds)
-            metrics.pipeline_task_range_bytes.labels(name, each.channel).set(each.log_bytes)
-            metrics.pipeline_retries_total.labels(name, each.channel).inc(each.retries)
-            metrics.pipeline_lag_records.labels(name, each.channel).set(max(0, each.end - each.position))
+                metrics.flow_rows_total.labels(name, each.channel, outcome).inc(getattr(each, f"records_{outcome}"))
+            metrics.flow_bulks_total.labels(name, each.channel).inc(each.bulks)
+            metrics.flow_lane_cpu_seconds_total.labels(name, each.channel).inc(each.cpu_seconds)
+            metrics.flow_lane_range_bytes.labels(name, each.channel).set(each.log_bytes)
+            metrics.flow_retries_total.labels(name, each.channel).inc(each.retries)
+            metrics.flow_lag_records.labels(name, each.channel).set(max(0, each.end - each.position))
             for latency in each.latencies:
-                metrics.pipeline_latency_seconds.labels(name, each.channel).observe(max(0.0, latency))
+                metrics.flow_latency_seconds.labels(name, each.channel).observe(max(0.0, latency))
 
 
 def _behind(done: Done) -> Position:

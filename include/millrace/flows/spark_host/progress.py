@@ -60,8 +60,8 @@ class Told(StreamingQueryListener):
             with self._guard:
                 self.facts["rows"] += records
                 self.facts["rejected"] += records
-            self._metrics.stream_rows_total.labels(self._stream, "in").inc(records)
-            self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(records)
+            self._count("in", records)
+            self._count("error", records)
 
     def taken(self, batch_id: int, taken: Verdicts) -> None:
         """The sink has taken a micro-batch."""
@@ -74,8 +74,12 @@ class Told(StreamingQueryListener):
             if operated is not None:
                 self._operated(operated)
             replace_json(self._path, self.facts)
-        self._metrics.stream_rows_total.labels(self._stream, "out").inc(rows)
-        self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(rejected)
+        self._count("out", rows)
+        self._count("error", rejected)
+
+    def _count(self, outcome: str, rows: int) -> None:
+        """A query is one lane, of its own name."""
+        self._metrics.flow_rows_total.labels(self._stream, progress_name(self._stream), outcome).inc(rows)
 
     def _operated(self, operated: Operated) -> None:
         """The operator's own count of its rows, and its state as it is now."""
@@ -83,10 +87,10 @@ class Told(StreamingQueryListener):
         before: dict[str, Any] = facts["operated"] or {}
         for outcome in _COUNTED:
             before[outcome] = before.get(outcome, 0) + getattr(operated, outcome)
-            metrics.stream_operated_total.labels(name, outcome).inc(getattr(operated, outcome))
+            metrics.flow_operated_total.labels(name, outcome).inc(getattr(operated, outcome))
         facts["operated"] = before
         facts["late"] += operated.late
-        metrics.stream_rows_total.labels(name, "late").inc(operated.late)
+        self._count("late", operated.late)
         if (
             operated.watermark is not None
         ):  # else of a batch that an earlier process took: its state is told with the next
@@ -95,10 +99,10 @@ class Told(StreamingQueryListener):
                 "state_bytes": operated.state_bytes,
                 "watermark": operated.watermark,
             }
-            metrics.stream_state_rows.labels(name).set(operated.state_rows)
-            metrics.stream_state_bytes.labels(name).set(operated.state_bytes)
+            metrics.flow_state_rows.labels(name).set(operated.state_rows)
+            metrics.flow_state_bytes.labels(name).set(operated.state_bytes)
             if isinstance(operated.watermark, str):
-                metrics.stream_watermark_seconds.labels(name).set(_seconds(operated.watermark))
+                metrics.flow_watermark_seconds.labels(name).set(_seconds(operated.watermark))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Its own query, where it has none: Spark says so before the start returns."""
@@ -132,6 +136,7 @@ class Told(StreamingQueryListener):
         lags = [_lag(_ticks(each.get("endOffset")), _ticks(each.get("latestOffset"))) for each in sources]
         lag = max((each for each in lags if each is not None), default=None)
         behind = [_records_behind(each.get("endOffset"), each.get("latestOffset")) for each in sources]
+        records = next((each for each in behind if each is not None), None)
         with self._guard:
             facts = self.facts
             facts["batches"] += 1
@@ -142,22 +147,24 @@ class Told(StreamingQueryListener):
             facts |= {
                 "at": time.time(),
                 "lag_seconds": lag,
-                "lag_records": next((each for each in behind if each is not None), None),
+                "lag_records": records,
                 "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
                 "pchannels": {name: {"tick": tick} for name, tick in ticks.items()},
             }
             replace_json(self._path, facts)
         metrics, name = self._metrics, self._stream
-        metrics.stream_rows_total.labels(name, "in").inc(rows)
-        metrics.stream_rows_total.labels(name, "late").inc(late)
-        metrics.stream_batches_total.labels(name).inc()
+        self._count("in", rows)
+        self._count("late", late)
+        metrics.flow_batches_total.labels(name, progress_name(name)).inc()
         if facts["operated"] is None:
-            metrics.stream_state_rows.labels(name).set(state)
-            metrics.stream_state_bytes.labels(name).set(size)
+            metrics.flow_state_rows.labels(name).set(state)
+            metrics.flow_state_bytes.labels(name).set(size)
         if lag is not None:
-            metrics.stream_lag_seconds.labels(name).set(lag)
+            metrics.flow_lag_seconds.labels(name).set(lag)
+        if records is not None:
+            metrics.flow_lag_records.labels(name, progress_name(name)).set(records)
         if mark and facts["operated"] is None:
-            metrics.stream_watermark_seconds.labels(name).set(_seconds(mark))
+            metrics.flow_watermark_seconds.labels(name).set(_seconds(mark))
 
 
 def _ticks(offset: Any) -> dict[str, int]:

@@ -499,7 +499,7 @@ class Management(Reprocessing, Closeable):
         metrics = Metrics()
         for record in self._store.all():
             if record.phase is Phase.READY and record.wanted != STOPPED:
-                metrics.pipeline_running.labels(record.id).set(self.deployment.running(record.id))
+                metrics.flow_running.labels(record.id, "range").set(self.deployment.running(record.id))
         return metrics.render()
 
 
