@@ -264,6 +264,28 @@ def _shows(made: PublishedMaker, rows: int) -> bool:
     return table is not None and table.row_count == rows
 
 
+def test_only_a_round_that_published_makes_the_next_one_wait_for_half_an_interval(settings: Settings) -> None:
+    made = PublishedMaker(settings)
+    rounds = Rounds(settings, made.maker)
+    made.write([1, 2], "x")
+    made.flush()
+    assert rounds.round() == [1]
+    assert rounds.loop.interval == settings.publish_interval / 2
+    rounds.loop.state.add([1])
+    assert rounds.round() == [1], "a look that finds nothing new"
+    assert rounds.loop.interval == definition.WAIT_SECONDS
+    waiting = Rounds(settings, made.maker)
+    waiting.loop.confirm = lambda names: {}
+    waiting.schedule = RangeSchedule(waiting.loop.planner())
+    made.write(made.collection.keys_of(made.collection.vchannels[0], 2), "ahead")
+    made.flush()
+    assert waiting.round() == [1], "the other PChannel does not answer"
+    assert waiting.loop.interval == definition.WAIT_SECONDS
+    assert rounds.round() == [1]
+    assert rounds.loop.interval == settings.publish_interval / 2
+    made.check()
+
+
 def test_vectors_that_outweigh_the_news_make_the_next_publish_wait(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,8 @@ class PublishState:
         self._open: OrderedDict[int, CollectionTables] = OrderedDict()
         self.lags: dict[int, float] = {}
         """By collection that is behind, the Unix seconds of its published tick."""
+        self.published = False
+        """Whether the last round published all rows of a collection that had news."""
 
     def add(self, numbers: Iterable[int]) -> None:
         """Note news of collections."""
@@ -303,6 +305,8 @@ class PublishCommitter:
             with ThreadPoolExecutor(PUBLISH_THREADS, thread_name_prefix="millrace-publish-commit") as pool:
                 failed = list(pool.map(self._commit, reports))
         self._report()
+        done = [each.planned for each, error in zip(reports, failed, strict=True) if error is None]
+        self._state.published = any(each is not None and each.change is not None and each.view.whole for each in done)
         return CommitResult(
             committed=[each for each, error in zip(reports, failed, strict=True) if error is None],
             fenced=[each for each, error in zip(reports, failed, strict=True) if isinstance(error, CommitFenced)],
@@ -368,7 +372,10 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
 
     @property
     def interval(self) -> float:
-        return self.settings.publish_interval / 2  # the flusher decides how long rows wait
+        # The flusher decides how long rows wait. A round that found nothing to publish, or rows that wait for a PChannel,
+        # must not delay the next flush by half an interval.
+        half = self.settings.publish_interval / 2
+        return half if self.state.published else min(half, WAIT_SECONDS)
 
     @property
     def assigned(self) -> None:
