@@ -27,6 +27,8 @@ from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.publish.definition import PublishLoop, publish_to_end
 from millrace.node.publish.publisher import PublishFigures
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.run import compact
 from millrace.runtime.spark.session import session
 from millrace.storage.local import local_path
 from millrace.storage.table import open_table
@@ -36,6 +38,7 @@ from millrace.tables.rewrite.rewrite import merge_job
 
 CALL_ROWS = 20_000
 FLUSHES = 20
+SCANS = 15
 
 
 def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) -> dict[str, Any]:
@@ -94,7 +97,12 @@ def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) ->
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
             merged.append(time.process_time() - used)
         found["delta_rs_merge_cpu_us_per_changed_row"] = round(min(merged) / changed * 1e6, 1)
-        return found | _scans(folder_of, folder / "once", target.read())
+        write_deltalake(str(folder / "once"), target.read())
+        found |= _scans(folder_of, folder / "once")
+        compact(settings, CompactionParams())  # as its DAG does every hour
+        publish_to_end(settings, collections=[target.id])
+        compacted = _scans(folder_of, folder / "once")
+        return found | {f"{name}_compacted": figure for name, figure in compacted.items()}
 
 
 def spark_merge(folder: Path, *, rows: int, changed: int = 1_000, times: int = 5) -> dict[str, Any]:
@@ -153,16 +161,15 @@ def _settle(settings: Settings, client: Database, *folded: int) -> None:
                 fold_files(table, merge_job(table, ("id",)))
 
 
-def _scans(published: Path, once: Path, rows: pa.Table) -> dict[str, float]:
-    """Measure a full scan by DuckDB of the published table and of its rows written once."""
+def _scans(published: Path, once: Path) -> dict[str, float]:
+    """Measure a full scan by DuckDB of the published table, and of its rows written once by delta-rs."""
     import duckdb_extension_delta
 
-    write_deltalake(str(once), rows)
     connection = duckdb.connect()
     (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
     connection.execute(f"LOAD '{extension}'")
     spent: dict[str, list[float]] = {str(published): [], str(once): []}
-    for _ in range(5):
+    for _ in range(SCANS):
         for folder, times in spent.items():
             start = time.perf_counter()
             query = "SELECT count(*), sum(quantity), sum(price), max(note), max(symbol), max(placed)"

@@ -354,7 +354,7 @@ def test_columns_are_stored_as_their_values_repeat_and_shrink(tmp_path: Path) ->
     texts = pa.array([f"{draw.bytes(4).hex()}: {'the same words ' * 3}" for _ in range(count)])
     made = {
         "random": draw.integers(0, 1 << 62, count),
-        "key": np.sort(draw.choice(1 << 24, count, replace=False)),
+        "key": np.sort(draw.choice(1 << 17, count, replace=False)),
         "few": draw.integers(0, 100, count),
         "text": texts,
         "kind": pa.array(["a", "b"] * (count // 2)),

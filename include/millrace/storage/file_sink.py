@@ -32,24 +32,34 @@ class FileSink:
     """Columns of the files: those of the table without its partition columns."""
     stats_columns: tuple[str, ...]
     """Columns whose min and max go into the Delta log, for pruning."""
+    kind: str = "part"
+    """First word of the files' names."""
     actions: list[FileAction] = field(default_factory=list)
     _open: dict[tuple[tuple[str, str], ...], _OpenFile] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, uri: object, schema: pa.Schema, stats_columns: tuple[str, ...]) -> Self:
+    def at(cls, uri: object, schema: pa.Schema, stats_columns: tuple[str, ...], *, kind: str = "part") -> Self:
         """Make a sink for the table at `uri`."""
-        return cls(store_at(uri), schema, stats_columns)
+        return cls(store_at(uri), schema, stats_columns, kind)
 
     def write(self, rows: pa.Table, partition: Mapping[str, str]) -> None:
         """Add `rows` (of ``schema``) to the partition's file."""
         key = tuple(partition.items())
         file = self._open.get(key)
         if file is None:
-            file = self._open[key] = _OpenFile(_new_file(self.store, self.schema, partition, rows))
+            file = self._open[key] = _OpenFile(self._new_file(partition, rows))
         file.parquet.write(rows)
         file.bytes += rows.nbytes
         if file.bytes >= MAX_FILE_BYTES:
             self.actions.append(self._open.pop(key).parquet.close(partition, self.stats_columns))
+
+    def _new_file(self, partition: Mapping[str, str], first: pa.Table) -> ParquetFileWriter:
+        """Return the writer of a new file that begins with the rows `first`."""
+        folder = "".join(f"{name}={value}/" for name, value in partition.items())
+        options = storage_options(first, compression=COMPRESSION)
+        return ParquetFileWriter(
+            self.store, f"{folder}{self.kind}-{uuid.uuid4()}.parquet", self.schema, options=options
+        )
 
     def finish(self) -> list[FileAction]:
         """Close all open files durably. Returns the actions of all files."""
@@ -71,13 +81,6 @@ class FileSink:
 class _OpenFile:
     parquet: ParquetFileWriter
     bytes: int = 0
-
-
-def _new_file(store: TableStore, schema: pa.Schema, partition: Mapping[str, str], first: pa.Table) -> ParquetFileWriter:
-    """Return the writer of a new file that begins with the rows `first`."""
-    folder = "".join(f"{name}={value}/" for name, value in partition.items())
-    options = storage_options(first, compression=COMPRESSION)
-    return ParquetFileWriter(store, f"{folder}part-{uuid.uuid4()}.parquet", schema, options=options)
 
 
 def delete_uncommitted(store: TableStore, actions: Iterable[FileAction]) -> None:

@@ -49,7 +49,7 @@ SAMPLE_ROWS: Final = 1 << 13
 """Rows of a new file that are encoded twice, to choose how its columns are stored. Files with fewer rows are not worth
 it."""
 _SAMPLE_BYTES: Final = 4 << 20
-_COMPRESSED_SHARE: Final = 0.8
+_COMPRESSED_SHARE: Final = 2 / 3
 """A column that compression does not make smaller than this share is stored without: to decompress it takes DuckDB
 longer than the rest of its decoding."""
 _DISTINCT_SHARE: Final = 0.5

@@ -372,8 +372,8 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
 
     @property
     def interval(self) -> float:
-        # The flusher decides how long rows wait. A round that found nothing to publish, or rows that wait for a PChannel,
-        # must not delay the next flush by half an interval.
+        # The flusher decides how long rows wait. A round that found nothing to publish, or rows that wait for a
+        # PChannel, must not delay the next flush by half an interval.
         half = self.settings.publish_interval / 2
         return half if self.state.published else min(half, WAIT_SECONDS)
 

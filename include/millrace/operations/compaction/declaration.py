@@ -37,6 +37,12 @@ class CompactionParams(OperationParams):
         le=1,
         description="auto: fold when the foldable deletes reach this share of the rows.",
     )
+    hidden_ratio: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="Set hidden rows of a published file apart when they reach this share of it. 1: only in merges.",
+    )
     keep_history_hours: float | None = Field(
         default=None,
         ge=0,

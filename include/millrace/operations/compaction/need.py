@@ -38,6 +38,8 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
         reasons = []
         if small:
             reasons.append(f"{small} small files")
+        if plan.masked:
+            reasons.append(f"hidden rows of {len(plan.masked)} files to set apart")
         if deletes.gone and not plan.fold_tick:
             reasons.append(f"{len(deletes.gone)} files of deletes that are folded in")
         if plan.fold_tick:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from millrace.base.errors import CollectionNotFound, LogUnavailable
+from millrace.base.errors import CollectionNotFound, LogUnavailable, MillraceError
 from millrace.base.settings import Settings
 from millrace.log.clock import log_time_ms
 from millrace.message.ids import LOGICAL_BITS, compose_tick
@@ -17,14 +17,16 @@ from millrace.message.stored_columns import ColumnChains, foldable_chains, key_c
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.coverage import Coverage
 from millrace.rpc.remote_log import RemoteLogService
+from millrace.storage.deletion_vectors import Vector
 from millrace.storage.file_sink import MAX_FILE_BYTES
-from millrace.storage.store import TableStore
+from millrace.storage.published import PublishedTable, inner_path
+from millrace.storage.store import TableStore, store_at
 from millrace.storage.table import LiveFile, TableHandle, open_table
-from millrace.tables.collections.data_tables import TICK, deletes_uri, earliest_readable_tick, rows_uri
+from millrace.tables.collections.data_tables import TICK, deletes_uri, earliest_readable_tick, published_uri, rows_uri
 from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.rewrite.commits import folded_tick
-from millrace.tables.rewrite.files import FileGroup, live_files, merge_groups, row_bytes
+from millrace.tables.rewrite.files import FileGroup, is_hidden, live_files, merge_groups, row_bytes
 from millrace.tables.rewrite.rewrite import DeadRowFilter, RewriteJob, file_schema, merge_job
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
@@ -61,6 +63,10 @@ class CollectionPlan:
     row_files: list[LiveFile]
     delete_files: list[LiveFile]
     merges: list[FileGroup] = field(default_factory=list)
+    published: str = ""
+    """URI of the published table; empty if it hides nothing."""
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    """By file of the rows table the vector of the rows that the published version hides."""
     fold_tick: int = 0
     """Tick up to which deletes and drops are folded in. 0: nothing is folded."""
     drops: HiddenRanges = field(default_factory=HiddenRanges)
@@ -72,9 +78,27 @@ class CollectionPlan:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do in either table."""
-        if self.merges or self.fold_tick:
+        if self.merges or self.fold_tick or self.masked:
             return False
         return not plan_deletes(self, self.params, self.folded_tick).groups
+
+    @property
+    def masked(self) -> list[FileGroup]:
+        """The files, except those that are merged, that have so many hidden rows that they are worth a rewrite.
+
+        Each rewrite sets at least ``hidden_ratio`` of a file apart, and hidden rows stay hidden: so all such rewrites
+        together read at most 1 / ``hidden_ratio`` rows for each row that is hidden.
+        """
+        merged = {path for group in self.merges for path in group.paths}
+        least = self.params.hidden_ratio
+        found = []
+        for file in self.row_files:
+            vector = self.vectors.get(file.path)
+            if vector is None or file.path in merged or is_hidden(file):
+                continue
+            if least * file.rows <= vector.cardinality < file.rows:
+                found.append(FileGroup((file,), for_hidden=True))
+        return found
 
     @property
     def due_tick(self) -> int | None:
@@ -103,7 +127,10 @@ class CollectionPlan:
     def row_job(self) -> RewriteJob:
         """Return the job of the rows table."""
         fold = self._fold() if self.fold_tick else None
-        return replace(merge_job(self.rows, self.collection.key), fold=fold, chains=self._chains())
+        chosen = {path for group in self.row_groups() for path in group.paths}
+        vectors = {path: vector for path, vector in self.vectors.items() if path in chosen}
+        job = merge_job(self.rows, self.collection.key)
+        return replace(job, fold=fold, chains=self._chains(), published=self.published, vectors=vectors)
 
     def _chains(self) -> ColumnChains:
         """Return the column chains to fold: those that every read from the base on knows completely."""
@@ -113,12 +140,15 @@ class CollectionPlan:
         return whole if 0 < tick <= max(self.base_tick, self.fold_tick) else ()
 
     def row_groups(self) -> list[FileGroup]:
-        """Return the merges and, if deletes are folded, every other file that may hold a dead row."""
+        """Return the merges, the files with many hidden rows and, if deletes are folded, every other file that may hold
+        a dead row.
+        """
+        chosen = [*self.merges, *self.masked]
         if not self.fold_tick:
-            return self.merges
-        merged = {path for group in self.merges for path in group.paths}
-        others = [file for file in self.row_files if file.path not in merged and self._may_hold_dead(file)]
-        return [*self.merges, *(FileGroup((file,)) for file in others)]
+            return chosen
+        taken = {path for group in chosen for path in group.paths}
+        others = [file for file in self.row_files if file.path not in taken and self._may_hold_dead(file)]
+        return [*chosen, *(FileGroup((file,)) for file in others)]
 
     def _fold(self) -> DeadRowFilter:
         files = [file for file in self.delete_files if (file.low[TICK] or 0) <= self.fold_tick]
@@ -212,7 +242,7 @@ def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoi
 
 def load_coverage(settings: Settings, params: CompactionParams) -> Coverage:
     """Return what earlier runs found idle. It depends on the parameters that a plan follows."""
-    of_the_plan = {"files", "target_mib", "min_files", "fold", "fold_ratio", "keep_history_hours"}
+    of_the_plan = {"files", "target_mib", "min_files", "fold", "fold_ratio", "keep_history_hours", "hidden_ratio"}
     depends = {"format": 1, "history_hours": settings.history_hours, **params.model_dump(include=of_the_plan)}
     return Coverage.load(settings, "compaction", depends=depends, ignore=params.full or bool(params.zorder_by))
 
@@ -220,7 +250,7 @@ def load_coverage(settings: Settings, params: CompactionParams) -> Coverage:
 def plan_changed(
     settings: Settings, found: list[FlushedCollection], params: CompactionParams, *, history: int
 ) -> Iterator[tuple[FlushedCollection, CollectionPlan | None]]:
-    """Yield each collection with its plan, which is None if both tables are as an earlier run left them, idle.
+    """Yield each collection with its plan, which is None if its tables are as an earlier run left them, idle.
 
     Also None if there is no rows table. Opens no table of such a collection. A plan follows from the files, and from
     deletes and drops as far as the history limit has passed them; so an idle one holds until the limit reaches the next
@@ -231,6 +261,7 @@ def plan_changed(
         places = {
             f"collections/{known.collection_id}": rows_uri(settings, known.collection_id),
             f"deletes/{known.collection_id}": deletes_uri(settings, known.collection_id),
+            f"published/{known.collection_id}": published_uri(settings, known.collection_id),
         }
         records = [covered.look(name, uri) for name, uri in places.items()]
         limit = min(known.flushed_tick, history)
@@ -245,7 +276,7 @@ def plan_changed(
                 covered.record(name, note=[limit, due])
     if not params.collections:
         numbers = {known.collection_id for known in found}
-        covered.retain([f"{kind}/{number}" for number in numbers for kind in ("collections", "deletes")])
+        covered.retain([f"{kind}/{number}" for number in numbers for kind in ("collections", "deletes", "published")])
     covered.save()
 
 
@@ -281,9 +312,27 @@ def plan_collection(
         base_tick=earliest_readable_tick(rows),
         folded_tick=folded_tick(rows),
     )
-    plan.merges = plan_merges(row_files, rows.store, params)
+    if params.files:
+        plan.published, plan.vectors = _vectors(settings, known.collection_id)
+    plan.merges = [
+        group
+        for files in ([each for each in row_files if is_hidden(each) is hidden] for hidden in (False, True))
+        for group in plan_merges(files, rows.store, params)
+    ]
     _plan_fold(plan, params)
     return plan
+
+
+def _vectors(settings: Settings, collection_id: int) -> tuple[str, Mapping[str, Vector]]:
+    """Return the URI of the published table, and by file of the rows table the rows that it hides. Opens one table."""
+    try:
+        table = PublishedTable.open(store_at(published_uri(settings, collection_id)))
+    except MillraceError:  # publishing says so, and compaction does the rest
+        table = None
+    if table is None:
+        return "", {}
+    found = {inner_path(path): file.vector for path, file in table.files.items()}
+    return table.uri, {path: vector for path, vector in found.items() if vector is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class TableCompaction(OperationReport):
     """Rows of the files that were written."""
     rows_removed: int = 0
     """Dead rows that those files no longer hold."""
+    rows_apart: int = 0
+    """Hidden rows that moved to files of their own."""
     bytes_read: int = 0
     bytes_written: int = 0
     given_up: list[str] = Field(default_factory=list)
@@ -40,6 +42,7 @@ class TableCompaction(OperationReport):
                 "files_added": self.files_added + sum(len(each.actions) for each in done),
                 "rows": self.rows + sum(each.rows_out for each in done),
                 "rows_removed": self.rows_removed + sum(each.rows_in - each.rows_out for each in done),
+                "rows_apart": self.rows_apart + sum(each.rows_apart for each in done),
                 "bytes_read": self.bytes_read + sum(each.group.size for each in done),
                 "bytes_written": self.bytes_written + sum(action.size for each in done for action in each.actions),
                 "given_up": [*given_up],

@@ -33,6 +33,8 @@ class FileGroup:
     """Files of one partition that are rewritten together: one task's work and one part of a commit."""
 
     files: tuple[LiveFile, ...]
+    for_hidden: bool = False
+    """Whether the rewrite is worth it for the hidden rows alone, which it sets apart."""
 
     @property
     def partition(self) -> dict[str, str | None]:
@@ -65,6 +67,15 @@ def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
                 total, rows = total + batch.nbytes, rows + batch.num_rows
                 break
     return total / rows if rows else 1.0
+
+
+HIDDEN: Final = "hidden"
+"""First word of the names of files whose rows were all hidden when they were written."""
+
+
+def is_hidden(file: LiveFile) -> bool:
+    """Return whether the file has only rows that a rewrite set apart. They are merged among themselves."""
+    return file.path.rpartition("/")[2].startswith(f"{HIDDEN}-")
 
 
 Tiering = Callable[[Sequence[LiveFile], float], list[list[LiveFile]]]

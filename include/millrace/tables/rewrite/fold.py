@@ -5,7 +5,8 @@ Once a tier has FAN_IN files, they become one file of a tier above. So each byte
 partition has fewer than FAN_IN small files per tier after a fold. A day that is over gets no more rows: what is left of
 it becomes one file.
 
-A fold keeps every row, the dead ones too; compaction removes those. Replaced files stay on disk until VACUUM, for
+A fold keeps every row, the dead ones too; compaction removes those, and joins the files in which it set hidden rows
+apart. Replaced files stay on disk until VACUUM, for
 readers that have pinned an earlier version.
 """
 
@@ -18,7 +19,7 @@ from typing import Final
 from millrace.storage.table import LiveFile, TableHandle
 from millrace.tables.collections.data_tables import DATE
 from millrace.tables.rewrite.commits import RewriteCommitter, rewrite_and_commit
-from millrace.tables.rewrite.files import FileGroup, Tiering, live_files, merge_groups, row_bytes
+from millrace.tables.rewrite.files import FileGroup, Tiering, is_hidden, live_files, merge_groups, row_bytes
 from millrace.tables.rewrite.rewrite import RewriteJob, RewriteResult, rewrite_in_process
 
 FAN_IN: Final = 8
@@ -38,7 +39,7 @@ def plan_folds(table: TableHandle) -> list[FileGroup]:
     """Return the files to join at the version of `table`. Reads rows only if there are any."""
     files = live_files(table)
     newest = max((file.partition[DATE] for file in files if DATE in file.partition), default="")
-    small = [file for file in files if file.size < TIER_BYTES[-1]]
+    small = [file for file in files if file.size < TIER_BYTES[-1] and not is_hidden(file)]
     growing = [file for file in small if file.partition.get(DATE, newest) == newest]
     over = [file for file in small if file.partition.get(DATE, newest) != newest]
     if not (_any(growing, _full_tiers) or _any(over, _one_tier)):

@@ -1,5 +1,10 @@
 """The work of one task: rewrite a group of files into new ones, sorted and without rows that no read can see.
 
+Rows that the published version hides, but that reads at earlier ticks still see, go to files of their own
+(millrace.tables.rewrite.files.HIDDEN). So engines that read the published table meet files without hidden rows, and
+files of hidden rows, of which they decode nothing. The published version decides only where a row goes: each row is in
+one of the new files, whatever the version says.
+
 Reads named files, writes durable files that no commit names yet, and returns a :class:`RewriteResult` that describes
 them. Knows nothing of the Delta log. The mappers run groups in this process or in Spark tasks.
 
@@ -10,23 +15,27 @@ in.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.errors import TableDamaged
 from millrace.base.failpoint import hit
 from millrace.message.stored_columns import ColumnChains, fold_chains
+from millrace.storage.deletion_vectors import NO_POSITIONS, Positions, Vector, read_vector
 from millrace.storage.file_sink import FileSink
 from millrace.storage.parquet_file import FileAction, open_file, read_rows
 from millrace.storage.store import store_at
-from millrace.storage.table import TableHandle
+from millrace.storage.table import LiveFile, TableHandle
 from millrace.tables.collections.data_tables import STATS_COLUMNS
 from millrace.tables.collections.dead_rows import HiddenRanges, dead_mask
 from millrace.tables.collections.flush_tables import SEGMENT_COLUMNS
-from millrace.tables.rewrite.files import FileGroup
+from millrace.tables.rewrite.files import HIDDEN, FileGroup, is_hidden
 from millrace.wal.visible.collection_rows import align_to_schema
 
 if TYPE_CHECKING:
@@ -72,6 +81,10 @@ class RewriteJob:
     """Deletes table only: deletes up to this tick are dropped."""
     chains: ColumnChains = ()
     """Rows table only: columns whose values move to the last of their chain, because no read uses the narrower ones."""
+    published: str = ""
+    """Rows table only: URI of the published table."""
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    """Rows table only: by file the vector of its rows that the published version hides, and that are set apart."""
 
 
 def merge_job(table: TableHandle, key: Sequence[str]) -> RewriteJob:
@@ -103,6 +116,8 @@ class RewriteResult:
     """Nothing was written, because the single file has no dead row."""
     error: str | None = None
     """Why the group failed. Nothing of it is left on disk."""
+    rows_apart: int = 0
+    """Rows of other files that were set apart."""
 
 
 RewriteMapper = Callable[[RewriteJob, Sequence[FileGroup]], Iterable[RewriteResult]]
@@ -149,20 +164,30 @@ def load_deletes(fold: DeadRowFilter | None) -> pa.Table | None:
 def rewrite_group(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> RewriteResult:
     """Rewrite one group. An error becomes part of the result, so that it affects no other group."""
     sink = FileSink.at(job.uri, job.schema, job.stats)
+    apart = FileSink.at(job.uri, job.schema, job.stats, kind=HIDDEN)
     try:
         rows_in = sum(file.rows for file in group.files)
         if len(group.files) == 1 and not _worth(job, group, deletes):
             return RewriteResult(group, rows_in=rows_in, rows_out=rows_in, unchanged=True)
-        rows = pa.concat_tables([_living(job, deletes, _read(job, file.path)) for file in group.files])
-        rows = _sorted(fold_chains(rows, job.chains), job.sort)
-        for start in range(0, rows.num_rows, WRITE_ROWS):
-            sink.write(rows.slice(start, WRITE_ROWS), dict(group.files[0].partition))
-        actions = tuple(sink.finish())
+        shown, hidden, moved = [], [], 0
+        for file in group.files:
+            staying, aside = _parts(job, deletes, file)
+            shown.append(staying)
+            hidden.append(aside)
+            moved += 0 if is_hidden(file) else aside.num_rows
+        rows_out = 0
+        for target, parts in ((sink, shown), (apart, hidden)):
+            rows = _sorted(fold_chains(pa.concat_tables(parts), job.chains), job.sort)
+            for start in range(0, rows.num_rows, WRITE_ROWS):
+                target.write(rows.slice(start, WRITE_ROWS), dict(group.files[0].partition))
+            rows_out += rows.num_rows
+        actions = (*sink.finish(), *apart.finish())
     except Exception as error:
         sink.abort()
+        apart.abort()
         return RewriteResult(group, error=f"{type(error).__name__}: {error}")
     hit("compact.written")
-    return RewriteResult(group, actions, rows_in, rows.num_rows)
+    return RewriteResult(group, actions, rows_in, rows_out, rows_apart=moved)
 
 
 def _read(job: RewriteJob, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -177,6 +202,8 @@ def _read(job: RewriteJob, name: str, columns: Sequence[str] | None = None) -> p
 def _worth(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> bool:
     """Return whether a single file has anything to drop. Reads only the columns that decide this."""
     name = group.files[0].path
+    if group.for_hidden and len(_hidden(job, name)):
+        return True
     if job.fold is not None and deletes is not None:
         rows = _read(job, name, (*job.fold.key, *_PLACE))
         return bool(dead_mask(rows, deletes, key=job.fold.key, hidden=job.fold.drops).any())
@@ -185,13 +212,35 @@ def _worth(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> bool:
     return False
 
 
-def _living(job: RewriteJob, deletes: pa.Table | None, rows: pa.Table) -> pa.Table:
+def _parts(job: RewriteJob, deletes: pa.Table | None, file: LiveFile) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of a file that stay: those that are shown, and those that are set apart."""
+    rows = _read(job, file.path)
+    apart = np.full(rows.num_rows, is_hidden(file))
+    apart[_hidden(job, file.path)] = True
+    gone = _gone(job, deletes, rows)
+    return _taken(rows, ~(apart | gone)), _taken(rows, apart & ~gone)
+
+
+def _gone(job: RewriteJob, deletes: pa.Table | None, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows that no read can see."""
     if job.fold is not None and deletes is not None:
-        gone = dead_mask(rows, deletes, key=job.fold.key, hidden=job.fold.drops)
-        return rows.filter(pa.array(~gone)) if gone.any() else rows
+        return dead_mask(rows, deletes, key=job.fold.key, hidden=job.fold.drops)
     if job.drop_deletes_to:
-        return rows.filter(pc.greater(rows["_time_tick"], job.drop_deletes_to))
-    return rows
+        return np.asarray(rows["_time_tick"].to_numpy() <= job.drop_deletes_to)
+    return np.zeros(rows.num_rows, dtype=bool)
+
+
+def _taken(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
+    return rows if mask.all() else rows.filter(pa.array(mask))
+
+
+def _hidden(job: RewriteJob, name: str) -> Positions:
+    """Return the positions of a file's rows that the published version hides."""
+    vector = job.vectors.get(name)
+    try:
+        return NO_POSITIONS if vector is None else read_vector(store_at(job.published), vector)
+    except TableDamaged:  # later versions replaced it, long ago: the next run sets these rows apart
+        return NO_POSITIONS
 
 
 def _sorted(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
