@@ -42,6 +42,9 @@ class Batch:
     """May be read once, and only as it is needed: the first batch may have no rows, and gives the columns."""
     numbers: Sequence[int] | None = None
     """The rows' numbers in the batch that they come from, of a redrive; None: 0, 1, 2, ..."""
+    generation: int = 0
+    """How often the lane's position was set by hand. What a sink stores of an earlier generation says nothing of this
+    one."""
     frame: Callable[[], Any] | None = None
     """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
 

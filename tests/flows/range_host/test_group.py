@@ -258,8 +258,10 @@ def test_a_workers_name_is_its_own_after_a_restart_and_nobody_elses(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["delta", "opensearch"])
-def test_four_workers_over_twelve_partitions_while_they_die_pause_and_join(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["delta", "opensearch", "collection"])
+def test_four_workers_over_twelve_partitions_while_they_die_pause_and_join(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
     """One is killed, one at its claim, one stops beyond its session, one joins: in = out + errors, nothing twice."""
     more: dict[str, Any] = {"sink": {}} if kind == "opensearch" else {}
     flights = Flights(
@@ -273,6 +275,10 @@ def test_four_workers_over_twelve_partitions_while_they_die_pause_and_join(tmp_p
     settings = flights.settings
     if kind == "delta":
         flights.declared["sink"] = {"kind": "delta", "table": "out"}
+    if kind == "collection":
+        db = request.getfixturevalue("deployed")(settings)
+        db.create_collection("out", {"id": "string", "flight": "int64", "n": "int64"}, key="id", vchannels=3)
+        flights.declared["sink"] = {"kind": "collection", "collection": "out"}
     dice = random.Random(kind)
     told: list[tuple[str, Any]] = []
     stop = threading.Event()
@@ -326,6 +332,10 @@ def test_four_workers_over_twelve_partitions_while_they_die_pause_and_join(tmp_p
     assert {json.loads(message.value())["n"] for message in flights.errors()} == bad
     if kind == "opensearch":
         assert set(flights.index()) == good
+    elif kind == "collection":
+        db.settle()
+        changes = db.collection("out").changes_between().read_all().to_pylist()
+        assert Counter(each["id"] for each in changes if each["_change"] == "insert") == dict.fromkeys(good, 1)
     else:
         table = open_table(settings.table_uri(f"{OUTPUTS}/out"))
         assert table is not None

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.flows.range_host.positions import positions_of
 from millrace.runtime.child_processes import ChildProcess
+from millrace.testing import Deployment
 from tests.flows.range_host.flights import Flights
 
 KEYS = 40
@@ -111,6 +112,43 @@ def test_a_worker_that_dies_at_a_step_does_the_range_again(tmp_path: Path, point
     assert job.wait(deadline=60) != 0
     worker.to_the_end(60)
     _check(flights, told)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "sink.sent",
+        pytest.param("sink.journaled", marks=pytest.mark.slow),
+        pytest.param("pipeline.written", marks=pytest.mark.slow),
+        pytest.param("pipeline.failures", marks=pytest.mark.slow),
+        pytest.param("pipeline.committed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_dies_at_a_step_writes_no_row_of_a_collection_twice(
+    tmp_path: Path, point: str, deployed: Callable[[Settings], Deployment]
+) -> None:
+    """Each key's changes are its documents in their order, each once, and what failed is in the error topic."""
+    flights = Flights(tmp_path, flush={"items": 10, "seconds": 0.2, "mib": 1})
+    db = deployed(flights.settings)
+    db.create_collection("out", {"id": "string", "flight": "int8"}, key="id", vchannels=3)
+    flights.declared["sink"] = {"kind": "collection", "collection": "out"}
+    told = [(f"k{number}", {"flight": number % 150, "id": f"k{number}"}) for number in range(300)]
+    flights.send(told)
+    worker = Worker(tmp_path, flights)
+    for visit in (1, 2):
+        job = worker.start("--until-end", failpoint=f"{point}@{visit}")
+        assert job.wait(deadline=60) != 0
+    worker.to_the_end(60)
+    good = {key: value["flight"] for key, value in told if value["flight"] < 128}
+    db.settle()
+    changes = db.collection("out").changes_between().read_all().to_pylist()
+    # To a reader, an upsert deletes the row of its key, and inserts the new one.
+    inserted = [(each["id"], each["flight"]) for each in changes if each["_change"] == "insert"]
+    assert sorted(inserted) == sorted(good.items())
+    assert {json.loads(message.value())["id"] for message in flights.errors()} == dict(told).keys() - good.keys()
+    places = positions_of(flights.settings, flights.id).values()
+    assert sum(each.records_in for each in places) == len(told)
+    assert sum(each.records_error for each in places) == len(told) - len(good)
 
 
 class _Watcher(threading.Thread):

@@ -26,13 +26,15 @@ FOLDER: Final = "pipelines"
 """Of these tables, below the deployment's."""
 _FORGOTTEN: Final = -1
 COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries", "records_stale")
-"""What a task counts. A table that an earlier build made has no `records_stale` until it is opened to be written."""
+"""What a task counts. A table of an earlier build has no `records_stale`, and no `generation`, until it is opened to be
+written."""
 COLUMNS: Final = pa.schema(
     [
         pa.field("position", pa.int64()),
         pa.field("commits", pa.int64()),
         *(pa.field(name, pa.int64()) for name in COUNTS),
         pa.field("topic_id", pa.utf8()),
+        pa.field("generation", pa.int64()),
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -57,6 +59,8 @@ class Position:
     """Documents that were left out: the sink held a newer one of their id."""
     topic_id: str = ""
     """The id of the position's topic, which a topic that is created again does not share. Empty if unknown."""
+    generation: int = 0
+    """How often it was set by hand, or forgotten: a sink's own position is of one generation."""
     path: str | None = None
 
     @property
@@ -130,7 +134,15 @@ class Positions:
         counts = {name: row.get(name) or 0 for name in COUNTS}
         topic_id = row.get("topic_id") or ""
         task = action[f"partition.{TASK}"]
-        return Position(task, row["position"], row["commits"], **counts, topic_id=topic_id, path=action["path"])
+        return Position(
+            task,
+            row["position"],
+            row["commits"],
+            **counts,
+            topic_id=topic_id,
+            generation=row.get("generation") or 0,
+            path=action["path"],
+        )
 
 
 def read_positions(table: TableHandle | None) -> dict[str, Position]:
@@ -165,7 +177,9 @@ def forget_positions(settings: Settings, pipeline: str) -> None:
     table = open_table(positions_uri(settings, pipeline))
     known = [] if table is None else [each for each in read_positions(table).values() if not each.forgotten]
     if table is not None and known:
-        moves = [(each, Position(each.task, _FORGOTTEN, each.commits + 1)) for each in known]
+        moves = [
+            (each, Position(each.task, _FORGOTTEN, each.commits + 1, generation=each.generation + 1)) for each in known
+        ]
         commit_positions(table, moves).raise_if_fenced()
 
 
@@ -179,8 +193,9 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
     moves = []
     for task, offset in offsets.items():
         before = known.get(task)
+        moved = (before or Position(task, 0)).moved(offset)
         # Whoever sets it knows the topic that there is now.
-        moves.append((before, replace((before or Position(task, 0)).moved(offset), topic_id="")))
+        moves.append((before, replace(moved, topic_id="", generation=moved.generation + 1)))
     if moves:
         commit_positions(table, moves).raise_if_fenced()
     return positions_of(settings, pipeline)

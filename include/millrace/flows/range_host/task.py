@@ -139,7 +139,9 @@ class Task:
         begun = time.monotonic()
         transformed = self.process_json(records)
         processed = time.monotonic()
-        written = self.execute(Batch(self._name, total.position, position, documents=transformed.actions))
+        generation = 0 if total.base is None else total.base.generation
+        batch = Batch(self._name, total.position, position, documents=transformed.actions, generation=generation)
+        written = self.execute(batch)
         hit("pipeline.written")
         failures = [*transformed.failures, *written.failures]
         if failures:

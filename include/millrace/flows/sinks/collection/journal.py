@@ -16,6 +16,9 @@ The journal stays when its batch is done, and the next batch replaces it. So the
 durable: a batch that is done but not noted is sent again with its numbers, which has no second effect.
 
 An older driver of the same sink that still runs is fenced by the new epoch; on one machine a lock excludes it.
+
+The journal lies in the sink's folder (:class:`FolderJournal`), or in the store of the tables, where the next owner of a
+lane finds it (millrace.flows.sinks.collection.lane).
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from __future__ import annotations
 import fcntl
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -53,11 +56,26 @@ EPOCHS: Final = 5
 """Epochs that one batch may take before it is given up."""
 
 _AGAIN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
-_SCHEMA: Final = pa.schema([pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary())])
+_PLACES: Final = pa.list_(pa.list_(pa.int64()))
+_SCHEMA: Final = pa.schema(
+    [pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary()), pa.field("places", _PLACES)]
+)
 _NAME: Final = "batch.arrow"
 
 Number = tuple[str, int, int]
 """VChannel, epoch and sequence of a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedMessage(MutableMessage):
+    """A message that knows which documents its rows are."""
+
+    places: tuple[int, ...] = ()
+    """By row the position of its document."""
+
+
+Divide = Callable[[MutableMessage, AppendRejected], Sequence[MutableMessage] | None]
+"""Return the messages to send in place of one that was rejected, or None if its rows are not at fault."""
 
 
 @dataclass(slots=True)
@@ -79,38 +97,61 @@ class InFlight:
         return [message for groups in self.groups.values() for group in groups for message in group]
 
 
+class JournalFiles(Protocol):
+    """Where a journal is stored."""
+
+    producer_id: int
+
+    def noted(self) -> Noted:
+        """Return the newest batch that is done."""
+        ...
+
+    def load(self) -> InFlight | None:
+        """Return the newest batch that was journaled."""
+        ...
+
+    def keep(self, batch: InFlight) -> None:
+        """Journal `batch` with its `entries`, in place of the one before. Durable when this returns."""
+        ...
+
+    def done(self, noted: Noted) -> None:
+        """Note that the batch is done. Need not be durable."""
+        ...
+
+    def close(self) -> None:
+        """Let others have the journal. Idempotent."""
+        ...
+
+
 class Journal:
     """The exactly-once way of one sink's messages to the log. One thread uses it."""
 
-    def __init__(self, client: Database, folder: Path, name: str) -> None:
-        """`name` is said where something fails. Raises StreamBusy while another process holds `folder`."""
-        make_folder(folder)
+    def __init__(self, client: Database, files: JournalFiles, name: str, *, divide: Divide | None = None) -> None:
+        """`name` is said where something fails.
+
+        With `divide`, a rejected message does not stop its batch: what `divide` returns is sent in its place.
+        """
         self._client = client
-        self._folder = folder
+        self._files = files
         self._name = name
-        self._lock = (folder / "lock").open("ab")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise StreamBusy(f"another process writes to {name!r} from {folder}: end it first") from None
-        self.producer_id = _identity(folder)
+        self._divide = divide
+        self.producer_id = files.producer_id
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="sink")
         self._producer: Producer | None = None
-        self.noted = _noted(folder)
+        self.noted = files.noted()
         self._begun = True
         """Whether the journal may have a batch that is not done."""
 
     def close(self) -> None:
-        """Let others have the folder. Idempotent."""
+        """Let others have the journal. Idempotent."""
         self._pool.shutdown()
         if self._producer is not None:
             self._producer.close()
-        self._lock.close()
+        self._files.close()
 
     def resume(self) -> None:
         """Bring the batch that an earlier process left to its end, if there is one. Raises what keeps it from that."""
-        batch = _load(self._folder) if self._begun else None
+        batch = self._files.load() if self._begun else None
         if batch is None or batch.noted.batch_id <= self.noted.batch_id:
             return
         if batch.renumber:
@@ -183,7 +224,8 @@ class Journal:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _settle(self, batch: InFlight, producer: Producer) -> None:
-        for _ in range(EPOCHS):
+        epochs = 0
+        while epochs < EPOCHS:
             answers = self._delivered(batch, producer)
             if producer is not self._producer:
                 producer.close()
@@ -199,16 +241,35 @@ class Journal:
                     raise answer  # another process writes as this sink: it has the journal too
             unknown = len(rest) - len(refused)
             if refused and not unknown:
+                parts = self._divided(refused)
+                if parts is not None:
+                    self._renumbered(batch, parts)
+                    producer = self._owned()
+                    if parts:
+                        continue
+                    return
                 batch.groups = _by_entries([message for message, _ in refused])
                 batch.renumber = True
                 self._keep(batch)
                 raise refused[0][1]
             if not rest:
                 return
+            epochs += 1
             standing = self._in_wal(batch)
             self._renumbered(batch, [message for message in rest if _number_of(message) not in standing])
             producer = self._owned()
         raise DeadlineExceeded(f"{self._name!r}: the chain forgets the sink's producer again and again: start it again")
+
+    def _divided(self, refused: Sequence[tuple[MutableMessage, AppendRejected]]) -> list[MutableMessage] | None:
+        if self._divide is None:
+            return None
+        parts: list[MutableMessage] = []
+        for message, answer in refused:
+            mine = self._divide(message, answer)
+            if mine is None:
+                return None
+            parts += mine
+        return parts
 
     def _delivered(self, batch: InFlight, producer: Producer) -> dict[Number, object]:
         """By number what became of each message; what is not in there has to be looked for."""
@@ -263,35 +324,86 @@ class Journal:
     def _keep(self, batch: InFlight) -> None:
         self._begun = True
         batch.entries = {name: [encode_entry(group) for group in groups] for name, groups in batch.groups.items()}
-        pairs = [(pchannel, entry) for pchannel, mine in batch.entries.items() for entry in mine]
-        facts = {
-            "batch": batch.noted.batch_id, "rows": batch.noted.acknowledged, "rejected": batch.noted.rejected,
-            "since": batch.since, "renumber": batch.renumber,
-        }  # fmt: skip
-        schema = _SCHEMA.with_metadata({"batch": json.dumps(facts)})
-        draft = self._folder / f".{_NAME}"
-        with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            for pchannel, entry in pairs:
-                writer.write_batch(pa.record_batch([[pchannel], pa.array([entry], pa.large_binary())], schema=schema))
-        sync(draft)
-        draft.replace(self._folder / _NAME)
-        sync(self._folder)
+        self._files.keep(batch)
 
     def _done(self, noted: Noted) -> None:
         self.noted = noted
-        self.noted.keep(self._folder, synced=False)
+        self._files.done(noted)
         self._begun = False
         hit("sink.done")
 
 
-def _noted(folder: Path) -> Noted:
-    """Return the newest done batch: the last noted one, or, if a crash lost that, the one before the journal's."""
-    batch = _load(folder)
-    before = Noted() if batch is None else Noted(batch.noted.batch_id - 1)
-    try:
-        return max(Noted.load(folder), before, key=lambda each: each.batch_id)
-    except ValueError:
-        return before
+class FolderJournal:
+    """The journal of a Spark query's sink, in a folder of the query's checkpoint."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Raises StreamBusy while another process holds `folder`; `name` is said then."""
+        make_folder(folder)
+        self._folder = folder
+        self._lock = (folder / "lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise StreamBusy(f"another process writes to {name!r} from {folder}: end it first") from None
+        self.producer_id = _identity(folder)
+
+    def noted(self) -> Noted:
+        """Return the last noted batch, or, if a crash lost the note, the one before the journal's."""
+        batch = self.load()
+        before = Noted() if batch is None else Noted(batch.noted.batch_id - 1)
+        try:
+            return max(Noted.load(self._folder), before, key=lambda each: each.batch_id)
+        except ValueError:
+            return before
+
+    def load(self) -> InFlight | None:
+        path = self._folder / _NAME
+        if not path.exists():
+            return None
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            return read_batch(reader)[0]
+
+    def keep(self, batch: InFlight) -> None:
+        draft = self._folder / f".{_NAME}"
+        with pa.OSFile(str(draft), "wb") as file:
+            write_batch(file, batch, {})
+        sync(draft)
+        draft.replace(self._folder / _NAME)
+        sync(self._folder)
+
+    def done(self, noted: Noted) -> None:
+        noted.keep(self._folder, synced=False)
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def write_batch(file: pa.NativeFile, batch: InFlight, more: Mapping[str, Any]) -> None:
+    """Write `batch` with its entries, and the facts `more`, as an Arrow file."""
+    facts = {
+        "batch": batch.noted.batch_id, "rows": batch.noted.acknowledged, "rejected": batch.noted.rejected,
+        "since": batch.since, "renumber": batch.renumber, **more,
+    }  # fmt: skip
+    schema = _SCHEMA.with_metadata({"batch": json.dumps(facts)})
+    with pa.ipc.new_file(file, schema) as writer:
+        for pchannel, mine in batch.entries.items():
+            for entry, group in zip(mine, batch.groups[pchannel], strict=True):
+                places = [list(each.places) if isinstance(each, PlacedMessage) else None for each in group]
+                columns = [[pchannel], pa.array([entry], pa.large_binary()), pa.array([places], _PLACES)]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def read_batch(reader: pa.RecordBatchFileReader) -> tuple[InFlight, dict[str, Any]]:
+    """Return the batch of a journal's file, and all of the file's facts."""
+    facts = json.loads(reader.schema.metadata[b"batch"])
+    noted = Noted(facts["batch"], facts["rows"], facts["rejected"])
+    batch = InFlight(noted, facts["since"], renumber=facts["renumber"])
+    for number in range(reader.num_record_batches):
+        row = reader.get_batch(number).to_pylist()[0]
+        batch.groups.setdefault(row["pchannel"], []).append(_decoded(row["entry"], row.get("places")))
+        batch.entries.setdefault(row["pchannel"], []).append(row["entry"])
+    return batch, facts
 
 
 def _stands(answer: object) -> bool:
@@ -320,24 +432,13 @@ def _identity(folder: Path) -> int:
         return made
 
 
-def _load(folder: Path) -> InFlight | None:
-    path = folder / _NAME
-    if not path.exists():
-        return None
-    with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-        facts = json.loads(reader.schema.metadata[b"batch"])
-        noted = Noted(facts["batch"], facts["rows"], facts["rejected"])
-        batch = InFlight(noted, facts["since"], renumber=facts["renumber"])
-        for number in range(reader.num_record_batches):
-            row = reader.get_batch(number).to_pylist()[0]
-            batch.groups.setdefault(row["pchannel"], []).append(_decoded(row["entry"]))
-    return batch
-
-
-def _decoded(entry: bytes) -> list[MutableMessage]:
+def _decoded(entry: bytes, places: Sequence[Sequence[int] | None] | None) -> list[MutableMessage]:
     framed = pa.record_batch(
         [pa.array([0]), pa.array([0]), pa.array([0]), pa.array([entry], pa.large_binary())], schema=ENTRY_SCHEMA
     )
-    return [
-        MutableMessage(**{name: row[name] for name in MESSAGE_FIELDS}) for row in decode_entries(framed).to_pylist()
-    ]
+    found = []
+    for number, row in enumerate(decode_entries(framed).to_pylist()):
+        fields = {name: row[name] for name in MESSAGE_FIELDS}
+        mine = places[number] if places else None
+        found.append(MutableMessage(**fields) if mine is None else PlacedMessage(**fields, places=tuple(mine)))
+    return found

@@ -9,8 +9,10 @@ and a retract removes everything of one of the source's VChannels, which needs a
 VChannels. So a stream of all changes of a collection maintains another one as its mirror.
 
 Documents are upserts by the primary key, which they contain; a tombstone deletes the row of its record's key. A
-document that does not fit is its own failure. Replayed in order, the same rows result: effectively once, without a
-memory. A collection has no versions: what is sent out of order (a redrive) replaces what is there.
+document that does not fit is its own failure. In a batch that moves its lane's position they take effect exactly once,
+by the lane's own journal (millrace.flows.sinks.collection.lane), and what the sink has already is left out. Other
+batches (a redrive, a source that can stop only at the end of a range) are effectively once: replayed in order, they
+give the same rows. A collection has no versions: what is sent out of order replaces what is there.
 
 A key changes at one tick, but a batch does not: readers may see a part of one. Memory: the batch, as messages.
 """
@@ -19,17 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import (
+    AppendRejected,
+    AppendUnresolved,
     ChangesRefused,
     CollectionNotFound,
     InvalidArgument,
     MillraceError,
+    ProducerFenced,
     SinkBusy,
     SinkRefused,
 )
@@ -55,8 +60,10 @@ from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.collection.changes import KIND, Folded, fold
 from millrace.flows.sinks.collection.fit import require_fit
-from millrace.flows.sinks.collection.journal import Journal
+from millrace.flows.sinks.collection.journal import FolderJournal, Journal, PlacedMessage
+from millrace.flows.sinks.collection.lane import LaneJournal
 from millrace.flows.sinks.collection.model import CollectionSink as Declared
+from millrace.flows.sinks.collection.placed import fitting, halves
 from millrace.flows.sinks.collection.poison import in_order, letters, redriven, sift
 from millrace.flows.sinks.memory import Noted
 from millrace.flows.sinks.models import Flush
@@ -65,7 +72,9 @@ from millrace.message import builders
 from millrace.message.ids import collection_id_of, pchannel_of
 from millrace.message.keys import key_column
 from millrace.message.model import MutableMessage
+from millrace.message.schema import CollectionSchema
 from millrace.message.types import MIN_CHAIN_VERSION, MessageType
+from millrace.wal.reasons import Reason
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 Mode = Literal["append", "upsert", "changes"]
@@ -73,6 +82,15 @@ MODES: Final[tuple[Mode, ...]] = ("append", "upsert", "changes")
 STEP: Final = "collection"
 _RETRY_AFTER: Final = 1.0
 _OWN_FAULT: Final = frozenset({"INVALID_ARGUMENT", "MALFORMED", "ENTRY_TOO_LARGE", "APPEND_REJECTED"})
+
+
+_OF_ROWS: Final = frozenset({Reason.CHECK_VIOLATED, Reason.SCHEMA_MISMATCH, Reason.TOO_LARGE})
+"""Rejections that one row of a message may be the cause of."""
+
+
+class _Lane(NamedTuple):
+    files: LaneJournal
+    journal: Journal
 
 
 class CollectionSink(Closeable):
@@ -90,8 +108,11 @@ class CollectionSink(Closeable):
         partition_by: str | None = None,
         dead_letters: str | None = None,
         stream: str = "",
+        flow: str = "",
     ) -> None:
         """Make a sink; one with a `memory` (a folder of the query's checkpoint) is opened, and takes rows.
+
+        `flow` is the name of documents' lanes; without one there are no journals of lanes.
 
         `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
         is the name of their stream. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
@@ -111,6 +132,8 @@ class CollectionSink(Closeable):
         self._database: Database | None = None
         self._collection: Collection | None = None
         """Takes documents."""
+        self._flow = flow
+        self._lanes: dict[str, _Lane] = {}
         self._journal: Journal | None = None
         self._plain: Producer | None = None
         self._noted = Noted()
@@ -127,7 +150,7 @@ class CollectionSink(Closeable):
             for name in filter(None, (self._name, self._letters)):
                 self._newest_chain(self._client.definition(name))
             if self._guarantee == "exactly once":
-                self._journal = Journal(self._client, self._memory, self._name)
+                self._journal = Journal(self._client, FolderJournal(self._memory, self._name), self._name)
                 self._journal.resume()
             else:
                 self._noted = Noted.load(self._memory) if self._guarantee == "at most once" else self._noted
@@ -151,6 +174,9 @@ class CollectionSink(Closeable):
 
     def close(self) -> None:
         """Let go of the server and the folder. Idempotent."""
+        for lane in self._lanes.values():
+            lane.journal.close()
+        self._lanes.clear()
         if self._journal is not None:
             self._journal.close()
         if self._database is not None:
@@ -162,8 +188,11 @@ class CollectionSink(Closeable):
         require_fit(schema, self._client.definition(self._name), changes=self._mode == "changes")
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return the position that the memory has, for its one lane; nothing without an exactly-once memory."""
-        if self._journal is None or self._journal.noted.batch_id < 0:
+        """Return the position that the memory has, for its one lane, or those of the lanes that this sink owns."""
+        if self._journal is None:
+            found = {name: self._lanes[name].files.position for name in lanes if name in self._lanes}
+            return {name: position for name, position in found.items() if position}
+        if self._journal.noted.batch_id < 0:
             return {}
         return dict.fromkeys(lanes, self._journal.noted.batch_id + 1)
 
@@ -175,6 +204,8 @@ class CollectionSink(Closeable):
         documents, raises SinkBusy, SinkRefused.
         """
         if batch.documents is not None:
+            if self._flow and batch.end > batch.start:
+                return self._write_lane(batch, batch.documents)
             return self._write_documents(batch.documents)
         if self._journal is not None:
             self._journal.resume()  # what an attempt of this process left
@@ -223,17 +254,93 @@ class CollectionSink(Closeable):
 
     # --- documents ---------------------------------------------------------------------------------------------------
 
-    def _write_documents(self, documents: Sequence[Action]) -> Verdicts:
+    def _write_lane(self, batch: Batch, documents: Sequence[Action]) -> Verdicts:
+        """Write the documents of a batch that moves its lane's position, each once."""
         self.open()
-        verdicts = Verdicts(bulks=1 if documents else 0)
-        assert self._collection is not None, "documents go into a sink without a memory"
-        schema = self._collection.schema
+        try:
+            lane = self._lane(batch)
+            return self._once(lane, batch, documents)
+        except MillraceError as error:
+            broken = self._lanes.pop(batch.lane, None)  # the next attempt claims the lane, and reads what is journaled
+            if broken is not None:
+                broken.journal.close()
+            raise self._whole(error) from None
+
+    def _lane(self, batch: Batch) -> _Lane:
+        known = self._lanes.get(batch.lane)
+        if known is not None and known.files.generation == batch.generation:
+            return known
+        if known is not None:
+            self._lanes.pop(batch.lane).journal.close()
+        collection = self._client.definition(self._name)
+        self._newest_chain(collection)
+        files = LaneJournal(
+            self._settings, self._flow, batch.lane, collection=collection.id, generation=batch.generation
+        )
+
+        def divide(message: MutableMessage, answer: AppendRejected) -> Sequence[MutableMessage] | None:
+            if answer.reason not in _OF_ROWS or not isinstance(message, PlacedMessage):
+                return None
+            if message.rows > 1:
+                return list(halves(message, self._client.definition(self._name)))
+            files.refuse(message.places[0], answer.code, str(answer))
+            return ()
+
+        made = _Lane(files, Journal(self._client, files, self._name, divide=divide))
+        self._lanes[batch.lane] = made
+        made.journal.resume()
+        return made
+
+    def _once(self, lane: _Lane, batch: Batch, documents: Sequence[Action]) -> Verdicts:
+        files, verdicts = lane.files, Verdicts()
+        before = [each for each in documents if each.record.offset < files.position]
+        for each in before:
+            refused = files.failures.get(each.record.offset)
+            if refused is not None:
+                words = refused[1] or "an earlier attempt refused it"
+                verdicts.failures.append(Failure(each.record, TASK_PUT, STEP, refused[0], words))
+        verdicts.repeated = verdicts.acknowledged = len(before) - len(verdicts.failures)
+        documents = [each for each in documents if each.record.offset >= files.position]
+        if not documents:
+            return verdicts
+        collection = self._client.definition(self._name)
+        rows, failures = self._rows_of(documents, collection.schema)
+        rows, messages, misfits = fitting(rows, collection)
+        failures += misfits
+        if rows:
+            verdicts.bulks = 1
+            own = {each.record.offset: (each.kind, each.reason) for each in failures}
+            files.move(batch.end, start=batch.start, failures=own)
+            lane.journal.write(Noted(1), messages)
+            by_chain = [each for each, _ in rows if each.record.offset in files.failures]
+            failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
+        verdicts.acknowledged += len(documents) - len(failures)
+        verdicts.failures += failures
+        try:
+            require_some(verdicts, verdicts.failures, f"collection {self._name}")
+        except SinkRefused:
+            if rows:
+                files.withdraw(batch.start)
+            raise
+        return verdicts
+
+    def _rows_of(
+        self, documents: Sequence[Action], schema: CollectionSchema
+    ) -> tuple[list[tuple[Action, KeyedRow]], list[Failure]]:
         rows: list[tuple[Action, KeyedRow]] = []
+        failures: list[Failure] = []
         for action in documents:
             try:
                 rows.append((action, row_of(action, schema)))
             except (ValueError, TypeError, ArithmeticError) as error:
-                verdicts.failures.append(Failure(action.record, TASK_PUT, STEP, "ROW", str(error)[:500]))
+                failures.append(Failure(action.record, TASK_PUT, STEP, "ROW", str(error)[:500]))
+        return rows, failures
+
+    def _write_documents(self, documents: Sequence[Action]) -> Verdicts:
+        self.open()
+        verdicts = Verdicts(bulks=1 if documents else 0)
+        assert self._collection is not None, "documents go into a sink without a memory"
+        rows, verdicts.failures = self._rows_of(documents, self._collection.schema)
         self._halved(rows, self._collection, verdicts)
         require_some(verdicts, verdicts.failures, f"collection {self._name}")
         return verdicts
@@ -262,7 +369,12 @@ class CollectionSink(Closeable):
             verdicts.acknowledged += len(rows)
 
     def _whole(self, error: MillraceError) -> MillraceError:
-        if error.retriable:
+        if isinstance(error, SinkBusy | SinkRefused):
+            return error
+        if isinstance(error, ProducerFenced):
+            return SinkBusy(f"collection {self._name}: another worker writes this lane", retry_after=_RETRY_AFTER)
+        # Messages without an answer are sent again under their numbers, before anything else.
+        if error.retriable or isinstance(error, AppendUnresolved):
             after = float(getattr(error, "retry_after", _RETRY_AFTER))
             return SinkBusy(f"collection {self._name}: {error}", retry_after=after)
         return SinkRefused(f"collection {self._name}: {error}")
@@ -405,4 +517,4 @@ def _replace(rows: Sequence[tuple[Action, KeyedRow]], collection: Collection) ->
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> CollectionSink:
     """The sink that flow `flow` declares."""
-    return CollectionSink(settings, declared.collection)
+    return CollectionSink(settings, declared.collection, flow=flow)

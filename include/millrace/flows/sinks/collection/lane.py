@@ -1,0 +1,174 @@
+"""The journal of one lane of a flow into a collection: where its next owner finds it, whichever process that is.
+
+The journal is a sequence of numbered files below the deployment's tables, ``flow-lanes/<flow>/<lane>/``. Each is
+created only if its number is free, and the newest one counts: the batch that is being sent, the position after it, and
+the positions of documents before that which the collection refused.
+
+- To open a lane is to claim it: the next file repeats the newest one. From then on the former owner's next file has a
+  number that is taken, so it can journal nothing, and what it has journaled the new owner sends under the same numbers.
+- A batch is decided when its file is there. Nothing of it is sent before, and all of it is sent afterwards, by whoever
+  owns the lane.
+- Each lane has a producer id of its own, so that workers of one flow do not fence each other at the chain.
+
+A file that is superseded is removed. A writer that was suspended may create a number that was removed; it therefore
+looks for a larger one before it sends anything.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
+from millrace.base.settings import Settings
+from millrace.flows.sinks.collection.journal import InFlight, read_batch, write_batch
+from millrace.flows.sinks.memory import Noted
+from millrace.storage.store import ConditionalStore, conditional, store_at
+
+LANES: Final = "flow-lanes"
+"""Folder of the journals, below the deployment's tables."""
+REASONS: Final = 1_000
+"""Refusals of a batch whose reasons are stored; of more, the positions alone."""
+_REASON: Final = 200
+"""Characters of a stored reason."""
+_TRIES: Final = 10
+_SUFFIX: Final = ".arrow"
+
+
+class LaneJournal:
+    """A lane that this process owns until another one claims it."""
+
+    def __init__(self, settings: Settings, flow: str, lane: str, *, collection: int, generation: int) -> None:
+        """Claim the lane. `collection` is the sink's id; a journal of another, or of an older generation, is empty.
+
+        Raises SinkBusy if other workers claim it at the same time, or its position was set by hand since.
+        """
+        self.generation = generation
+        self._lane, self._collection = lane, collection
+        try:
+            self._store: ConditionalStore = conditional(store_at(settings.table_uri(f"{LANES}/{flow}")))
+        except MillraceError as error:
+            raise SinkRefused(f"lane {lane}: {error}") from None
+        self._folder = quote(lane, safe="")
+        self._number = 0
+        self.producer_id = secrets.randbits(61) + 1
+        self.position = 0
+        """The position after the last batch that was journaled."""
+        self.failures: dict[int, tuple[str, str]] = {}
+        """By position before that the code and reason of a document that did not take effect."""
+        self._batch: InFlight | None = None
+        self._finished = False
+        self._claim()
+
+    # --- as JournalFiles ---------------------------------------------------------------------------------------------
+
+    def noted(self) -> Noted:
+        """Return 1 if all that is journaled took effect, else 0."""
+        return Noted(0 if self._batch is not None else 1)
+
+    def load(self) -> InFlight | None:
+        return self._batch
+
+    def keep(self, batch: InFlight) -> None:
+        self._finished, self._batch = False, batch
+        self._put(batch)
+
+    def done(self, noted: Noted) -> None:
+        self._finished = True
+
+    def close(self) -> None:
+        """Note that the last batch is done, so that the next owner has nothing to send. Idempotent."""
+        if self._finished and self._batch is not None and self._batch.groups:
+            self._finished = False
+            with suppress(MillraceError, OSError):
+                self._put(InFlight(Noted(1), {}))
+
+    # --- the lane ----------------------------------------------------------------------------------------------------
+
+    def move(self, position: int, *, start: int, failures: dict[int, tuple[str, str]]) -> None:
+        """Set what the next journaled batch stores: the position after it, and refusals from `start` on."""
+        self.position = position
+        self.failures = {place: each for place, each in self.failures.items() if place >= start} | failures
+
+    def refuse(self, position: int, code: str, reason: str) -> None:
+        """Add a document of the batch in hand that the collection refused; stored with the batch's next file."""
+        self.failures[position] = (code, reason[:_REASON])
+
+    def withdraw(self, position: int) -> None:
+        """Store `position` instead of the one after the last batch, of which nothing took effect."""
+        self.position, self.failures = position, {}
+        self.keep(InFlight(Noted(1), {}))
+        self._finished = True
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        for _ in range(_TRIES):
+            self._number = self._newest()
+            found: InFlight | None = None
+            if self._number:
+                body = self._store.read(self._path(self._number))
+                if body is None:
+                    continue  # its owner has journaled the next one meanwhile
+                with pa.ipc.open_file(body) as reader:
+                    found, facts = read_batch(reader)
+                found = self._understood(found, facts["lane"])
+            with suppress(_Taken):
+                self._put(found or InFlight(Noted(1), {}))
+                self._batch = found
+                return
+        raise SinkBusy(f"lane {self._lane}: several workers claim it at the same time", retry_after=1.0)
+
+    def _understood(self, batch: InFlight, facts: dict[str, Any]) -> InFlight | None:
+        """Take over what is stored; return the batch to send, if there is one."""
+        self.producer_id = facts["producer_id"]
+        if facts["generation"] > self.generation:
+            raise SinkBusy(f"lane {self._lane}: its position was set by hand meanwhile", retry_after=1.0)
+        self.position, self.failures = 0, {}
+        if facts["generation"] < self.generation or facts["collection"] != self._collection:
+            return None
+        self.position = facts["position"]
+        self.failures = {place: (code, reason) for place, code, reason in facts["failures"]}
+        return batch if batch.groups else None
+
+    def _put(self, batch: InFlight) -> None:
+        """Create the next file. Raises SinkBusy (_Taken) if the lane is another worker's."""
+        failures = [
+            [place, code, reason if number < REASONS else ""]
+            for number, (place, (code, reason)) in enumerate(sorted(self.failures.items()))
+        ]
+        facts = {
+            "generation": self.generation, "collection": self._collection, "position": self.position,
+            "failures": failures, "producer_id": self.producer_id,
+        }  # fmt: skip
+        body = io.BytesIO()
+        write_batch(body, batch, {"lane": facts})
+        number = self._number + 1
+        try:
+            created = self._store.put_if_absent(self._path(number), body.getvalue())
+            newest = self._newest() if created else number + 1
+            if newest > number:
+                raise _Taken(f"lane {self._lane}: another worker has taken it over", retry_after=1.0)
+            self._store.delete([self._path(each) for each in self._numbers() if each < number])
+        except OSError as error:
+            raise SinkBusy(f"lane {self._lane}: its journal cannot be written: {error}", retry_after=1.0) from None
+        self._number = number
+
+    def _numbers(self) -> list[int]:
+        names = self._store.list(self._folder)
+        return [int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX)]
+
+    def _newest(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number:020}{_SUFFIX}"
+
+
+class _Taken(SinkBusy):
+    """The number of a file is another worker's."""
