@@ -76,7 +76,8 @@ class LaneJournal:
 
     def keep(self, batch: InFlight) -> None:
         self._finished, self._batch = False, batch
-        self._put(batch)
+        if not self._put(batch):
+            raise SinkBusy(f"lane {self._lane}: another worker has taken it over", retry_after=1.0)
 
     def done(self, noted: Noted) -> None:
         self._finished = True
@@ -118,8 +119,7 @@ class LaneJournal:
                 with pa.ipc.open_file(body) as reader:
                     found, facts = read_batch(reader)
                 found = self._understood(found, facts["lane"])
-            with suppress(_Taken):
-                self._put(found or InFlight(Noted(1), {}))
+            if self._put(found or InFlight(Noted(1), {})):
                 self._batch = found
                 return
         raise SinkBusy(f"lane {self._lane}: several workers claim it at the same time", retry_after=1.0)
@@ -136,8 +136,8 @@ class LaneJournal:
         self.failures = {place: (code, reason) for place, code, reason in facts["failures"]}
         return batch if batch.groups else None
 
-    def _put(self, batch: InFlight) -> None:
-        """Create the next file. Raises SinkBusy (_Taken) if the lane is another worker's."""
+    def _put(self, batch: InFlight) -> bool:
+        """Create the next file. Returns False if the lane is another worker's. Raises SinkBusy."""
         failures = [
             [place, code, reason if number < REASONS else ""]
             for number, (place, (code, reason)) in enumerate(sorted(self.failures.items()))
@@ -153,11 +153,12 @@ class LaneJournal:
             created = self._store.put_if_absent(self._path(number), body.getvalue())
             newest = self._newest() if created else number + 1
             if newest > number:
-                raise _Taken(f"lane {self._lane}: another worker has taken it over", retry_after=1.0)
+                return False
             self._store.delete([self._path(each) for each in self._numbers() if each < number])
         except OSError as error:
             raise SinkBusy(f"lane {self._lane}: its journal cannot be written: {error}", retry_after=1.0) from None
         self._number = number
+        return True
 
     def _numbers(self) -> list[int]:
         names = self._store.list(self._folder)
@@ -168,7 +169,3 @@ class LaneJournal:
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:020}{_SUFFIX}"
-
-
-class _Taken(SinkBusy):
-    """The number of a file is another worker's."""

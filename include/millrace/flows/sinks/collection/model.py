@@ -22,5 +22,5 @@ KIND: Final = SinkKind(
     "collection",
     CollectionSink,
     "millrace.flows.sinks.collection.sink:made",
-    "effectively once: a row replaces the one of its key",
+    "exactly once: each lane has a journal; where records share positions, a row replaces the one of its key",
 )
