@@ -172,7 +172,8 @@ def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
         "steps": len(pipeline.steps),
         "sink": pipeline.sink.kind,
         "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,
-        "error topic": pipeline.errors_topic,
+        "error topic": "" if pipeline.errors.collection is not None else pipeline.errors_topic,
+        "dead letters": pipeline.errors.collection or "",
     }
 
 
@@ -540,7 +541,7 @@ def list_errors(
         from millrace.flows.errors.selection import Selection
 
         chosen = Selection(step=step, kind=kind, reason=reason)
-        found = of_topic(flow.name, error_page(flow.pipeline(settings), chosen, limit=limit).errors)
+        found = of_topic(flow.name, error_page(settings, flow.pipeline(settings), chosen, limit=limit).errors)
     rows = [each.model_dump(mode="json") for each in found]
     columns = ("id", "stage", "step", "kind", "reason", "lane", "position", "payload")
     print_rows(rows, columns=columns, as_json=context.as_json, empty="There are no such letters.")

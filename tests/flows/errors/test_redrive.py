@@ -82,7 +82,7 @@ def test_of_a_shared_topic_a_redrive_takes_and_a_list_shows_the_pipeline_s_own(
     _fail(kafka, "ours", range(3))
     _fail(kafka, "theirs", range(4))
     kafka.send(SHARED, [(b"k", b"{}", []), (b"k", b"{}", [("__connect.errors.topic", b"x")])])
-    page = error_page(ours, EVERYTHING)
+    page = error_page(settings, ours, EVERYTHING)
     assert {row.topic for row in page.errors} == {"ours-in"}
     assert (len(page.errors), page.total) == (3, 3)
     counted = redrive(settings, ours)

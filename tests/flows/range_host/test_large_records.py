@@ -49,7 +49,7 @@ def test_what_is_read_is_bounded_in_bytes(tmp_path: Path) -> None:
     assert 1 < len(newest) < 100
     assert sum(len(each.value or b"") for each in newest) <= _MOST_BYTES
     assert newest[-1].offset == 2000 + COUNT - 1
-    page = error_page(flights.pipeline, EVERYTHING, limit=200)
+    page = error_page(flights.settings, flights.pipeline, EVERYTHING, limit=200)
     assert len(page.errors) == 200
     assert {each.value_bytes for each in page.errors} == {LARGE}
     assert all(len(each.value or "") <= SHOWN_BYTES for each in page.errors)

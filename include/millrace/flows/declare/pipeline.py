@@ -44,11 +44,24 @@ PipelineId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z
 
 
 class Errors(Part):
-    """The error topic: the record as it came, with Kafka Connect's headers that say where it failed and why."""
+    """Where records go that fail: an error topic, which has the record as it came, with Kafka Connect's headers that
+    say where it failed and why; or a collection of dead letters."""
 
     topic: TopicName | None = words("its name; empty: <id>.errors", default=None)
     cluster: KafkaCluster | None = words("its brokers; empty: the source's", default=None)
     create: bool = words("make it where it is not there", default=True)
+    collection: str | None = words(
+        "a collection of dead letters of this deployment, in place of a topic",
+        default=None,
+        min_length=1,
+        max_length=255,
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.collection is not None and (self.topic is not None or self.cluster is not None):
+            raise ValueError("collection is in place of a topic and its cluster: say one of them")
+        return self
 
 
 class Recovery(Part):
@@ -124,10 +137,17 @@ class Pipeline(Part):
                 f"sink: records of a {self.source.kind} share their positions, so use ids by key or template, and no"
                 " Delta table"
             )
-        if not isinstance(self.source, KafkaSource) and self.errors.cluster is None:
-            raise ValueError("errors.cluster: the source has no brokers, so say where the error topic is")
+        if not isinstance(self.source, KafkaSource) and self.errors.cluster is None and self.errors.collection is None:
+            raise ValueError(
+                "errors.cluster: the source has no brokers, so say where the error topic is, or errors.collection"
+            )
+        if self.errors.collection is not None:
+            for part in (self.source, self.sink):
+                if getattr(part, "collection", None) == self.errors.collection:
+                    raise ValueError("errors.collection is that of the source or the sink: dead letters need their own")
         if (
             isinstance(self.source, KafkaSource)
+            and self.errors.collection is None
             and self.source.reads(self.errors_topic)
             and self.errors.cluster is None
         ):
@@ -216,7 +236,7 @@ class Pipeline(Part):
         return {
             "input": self.source.topics if isinstance(self.source, KafkaSource) else (),
             "output": (output,) if isinstance(output, str) else (),
-            "error": (self.errors_topic,),
+            "error": () if self.errors.collection is not None else (self.errors_topic,),
         }
 
     def unordered(self) -> Problem | None:

@@ -4,9 +4,9 @@ There are two places, for either host. A *topic* holds the record itself, with K
 *collection* with the schema LETTERS holds a row for each letter (flows/sinks/collection/poison.py). Both become a
 :class:`Letter` here, so that one listing shows them.
 
-In a collection, ``stream`` is the flow, ``<flow>/late`` for its late rows, or ``<flow>/source`` for records of its
-source that did not decode. The id ends with the record's position (``flights-0-17``), or with the row's number in its
-batch.
+In a collection, ``stream`` is the flow; ``<flow>/late`` for its late rows; ``<flow>/source`` for records of a stream's
+source that did not decode; ``<flow>/record`` for records of a pipeline. The id ends with the record's position
+(``flights-0-17``), or with the row's number in its batch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from millrace.base.settings import Settings
     from millrace.flows.declare.stream import Stream
     from millrace.flows.errors.listing import ErrorRow
 
 LATE: Final = "/late"
 SOURCE: Final = "/source"
-"""Follow a flow's name in letters about late rows, and about records of its source."""
+RECORD: Final = "/record"
+"""Follow a flow's name in letters about late rows, records of a stream's source, and records of a pipeline."""
 SHOWN: Final = 4_096
 """Characters of a letter's payload that are shown."""
+MOST_SEEN: Final = 5_000
+"""Letters of a collection that one listing looks at, the newest."""
 _POSITION: Final = re.compile(r"(.+-\d+)-(\d+)")
 
 
@@ -91,25 +92,28 @@ def of_topic(flow: str, rows: Iterable[ErrorRow]) -> list[Letter]:
     ]
 
 
-def of_collection(rows: pa.Table) -> list[Letter]:
+def of_collection(rows: Iterable[dict[str, Any]]) -> list[Letter]:
     """Return rows of LETTERS as letters."""
-    return [_of_row(each) for each in rows.to_pylist()]
+    return [_of_row(each) for each in rows]
 
 
 def _of_row(row: dict[str, Any]) -> Letter:
     flow, text = row["stream"].partition("/")[0], row["row"]
-    from_source = row["stream"].endswith(SOURCE)
-    place = _POSITION.fullmatch(row["id"].rpartition("/")[2]) if from_source else None
-    value: Any = json.loads(text) if place is not None else {}
+    of_record, undecoded = row["stream"].endswith(RECORD), row["stream"].endswith(SOURCE)
+    place = _POSITION.fullmatch(row["id"].rpartition("/")[2]) if of_record or undecoded else None
+    told: Any = json.loads(text) if place is not None else {}
     return Letter(
         id=row["id"],
         flow=flow,
         lane=None if place is None else place[1],
         position=row["batch"] if place is None else int(place[2]),
-        stage="VALUE_CONVERTER" if from_source else "TASK_PUT",
+        stage=told["stage"] if of_record else "VALUE_CONVERTER" if undecoded else "TASK_PUT",
+        step=told["step"] if of_record else "",
+        kind=told["kind"] if of_record else "",
         reason=row["reason"],
-        payload=text[:SHOWN],
-        key=value.get("_key"),
+        payload=told["value"] if of_record else text[:SHOWN],
+        key=told.get("key" if of_record else "_key"),
+        timestamp=told.get("timestamp"),
     )
 
 
@@ -136,7 +140,8 @@ def stream_letters(
     owners = ", ".join(f"'{stream.name}{part}'" for part in ("", LATE, SOURCE))
     with connect(settings=settings) as db:
         for name in names:
-            rows = db.collection(name).read(where=f"stream IN ({owners})")
-            found += of_collection(rows.sort_by([("batch", "descending"), ("id", "descending")]))
+            order = ["batch desc", "id desc"]
+            rows = db.collection(name).read(where=f"stream IN ({owners})", order_by=order, limit=MOST_SEEN)
+            found += of_collection(rows.to_pylist())
     chosen = [each for each in found if reason.lower() in each.reason.lower() and (not ids or each.id in ids)]
     return chosen[:limit]

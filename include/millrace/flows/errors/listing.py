@@ -11,6 +11,7 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.selection import Place, Selection
 from millrace.flows.errors.topic import PREFIX, error_source, is_of, origin_of
@@ -57,11 +58,15 @@ class ErrorPage(BaseModel):
     complete: bool = Field(description="false: the search stopped at its bound, and goes on behind `next`")
 
 
-def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
+def error_page(
+    settings: Settings, pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50
+) -> ErrorPage:
     """The newest that `selection` takes, before the cursor of an earlier page.
 
     Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument.
     """
+    if pipeline.errors.collection is not None:
+        return _collected_page(settings, pipeline, selection, before=before, limit=limit)
     source = error_source(pipeline)
     group = f"{pipeline.group}-look"
     topics = Topics(source, group)
@@ -91,6 +96,42 @@ def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", li
         errors=search.found,
         next=",".join(str(Place(*each)) for each in sorted(stands.items())) if more else None,
         complete=not more or len(search.found) >= limit,
+    )
+
+
+def _collected_page(
+    settings: Settings, pipeline: Pipeline, selection: Selection, *, before: str, limit: int
+) -> ErrorPage:
+    """Return the same of a collection of dead letters."""
+    from millrace.flows.errors.collection import newest
+
+    found, cursor, complete, total = newest(settings, pipeline, selection, before=before, limit=limit)
+    rows = []
+    for each in found:
+        topic, _, partition = (each.lane or "").rpartition("-")
+        rows.append(
+            ErrorRow(
+                id=each.id,
+                timestamp=each.timestamp or 0,
+                topic=topic or None,
+                partition=int(partition) if topic else None,
+                offset=each.position,
+                stage=each.stage,
+                step=each.step,
+                kind=each.kind,
+                reason=each.reason,
+                headers={},
+                key=each.key,
+                value=each.payload,
+                value_bytes=len((each.payload or "").encode()),
+            )
+        )
+    return ErrorPage(
+        topic=str(pipeline.errors.collection),
+        total=total,
+        errors=rows,
+        next=cursor or None,
+        complete=complete,
     )
 
 

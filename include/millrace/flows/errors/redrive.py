@@ -11,7 +11,7 @@ loses nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -78,6 +78,8 @@ def redrive(
     progress of a redrive that did not finish. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: reported
     progress stays valid, and the rest can be repeated.
     """
+    if pipeline.errors.collection is not None:
+        return _collected(settings, pipeline, selection, dry_run=dry_run, tell=tell)
     source = error_source(pipeline)
     group = f"{pipeline.group}-redrive"
     topics = Topics(source, group)
@@ -132,6 +134,21 @@ def redrive(
         sink.close()
         topics.close()
     return Redriven(**progress.counts)
+
+
+def _collected(
+    settings: Settings, pipeline: Pipeline, selection: Selection, *, dry_run: bool, tell: Callable[[Progress], bool]
+) -> Redriven:
+    """Redrive a collection of dead letters, which needs no positions: letters that went in are no longer there."""
+    from millrace.flows.errors.collection import redrive_collected
+
+    place = str(pipeline.errors.collection)
+
+    def told(counts: Mapping[str, int]) -> bool:
+        here = {place: counts["looked_at"]}
+        return tell(Progress({place: 0}, dict(here), dict(here), dict(counts)))
+
+    return redrive_collected(settings, pipeline, selection, dry_run=dry_run, tell=told)
 
 
 def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:

@@ -18,7 +18,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup
-from millrace.flows.errors.topic import ensure_topic
+from millrace.flows.errors.place import ensure_errors
 from millrace.flows.range_host.beat import Beat
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.observed import note_flow
@@ -110,7 +110,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
         finally:
             places.close()
         require_no_loop(self.pipeline)
-        ensure_topic(self.pipeline)
+        ensure_errors(self.settings, self.pipeline)
         known = read_positions(table)
         new = sorted(task for task in ends if task not in known or known[task].forgotten)
         if new and reset == "error":

@@ -121,7 +121,8 @@ def described(pipeline: Pipeline) -> dict[str, Any]:
     kind, names = pipeline.source.kind, _names(pipeline.source)
     lookups = [f"collection:{each.collection}" for each in pipeline.steps if isinstance(each, Lookup)]
     sink = f"{pipeline.sink.kind}:{','.join(_names(pipeline.sink))}"
-    errors = f"kafka:{pipeline.errors_topic}"
+    collection = pipeline.errors.collection
+    errors = f"kafka:{pipeline.errors_topic}" if collection is None else f"collection:{collection}"
     return {
         "words": pipeline.description or pipeline.name,
         "source": f"{kind}:{','.join(names)}",

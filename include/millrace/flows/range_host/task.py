@@ -16,7 +16,7 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.errors.topic import ErrorTopic
+from millrace.flows.errors.place import ErrorPlace, errors_of
 from millrace.flows.range_host.in_hand import InHand
 from millrace.flows.range_host.positions import Position
 from millrace.flows.range_host.tried import tried
@@ -117,7 +117,8 @@ class Task:
         self._hand = InHand(settings, pipeline.id, self._name) if may_last else None
         self._sink: Sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
         self._opened = False
-        self._errors: ErrorTopic | None = None
+        self._errors: ErrorPlace | None = None
+        self._settings = settings
 
     def run(self, work: Work) -> Done:
         """One range. Raises what kept it from its end: nothing is reported then, and all of it may be done again."""
@@ -197,9 +198,9 @@ class Task:
         return self._sink.write(batch)
 
     def fail(self, failures: Sequence[Failure]) -> None:
-        """Into the error topic, acknowledged."""
+        """Into the error topic or the collection of dead letters, acknowledged."""
         if self._errors is None:
-            self._errors = ErrorTopic(self._pipeline)
+            self._errors = errors_of(self._settings, self._pipeline)
         self._errors.put(failures, task=self._name)
 
     def stop(self) -> None:

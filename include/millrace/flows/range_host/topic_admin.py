@@ -50,7 +50,9 @@ def require_no_loop(pipeline: Pipeline) -> None:
     source = pipeline.source
     if not isinstance(source, KafkaSource):
         return
-    written = [("errors.topic", pipeline.errors_cluster, pipeline.errors_topic)]
+    written: list[tuple[str, KafkaCluster, str]] = []
+    if pipeline.errors.collection is None:
+        written.append(("errors.topic", pipeline.errors_cluster, pipeline.errors_topic))
     if isinstance(pipeline.sink, KafkaSink):
         written.append(("sink.topic", pipeline.sink, pipeline.sink.topic))
     for field, cluster, topic in written:

@@ -81,7 +81,7 @@ class Reprocessing:
         """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
         from millrace.flows.errors.listing import error_page
 
-        return error_page(self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
+        return error_page(self._settings, self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
 
     def redrive(
         self, caller: Caller, pipeline: str, selection: Selection, *, again: bool = False, dry_run: bool = False

@@ -59,6 +59,9 @@ def _taken(pipeline: Pipeline) -> Iterator[tuple[Role, str]]:
         yield Role.READ, pipeline.source.collection
     if isinstance(pipeline.sink, CollectionSink):
         yield Role.PRODUCE, pipeline.sink.collection
+    if pipeline.errors.collection is not None:
+        yield Role.PRODUCE, pipeline.errors.collection
+        yield Role.READ, pipeline.errors.collection
     for step in pipeline.steps:
         if isinstance(step, Lookup):
             yield Role.READ, step.collection

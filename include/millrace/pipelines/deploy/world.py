@@ -113,7 +113,8 @@ def _topics(pipeline: Pipeline) -> list[tuple[str, KafkaCluster, tuple[str, ...]
         found.append(("input", pipeline.source, pipeline.source.topics))
     if isinstance(pipeline.sink, KafkaSink):
         found.append(("output", pipeline.sink, (pipeline.sink.topic,)))
-    found.append(("error", pipeline.errors_cluster, (pipeline.errors_topic,)))
+    if pipeline.errors.collection is None:
+        found.append(("error", pipeline.errors_cluster, (pipeline.errors_topic,)))
     return found
 
 

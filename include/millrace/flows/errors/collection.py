@@ -1,0 +1,299 @@
+"""A collection of LETTERS as the place of a pipeline's dead letters, instead of an error topic.
+
+A letter has the whole record, so that a redrive gives it the id and version of its first attempt. Its key is the
+record's position and a digest of the record's key: a range that is repeated replaces its letters. The letters are
+durable before the offsets move.
+
+A redrive sends the records first and deletes their letters after the sink has acknowledged them. One that is killed in
+between sends records again, which is idempotent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millrace.base.errors import (
+    CollectionNotFound,
+    EntryTooLarge,
+    InvalidArgument,
+    MillraceError,
+    SinkBusy,
+    SinkRefused,
+)
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.client.collection import Collection
+from millrace.client.database import Database, connect
+from millrace.flows.batch import outside_of_ranges
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.errors.letter import RECORD, SHOWN, Letter, Redriven, of_collection
+from millrace.flows.errors.selection import Selection
+from millrace.flows.range_host.lookups import CollectionRows
+from millrace.flows.range_host.tried import tried
+from millrace.flows.records import Failure, Record
+from millrace.flows.registry import sink_of
+from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes
+from millrace.flows.transform.transform import Transform
+from millrace.runtime.sandbox.errors import TooMuchWork
+from millrace.wal.reasons import Reason
+
+MOST_SEEN: Final = 5_000
+"""Letters that one page looks at."""
+_TOO_LARGE: Final = str(Reason.TOO_LARGE)
+_KEY: Final = 1_024
+"""Bytes of a key that a letter keeps if the record is too large."""
+_HEADER: Final = pa.struct([("name", pa.utf8()), ("value", pa.binary())])
+_RECORD: Final = pa.schema(
+    [
+        ("topic", pa.utf8()), ("partition", pa.int32()), ("offset", pa.int64()), ("key", pa.binary()),
+        ("value", pa.binary()), ("timestamp", pa.int64()), ("headers", pa.list_(_HEADER)), ("omitted", pa.bool_()),
+    ]
+)  # fmt: skip
+"""The payload of a letter. `omitted`: the value was too large for a message, and is at the record's position only."""
+_AT_ONCE: Final = 500
+"""Letters that are read, or sent again, at once."""
+
+
+class ErrorCollection:
+    """A task's way into it."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+        assert pipeline.errors.collection is not None, "the declaration names one"
+        self._settings, self._pipeline, self._name = settings, pipeline.id, pipeline.errors.collection
+        self._database: Database | None = None
+        self._collection: Collection | None = None
+
+    def put(self, failures: Sequence[Failure], *, task: str) -> None:
+        """Write their letters; all are durable when it returns. Raises SinkBusy, SinkRefused: nothing may move then."""
+        try:
+            if self._collection is None:
+                self._database = connect(settings=self._settings)
+                self._collection = self._database.collection(self._name)
+            self._put(self._collection, failures, whole=True)
+        except MillraceError as error:
+            if error.retriable:
+                raise SinkBusy(f"dead letters in {self._name}: {error}", retry_after=1.0) from error
+            raise SinkRefused(f"dead letters in {self._name}: {error.code}: {error}") from error
+
+    def _put(self, collection: Collection, failures: Sequence[Failure], *, whole: bool) -> None:
+        try:
+            rows = [_row(self._pipeline, each, whole=whole) for each in failures]
+            collection.upsert(pa.Table.from_pylist(rows, schema=LETTERS.arrow())).checked()
+        except MillraceError as error:
+            large = error.code == EntryTooLarge.code or getattr(error, "reason", "") == _TOO_LARGE
+            if not large or (len(failures) == 1 and not whole):
+                raise
+            if len(failures) == 1:
+                self._put(collection, failures, whole=False)
+                return
+            middle = len(failures) // 2
+            self._put(collection, failures[:middle], whole=whole)
+            self._put(collection, failures[middle:], whole=whole)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._database is not None:
+            self._database.close()
+        self._database = self._collection = None
+
+
+def _row(pipeline: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
+    record = failure.record
+    digest = hashlib.sha256(record.key or b"").hexdigest()[:16]
+    value, key = (record.value, record.key) if whole else (None, (record.key or b"")[:_KEY])
+    told = {
+        "stage": failure.stage,
+        "step": failure.step,
+        "kind": failure.kind,
+        "key": _text(record.key),
+        "value": _text(record.value),
+        "timestamp": record.timestamp,
+    }
+    headers = [{"name": name, "value": text} for name, text in (record.headers if whole else ())]
+    payload = {
+        "topic": record.topic, "partition": record.partition, "offset": record.offset, "key": key,
+        "value": value, "timestamp": record.timestamp, "headers": headers, "omitted": not whole,
+    }  # fmt: skip
+    return {
+        "id": f"{pipeline}{RECORD}/{digest}/{record.position}",
+        "stream": f"{pipeline}{RECORD}",
+        "batch": record.offset,
+        "reason": failure.reason,
+        "row": json.dumps(told),
+        "payload": arrow_bytes(pa.Table.from_pylist([payload], schema=_RECORD)),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value[:SHOWN].decode(errors="replace")
+
+
+def ensure_collection(settings: Settings, pipeline: Pipeline) -> None:
+    """Create the collection if necessary and allowed. Raises SinkRefused, LogUnavailable."""
+    name = str(pipeline.errors.collection)
+    with connect(settings=settings) as db:
+        try:
+            found = db.collection(name)
+        except CollectionNotFound:
+            if not pipeline.errors.create:
+                raise SinkRefused(
+                    f"there is no collection {name}: make it by `millrace flows errors create {name}`, or say"
+                    " errors.create"
+                ) from None
+            db.catalog.create_collection(name, LETTERS)
+            return
+        if not {field.name for field in LETTERS.fields} <= {field.name for field in found.schema.fields}:
+            raise SinkRefused(f"{name} is no collection of dead letters: `millrace flows errors create` makes one")
+
+
+def newest(
+    settings: Settings, pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50
+) -> tuple[list[Letter], str, bool, int]:
+    """Return letters of a pipeline that `selection` takes, newest first.
+
+    With them the cursor of the rest, whether the search is complete, and how many letters the pipeline has in all.
+
+    One call looks at MOST_SEEN letters at most: False if it stopped there. The cursor is "" after the last letter.
+    Raises CollectionNotFound, InvalidArgument.
+    """
+    found: list[Letter] = []
+    cursor, seen = before, 0
+    with connect(settings=settings) as db:
+        letters = db.collection(str(pipeline.errors.collection))
+        total = letters.count(where=f"stream = '{pipeline.id}{RECORD}'")
+        while True:
+            page = _page(letters, pipeline.id, cursor, newest_first=True)
+            for row, letter in zip(page, of_collection(page), strict=True):
+                if len(found) >= limit:
+                    return found, cursor, True, total
+                cursor = f"{row['batch']},{row['id']}"
+                found += [letter] if _takes(selection, letter) else []
+            seen += len(page)
+            if len(page) < _AT_ONCE:
+                return found, "", True, total
+            if seen >= MOST_SEEN:
+                return found, cursor, len(found) >= limit, total
+
+
+def _page(letters: Collection, pipeline: str, cursor: str, *, newest_first: bool) -> list[dict[str, Any]]:
+    """Return the next letters after `cursor`, ``batch,id`` of the last one, in the order of their positions."""
+    where, order = f"stream = '{pipeline}{RECORD}'", " desc" if newest_first else ""
+    if cursor:
+        batch, _, name = cursor.partition(",")
+        if not batch.isdecimal() or "'" in name:
+            raise InvalidArgument(f"{cursor[:60]!r} is no cursor of a page: hand over the `next` of an earlier one")
+        sign = "<" if newest_first else ">"
+        where += f" AND (batch {sign} {batch} OR batch = {batch} AND id {sign} '{name}')"
+    found = letters.read(where=where, order_by=[f"batch{order}", f"id{order}"], limit=_AT_ONCE)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def _takes(selection: Selection, letter: Letter) -> bool:
+    return (
+        (not selection.step or letter.step == selection.step)
+        and (not selection.kind or letter.kind == selection.kind)
+        and selection.reason.lower() in letter.reason.lower()
+    )
+
+
+def redrive_collected(
+    settings: Settings,
+    pipeline: Pipeline,
+    selection: Selection,
+    *,
+    dry_run: bool,
+    tell: Callable[[Mapping[str, int]], bool] = lambda counts: False,
+) -> Redriven:
+    """Send the records of letters through the pipeline again, the oldest first; those that go in lose their letters.
+
+    Calls `tell` with the counts after each batch; the redrive stops there if it returns true. Raises
+    CollectionNotFound, InvalidArgument, SinkBusy, SinkRefused, LogUnavailable.
+    """
+    if selection.ids or selection.first or selection.last:
+        raise InvalidArgument("letters of a collection have no places: select by step, kind or reason")
+    made = None if dry_run else _Redrive(settings, pipeline)
+    counts = dict.fromkeys(Redriven._fields, 0)
+    cursor = ""
+    try:
+        with connect(settings=settings) as db:
+            letters = db.collection(str(pipeline.errors.collection))
+            while page := _page(letters, pipeline.id, cursor, newest_first=False):
+                cursor = f"{page[-1]['batch']},{page[-1]['id']}"
+                chosen = [row for row, each in zip(page, of_collection(page), strict=True) if _takes(selection, each)]
+                counts["looked_at"] += len(page)
+                counts["selected"] += len(chosen)
+                if made is not None and (gone := made.run(chosen, counts)):
+                    letters.delete(gone)
+                if tell(counts):
+                    break
+    finally:
+        if made is not None:
+            made.close()
+    return Redriven(**counts)
+
+
+class _Redrive:
+    """The steps and the sink of a pipeline, for records of letters."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+        self._pipeline, self._open_rows = pipeline, partial(CollectionRows, settings)
+        self._transform = Transform(pipeline, open_rows=self._open_rows)
+        self._sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+        self._opened = False
+
+    def run(self, letters: Sequence[dict[str, Any]], counts: dict[str, int]) -> list[str]:
+        """Send the records of `letters`; return the ids of those whose records the sink has, or a filter left out."""
+        records: list[tuple[Record, str]] = []
+        feared: list[Record] = []
+        plain: list[Record] = []
+        for letter in letters:
+            record = _record(letter)
+            if record is None:
+                counts["no_origin"] += 1
+                continue
+            records.append((record, letter["id"]))
+            (feared if _kind(letter) == TooMuchWork.code else plain).append(record)
+        chosen, failures = tried(self._pipeline, feared, self._open_rows) if feared else ([], [])
+        done = self._transform.run(sorted([*plain, *chosen], key=_place))
+        failures = [*failures, *done.failures]
+        if done.actions and not self._opened:
+            self._sink.open()
+            self._opened = True
+        for batch in outside_of_ranges(done.actions):
+            verdicts = self._sink.write(batch)
+            failures += verdicts.failures
+            counts["written"] += verdicts.acknowledged - verdicts.stale
+            counts["stale"] += verdicts.stale
+        hit("redrive.written")
+        counts["filtered"] += done.filtered
+        counts["failed_again"] += len(failures)
+        stay = {(each.record.position, each.record.key) for each in failures}
+        return [name for record, name in records if (record.position, record.key) not in stay]
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+def _place(record: Record) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
+
+
+def _record(letter: dict[str, Any]) -> Record | None:
+    """Return the failed record of a letter; None if its value was too large to keep."""
+    with pa.ipc.open_stream(letter["payload"]) as reader:
+        row = reader.read_all().to_pylist()[0]
+    if row.pop("omitted"):
+        return None
+    headers = [(each["name"], each["value"]) for each in row.pop("headers")]
+    return Record(**row, headers=headers)
+
+
+def _kind(letter: dict[str, Any]) -> str:
+    return str(json.loads(letter["row"])["kind"])

@@ -1,0 +1,45 @@
+"""Where a pipeline's dead letters go: its error topic, or a collection of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from millrace.base.settings import Settings
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.records import Failure
+
+
+class ErrorPlace(Protocol):
+    """One task's way into it. Not thread-safe."""
+
+    def put(self, failures: Sequence[Failure], *, task: str) -> None:
+        """Write the letters of `failures`; all are durable when it returns. Raises SinkBusy, SinkRefused."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+def errors_of(settings: Settings, pipeline: Pipeline) -> ErrorPlace:
+    """Return the place that `pipeline` declares."""
+    if pipeline.errors.collection is not None:
+        from millrace.flows.errors.collection import ErrorCollection
+
+        return ErrorCollection(settings, pipeline)
+    from millrace.flows.errors.topic import ErrorTopic
+
+    return ErrorTopic(pipeline)
+
+
+def ensure_errors(settings: Settings, pipeline: Pipeline) -> None:
+    """Create the place if necessary and allowed. Raises LogUnavailable, InvalidSettings, SinkRefused."""
+    if pipeline.errors.collection is not None:
+        from millrace.flows.errors.collection import ensure_collection
+
+        ensure_collection(settings, pipeline)
+        return
+    from millrace.flows.errors.topic import ensure_topic
+
+    ensure_topic(pipeline)
