@@ -36,8 +36,10 @@ CLUSTER = {"cluster": {"bootstrap": ["127.0.0.1:9"]}}
         ({"steps": [LOOKUP]}, Role.READ),
         ({"source": FROM, "errors": CLUSTER, "sink": {**DECLARED["sink"], "ids": "key"}}, Role.READ),
         ({"sink": {"kind": "collection", "collection": "salaries"}}, Role.PRODUCE),
+        ({"errors": {"collection": "salaries"}}, Role.OPERATE),
+        ({"errors": {"collection": "salaries", "create": False}}, Role.PRODUCE),
     ],
-    ids=["lookup", "source", "sink"],
+    ids=["lookup", "source", "sink", "errors", "errors that are there"],
 )
 def test_a_pipeline_reads_and_writes_no_collection_that_its_writer_may_not(
     service: Service, more: dict[str, Any], role: Role

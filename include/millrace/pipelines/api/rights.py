@@ -60,8 +60,7 @@ def _taken(pipeline: Pipeline) -> Iterator[tuple[Role, str]]:
     if isinstance(pipeline.sink, CollectionSink):
         yield Role.PRODUCE, pipeline.sink.collection
     if pipeline.errors.collection is not None:
-        yield Role.PRODUCE, pipeline.errors.collection
-        yield Role.READ, pipeline.errors.collection
+        yield Role.OPERATE if pipeline.errors.create else Role.PRODUCE, pipeline.errors.collection
     for step in pipeline.steps:
         if isinstance(step, Lookup):
             yield Role.READ, step.collection
