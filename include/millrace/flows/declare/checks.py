@@ -16,10 +16,13 @@ from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import read_collection, read_collections
-from millrace.flows.declare.stream import From, FromTopics, Into, Stream, Table, function_of
+from millrace.flows.declare.stream import RowSink, Stream, Table, function_of, letters_of
 from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.sinks.collection.poison import LETTERS
-from millrace.flows.sources.kafka.model import RECORD_TIME
+from millrace.flows.sinks.function.model import FunctionSink
+from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.kafka.model import RECORD_TIME, KafkaSource
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import Operator, late_schema, one_name_each
 from millrace.streams.operators.declared import LOG_TIME, duration, late_names, sink_names
@@ -51,10 +54,14 @@ def check(settings: Settings, stream: Stream) -> list[Finding]:
         found += _table(f"tables.{name}", table, known)
     if stream.operator is not None:
         found += _operator(stream, known)
-    for field, name in (("transform", stream.transform), ("sink.function", stream.sink.function)):
-        if name is not None:
+    functions: dict[str, str | None] = {
+        "transform": stream.transform,
+        "sink.function": stream.sink.function if isinstance(stream.sink, FunctionSink) else None,
+    }
+    for field, function in functions.items():
+        if function is not None:
             try:
-                function_of(name)
+                function_of(function)
             except InvalidStream as error:
                 found.append(Finding("error", field, str(error)))
     if stream.sql is not None:
@@ -64,11 +71,11 @@ def check(settings: Settings, stream: Stream) -> list[Finding]:
     return found
 
 
-def creates(settings: Settings, sink: Into) -> bool:
+def creates(settings: Settings, sink: RowSink) -> bool:
     """Whether the sink's collection is created when the stream starts."""
-    if not sink.create:
+    if not isinstance(sink, CollectionSink) or not sink.create:
         return False
-    found = read_collection(settings.data_dir, sink.collection) if sink.collection else None
+    found = read_collection(settings.data_dir, sink.collection)
     return found is None or found.state != "active"
 
 
@@ -85,7 +92,7 @@ def source_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema
     None if its collection does not exist. Raises InvalidArgument if a topic's columns have no such types.
     """
     source = stream.source
-    if isinstance(source, FromTopics):
+    if isinstance(source, KafkaSource):
         from millrace.flows.sources.kafka.columns import RecordRows
 
         return RecordRows(source.columns, source.record_columns).schema
@@ -95,7 +102,7 @@ def source_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema
 
 def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     source = stream.source
-    found = _topics(stream, source, known) if isinstance(source, FromTopics) else _collection(stream, source, known)
+    found = _topics(stream, source, known) if isinstance(source, KafkaSource) else _collection(stream, source, known)
     yield from found
     mark = source.watermark
     if mark is not None and mark.delay.startswith("0 "):
@@ -110,7 +117,7 @@ def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Findin
         )
 
 
-def _topics(stream: Stream, source: FromTopics, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _topics(stream: Stream, source: KafkaSource, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     try:
         schema = source_schema(stream, known)
     except InvalidArgument as error:
@@ -127,7 +134,7 @@ def _topics(stream: Stream, source: FromTopics, known: dict[str, CollectionInfo]
         yield Finding("error", "source.watermark.column", words)
 
 
-def _collection(stream: Stream, source: From, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _collection(stream: Stream, source: CollectionSource, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     collection = known.get(source.collection)
     if collection is None:
         yield Finding("error", "source.collection", f"there is no collection {source.collection!r}")
@@ -201,10 +208,10 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
         answers, aside, warnings = planned(stream, schema, right)
         for each in warnings:
             yield Finding("warning", "operator", each)
-        into = known.get(str(stream.sink.collection))
+        into = _collection_of(stream.sink, known)
         if into is not None:
-            require_fit(answers, into, changes=stream.sink.mode == "changes")
-        beside = None if stream.late is None else known.get(str(stream.late.collection))
+            require_fit(answers, into, changes=_changes(stream.sink))
+        beside = _collection_of(stream.late, known)
         if beside is not None:
             require_fit(aside, beside, changes=False)
     except InvalidArgument as error:
@@ -214,7 +221,7 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
     if (
         windows is not None
         and windows.late == "correct"
-        and stream.sink.kind == "collection"
+        and isinstance(stream.sink, CollectionSink)
         and stream.sink.mode == "append"
     ):
         yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
@@ -222,16 +229,24 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
 
 def _rows(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
-    schema, into = _plain_schema(stream, known), known.get(str(stream.sink.collection))
-    if schema is None or into is None:
+    schema, into = _plain_schema(stream, known), _collection_of(stream.sink, known)
+    if schema is None or into is None or not isinstance(stream.sink, CollectionSink):
         return
     by = stream.sink.partition_by
     try:
-        require_fit(schema, into, changes=stream.sink.mode == "changes")
+        require_fit(schema, into, changes=_changes(stream.sink))
     except InvalidArgument as error:
         yield Finding("error", "sink", str(error))
     if by is not None and by not in schema.names:
         yield Finding("error", "sink.partition_by", f"{by!r} is none of the stream's columns")
+
+
+def _collection_of(sink: RowSink | None, known: dict[str, CollectionInfo]) -> CollectionInfo | None:
+    return known.get(sink.collection) if isinstance(sink, CollectionSink) else None
+
+
+def _changes(sink: RowSink) -> bool:
+    return isinstance(sink, CollectionSink) and sink.mode == "changes"
 
 
 def _plain_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
@@ -282,27 +297,26 @@ def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tupl
     )
 
 
-def _sink(stream: Stream, sink: Into, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
-    if sink.kind != "collection":
-        if sink.dead_letters is not None:
-            yield from _letters(f"{field}.dead_letters", sink.dead_letters, known)
+def _sink(stream: Stream, sink: RowSink, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    letters = letters_of(sink)
+    if letters is not None:
+        yield from _letters(f"{field}.dead_letters", letters, known)
+    if not isinstance(sink, CollectionSink):
         return
-    collection = known.get(str(sink.collection))
+    collection = known.get(sink.collection)
     if collection is None and sink.create:
         pass
     elif collection is None:
         yield Finding("error", f"{field}.collection", f"there is no collection {sink.collection!r}: create it")
     elif sink.partition is not None and sink.partition not in collection.partitions:
         yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
-    if sink.dead_letters is not None:
-        yield from _letters(f"{field}.dead_letters", sink.dead_letters, known)
     if sink.mode == "append" and stream.output_mode == "update":
         yield Finding(
             "error", f"{field}.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
         )
-    if sink.mode == "changes" and isinstance(stream.source, FromTopics):
+    if sink.mode == "changes" and isinstance(stream.source, KafkaSource):
         yield Finding("error", f"{field}.mode", "a topic has records and no changes: use 'upsert' or 'append'")
-    elif sink.mode == "changes" and isinstance(stream.source, From) and stream.source.kinds != "all":
+    elif sink.mode == "changes" and isinstance(stream.source, CollectionSource) and stream.source.kinds != "all":
         yield Finding("error", "source.kinds", "a sink that applies changes needs all of them: kinds 'all'")
     if f"collection:{sink.collection}" == stream.source.target:
         yield Finding("error", f"{field}.collection", "a stream into its own source never ends")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
@@ -63,7 +63,20 @@ _WORDS: Final[Mapping[str, str]] = {
 class Part(BaseModel):
     """A part of a declaration."""
 
+    of_rows: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say something of rows, and so to a Spark query only."""
+    of_documents: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say something of documents, and so to the range loop only."""
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+def said(part: BaseModel, fields: Iterable[str]) -> list[str]:
+    """Return those of `fields` that have another value than their default, in the order of the declaration."""
+    return [
+        name
+        for name, field in type(part).model_fields.items()
+        if name in fields and getattr(part, name) != field.get_default(call_default_factory=True)
+    ]
 
 
 def _topic(name: str) -> str:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from millrace.flows.declare.expressions import UNCOMPILED
 from millrace.flows.declare.part import (
@@ -23,6 +23,7 @@ from millrace.flows.declare.part import (
     check_depth,
     invalid,
     problems_of,
+    said,
     secrets_of,
     words,
 )
@@ -123,6 +124,13 @@ class Pipeline(Part):
         check_depth(value, 2 * MAX_DEPTH)
         return value
 
+    @field_validator("source", "sink")
+    @classmethod
+    def _of_documents(cls, part: Part) -> Part:
+        for name in said(part, part.of_rows):
+            raise ValueError(f"{name} is for rows, and a pipeline has documents: leave it out")
+        return part
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         made = any(isinstance(step, TemplateId) for step in self.steps)
@@ -193,6 +201,9 @@ class Pipeline(Part):
     def to_json(self) -> dict[str, Any]:
         """As JSON, without secrets; of one declaration always the same text."""
         found: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for part, declared in (("source", self.source), ("sink", self.sink)):
+            for name in declared.of_rows:
+                found[part].pop(name, None)
         for path in self.secret_paths():
             place = found
             *folders, last = path.split(".")

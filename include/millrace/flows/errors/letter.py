@@ -119,8 +119,7 @@ def _of_row(row: dict[str, Any]) -> Letter:
 
 def letter_collections(stream: Stream) -> list[str]:
     """Return the collections that hold dead letters of a stream: of its sinks, and of its source."""
-    late = None if stream.late is None else stream.late.dead_letters
-    named = (stream.sink.dead_letters, late, getattr(stream.source, "dead_letters", None))
+    named = [getattr(part, "dead_letters", None) for part in (stream.sink, stream.late, stream.source)]
     return list(dict.fromkeys(name for name in named if name is not None))
 
 

@@ -7,6 +7,11 @@ from typing import Literal
 from millrace.flows.declare.part import Part, words
 
 
+def names_of(text: str | None) -> tuple[str, ...]:
+    """Return the columns that `text` lists, with commas between."""
+    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+
+
 class Flush(Part):
     """When a bulk goes out, at the latest; the end of a micro-batch always sends what there is."""
 

@@ -16,21 +16,27 @@ from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.client.schemas import schema
 from millrace.flows.declare.checks import Finding, creates, planned
-from millrace.flows.declare.stream import From, FromTopics, Into, Stream, Table, function_of
+from millrace.flows.declare.stream import RowSink, Stream, Table, function_of, letters_of
 from millrace.flows.errors.letters import LetteredSink
 from millrace.flows.guarantee import OFFERED
 from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.model import CollectionSink as CollectionDeclared
 from millrace.flows.sinks.collection.sink import CollectionSink
-from millrace.flows.sinks.delta.sink import DeltaSink
+from millrace.flows.sinks.delta.model import DeltaSink as DeltaDeclared
+from millrace.flows.sinks.delta.sink import DeltaSink, uri_of
+from millrace.flows.sinks.function.model import FunctionSink as FunctionDeclared
 from millrace.flows.sinks.function.sink import FunctionSink
+from millrace.flows.sinks.kafka.model import KafkaSink as KafkaDeclared
 from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.memory import begun
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
+from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.collection.rows import find_collection
 from millrace.flows.sources.kafka import spark_source as topics
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import Place, Start
 from millrace.flows.spark_host.incarnations import Begun
 from millrace.flows.spark_host.keyed import answered
@@ -61,8 +67,8 @@ def rows_of(
 ) -> DataFrame:
     """The stream's source as a streaming DataFrame, from where `begun` says, with its watermark."""
     given = stream.source
-    if isinstance(given, FromTopics):
-        read = given.kafka_source(stream.name)
+    if isinstance(given, KafkaSource):
+        read = _read_by(stream, given)
         if begun.ticks is not None:
             first = topics.beginning(read, offsets=begun.ticks)
         else:
@@ -99,8 +105,8 @@ def batch_of(
     Of the rows behind `after` (without it: from where the declaration begins) up to `until` (without it: to now).
     """
     given = stream.source
-    if isinstance(given, FromTopics):
-        read, undecoded = given.kafka_source(stream.name), undecoded_folder(settings, stream.name)
+    if isinstance(given, KafkaSource):
+        read, undecoded = _read_by(stream, given), undecoded_folder(settings, stream.name)
         first = topics.beginning(read, _topic_start(given.start if after is None else after))
         last = topics.beginning(read, "latest" if until is None else tick_physical_ms(resolve_tick(until)) + 1)
         rows = topics.batch(spark, _topic_options(stream, given, first, undecoded / "batch"), last)
@@ -126,6 +132,11 @@ def batch_of(
     return answered(joined, operator_of(stream, frame), stream.operator.shards, max_ahead=ahead)
 
 
+def _read_by(stream: Stream, given: KafkaSource) -> KafkaSource:
+    """Return the topics as they are read by `stream`, with its consumer group."""
+    return given.model_copy(update={"group": given.group or f"millrace-{stream.name}"})
+
+
 def _topic_start(moment: Moment) -> Start | int:
     """Return where a stream begins in its topics; 0 is the beginning, as of a collection."""
     if moment in ("earliest", 0):
@@ -133,9 +144,9 @@ def _topic_start(moment: Moment) -> Start | int:
     return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
 
 
-def _topic_options(stream: Stream, given: FromTopics, first: Place, undecoded: Path) -> dict[str, str]:
+def _topic_options(stream: Stream, given: KafkaSource, first: Place, undecoded: Path) -> dict[str, str]:
     return topics.options_of(
-        given.kafka_source(stream.name),
+        _read_by(stream, given),
         first,
         columns=given.columns,
         record=given.record_columns,
@@ -146,7 +157,7 @@ def _topic_options(stream: Stream, given: FromTopics, first: Place, undecoded: P
     )
 
 
-def _asked(given: From) -> tuple[str, ...]:
+def _asked(given: CollectionSource) -> tuple[str, ...]:
     """The columns that the source is asked for: those of the stream, and what the watermark's is made of."""
     made = given.columns and given.watermark is not None and given.watermark.column == LOG_TIME
     return (*given.columns, TICK) if made and TICK not in given.columns else given.columns
@@ -156,7 +167,7 @@ def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
     given, mark = stream.source, stream.source.watermark
     if mark is None:
         return frame
-    if mark.column == LOG_TIME and isinstance(given, From):
+    if mark.column == LOG_TIME and isinstance(given, CollectionSource):
         frame = frame.withColumn(LOG_TIME, log_time())
         frame = frame if _asked(given) == given.columns else frame.drop(TICK)
     return frame.withWatermark(mark.column, mark.delay)
@@ -192,28 +203,30 @@ def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFra
         )
 
 
-def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: pa.Schema) -> None:
+def create_sink(settings: Settings, stream: Stream, into: RowSink | None, columns: pa.Schema) -> None:
     """Create the collection of a sink with `create`, with these columns, unless it exists. Raises InvalidArgument."""
-    if into is None or into.collection is None or not into.create:
+    if not isinstance(into, CollectionDeclared) or not into.create:
         return
     plain = pa.schema([each for each in columns if each.name not in CHANGE_COLUMNS.names])
     made = schema(plain, key=into.keys or None, generated_key=None if into.keys else "row_key")
     with connect(settings=settings) as db:
         known = [each.name for each in db.catalog.collections()]
         if into.collection not in known:
-            given = stream.source
-            vchannels = len(find_collection(settings, given.collection).vchannels) if isinstance(given, From) else 1
+            given, vchannels = stream.source, 1
+            if isinstance(given, CollectionSource):
+                vchannels = len(find_collection(settings, given.collection).vchannels)
             db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
 
 
-def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink:
+def sink_of(settings: Settings, stream: Stream, folder: Path, into: RowSink | None = None) -> Sink:
     """Return the stream's sink, or that of late rows, `into`, with its memory in `folder` and its dead letters."""
     named = stream.name if into is None else late_letters(stream.name)
     into = into or stream.sink
     sink = plain_sink_of(settings, stream, folder, into, named)
-    if into.dead_letters is None or into.collection is not None:
+    letters = letters_of(into)
+    if letters is None or isinstance(into, CollectionDeclared):
         return sink
-    return LetteredSink(sink, settings, into.dead_letters, stream=named, begun=begun(folder))
+    return LetteredSink(sink, settings, letters, stream=named, begun=begun(folder))
 
 
 def late_letters(stream: str) -> str:
@@ -221,12 +234,12 @@ def late_letters(stream: str) -> str:
     return f"{stream}/late"
 
 
-def plain_sink_of(settings: Settings, stream: Stream, folder: Path, into: Into, named: str) -> Sink:
+def plain_sink_of(settings: Settings, stream: Stream, folder: Path, into: RowSink, named: str) -> Sink:
     """Return a sink of the stream without dead letters but for a collection, which keeps them under `named`."""
     guarantee = stream.chosen_guarantee
     if guarantee not in OFFERED[into.kind]:
         guarantee = OFFERED[into.kind][0]
-    if into.collection is not None:
+    if isinstance(into, CollectionDeclared):
         return CollectionSink(
             settings,
             into.collection,
@@ -238,17 +251,19 @@ def plain_sink_of(settings: Settings, stream: Stream, folder: Path, into: Into, 
             dead_letters=into.dead_letters,
             stream=named,
         )
-    if into.kind == "delta":
-        return DeltaSink(into.path, memory=folder, guarantee=guarantee, merge_schema=into.merge_schema)
-    if into.kafka is not None:
-        return KafkaSink.of_rows(folder, str(into.topic), into.kafka, key=into.key, guarantee=guarantee)
-    if into.opensearch is not None:
-        declared, flush = into.opensearch.model_copy(update={"ids": "key"}), Flush()
-        size = int(flush.mib * (1 << 20))
-        index = OpenSearchSink(declared, flush_items=flush.items, flush_bytes=size, memory=folder, key=into.keys)
-        index.open()
-        return index
-    return FunctionSink(folder, function_of(str(into.function)), guarantee=guarantee)
+    if isinstance(into, DeltaDeclared):
+        uri = into.path or uri_of(settings, into)
+        return DeltaSink(uri, memory=folder, guarantee=guarantee, merge_schema=into.merge_schema)
+    if isinstance(into, KafkaDeclared):
+        return KafkaSink(into, memory=folder, key=into.key, guarantee=guarantee)
+    if isinstance(into, FunctionDeclared):
+        return FunctionSink(folder, function_of(into.function), guarantee=guarantee)
+    flush = Flush()
+    size = int(flush.mib * (1 << 20))
+    by_key = into.model_copy(update={"ids": "key"})
+    index = OpenSearchSink(by_key, flush_items=flush.items, flush_bytes=size, memory=folder, key=into.keys)
+    index.open()
+    return index
 
 
 def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> tuple[str, list[Finding]]:
@@ -269,7 +284,7 @@ def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> t
         if stream.operator is not None:
             columns, more, words = _operated(settings, stream, columns)
             plan, findings = f"{words}\n{plan}", findings + more
-        if stream.sink.collection is not None and not creates(settings, stream.sink):
+        if isinstance(stream.sink, CollectionDeclared) and not creates(settings, stream.sink):
             collection = find_collection(settings, stream.sink.collection)
             require_fit(columns, collection, changes=stream.sink.mode == "changes")
     except InvalidArgument as error:

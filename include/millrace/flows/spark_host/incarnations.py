@@ -18,7 +18,8 @@ from typing import IO, Any, Final, Self
 from millrace.base.errors import InvalidStream, StreamBusy, UnsupportedVersion
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
-from millrace.flows.declare.stream import From, Stream
+from millrace.flows.declare.stream import Stream
+from millrace.flows.sources.collection.model import CollectionSource
 
 VERSION: Final = 1
 """Of state.json; one without a version is of an earlier build, and is read as version 1."""
@@ -135,7 +136,7 @@ class Kept:
 
     def replay(self, stream: Stream, begun: Begun) -> State:
         """Begin anew elsewhere, by a new checkpoint. Raises StreamBusy, InvalidStream for a snapshot of a topic."""
-        if begun.snapshot is not None and not isinstance(stream.source, From):
+        if begun.snapshot is not None and not isinstance(stream.source, CollectionSource):
             raise InvalidStream(f"the stream {stream.name!r} reads topics, which have no snapshot: replay after a time")
         with self.locked():
             return self._next(replace(self.state, fingerprint=stream.fingerprint()), begun)

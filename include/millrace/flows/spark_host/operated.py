@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
 from millrace.flows.declare.checks import given_columns
-from millrace.flows.declare.stream import Into, Stream
+from millrace.flows.declare.stream import RowSink, Stream
 from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds
@@ -94,7 +94,7 @@ def operated_sink(
     frame: DataFrame,
     operator: Operator,
     folder: Path,
-    sink_in: Callable[[Path, Into | None], Sink],
+    sink_in: Callable[[Path, RowSink | None], Sink],
 ) -> KeyedInto:
     """Return the operator with the stream's sinks; `frame` is its input. Raises InvalidArgument."""
     operation, mark = stream.operator, stream.source.watermark

@@ -14,9 +14,10 @@ from millrace.base.errors import InvalidStream
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
-from millrace.flows.declare.stream import Into, Stream
+from millrace.flows.declare.stream import RowSink, Stream, letters_of
 from millrace.flows.errors.letter import Redriven
 from millrace.flows.errors.letters import resent, taken_of
+from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.memory import begun
 from millrace.flows.spark_host.frames import late_letters, plain_sink_of
@@ -32,30 +33,30 @@ def redrive(settings: Settings, stream: Stream, *, dry_run: bool = False) -> Red
     targets = [(stream.sink, stream.name)]
     if stream.late is not None:
         targets.append((stream.late, late_letters(stream.name)))
-    targets = [each for each in targets if each[0].dead_letters is not None]
+    targets = [each for each in targets if letters_of(each[0]) is not None]
     if not targets:
         raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
     kept = Kept(settings, stream.name)
     found = sent = 0
     with kept.locked(), connect(settings=settings) as db:
         for into, named in targets:
-            one = _into_collection if into.collection is not None else _one_by_one
             folder = kept.folder / ("redrive" if into is stream.sink else "redrive-late")
             if dry_run:
-                found += len(db.collection(str(into.dead_letters)).read(where=f"stream = '{named}'"))
+                found += len(db.collection(str(letters_of(into))).read(where=f"stream = '{named}'"))
                 continue
-            looked, went = one(settings, stream, into, named, folder, db)
+            if isinstance(into, Declared):
+                looked, went = _into_collection(settings, into, named, folder, db)
+            else:
+                looked, went = _one_by_one(settings, stream, into, named, folder, db)
             found, sent = found + looked, sent + went
     return Redriven(looked_at=found, selected=found, written=sent, failed_again=0 if dry_run else found - sent)
 
 
-def _into_collection(
-    settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database
-) -> tuple[int, int]:
+def _into_collection(settings: Settings, into: Declared, named: str, folder: Path, db: Database) -> tuple[int, int]:
     """Return how many letters there were, and how many went in."""
     sink = CollectionSink(
         settings,
-        str(into.collection),
+        into.collection,
         memory=folder,
         mode=into.mode,
         partition=into.partition,
@@ -70,10 +71,10 @@ def _into_collection(
 
 
 def _one_by_one(
-    settings: Settings, stream: Stream, into: Into, named: str, folder: Path, db: Database
+    settings: Settings, stream: Stream, into: RowSink, named: str, folder: Path, db: Database
 ) -> tuple[int, int]:
     """Return the same."""
-    letters = db.collection(str(into.dead_letters))
+    letters = db.collection(str(letters_of(into)))
     found = letters.read(where=f"stream = '{named}'")
     sent = 0
     for began, batch, ids in resent(found, named):

@@ -112,11 +112,11 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
 
     Raises InvalidArgument if the stream reads no collection, or has no transform or more than a transform.
     """
-    from millrace.flows.declare.stream import From
+    from millrace.flows.sources.collection.model import CollectionSource
 
     if stream.transform is None:
         raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table needs a function")
-    if not isinstance(stream.source, From):
+    if not isinstance(stream.source, CollectionSource):
         raise InvalidArgument(f"the stream {stream.name!r} reads {stream.source.target}: a table is of a collection")
     if stream.operator is not None or stream.tables:
         raise InvalidArgument(

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
+
+from pydantic import model_validator
 
 from millrace.flows.declare.part import Part, words
 from millrace.flows.kinds import SinkKind
+from millrace.flows.sinks.models import names_of
 
 
 class CollectionSink(Part):
-    """Documents as rows of a collection of this deployment; a tombstone deletes its key's row."""
+    """Rows, or documents as rows, of a collection of this deployment; a document's tombstone deletes its key's row."""
+
+    of_rows: ClassVar = frozenset({"mode", "partition", "partition_by", "dead_letters", "create", "key"})
+    of_documents: ClassVar = frozenset({"tombstones"})
 
     kind: Literal["collection"] = "collection"
     collection: str = words("its name", min_length=1, max_length=255)
     tombstones: Literal["delete", "ignore", "error"] = words(
         "what a record without a value does to its key", default="delete"
     )
+    mode: Literal["append", "upsert", "changes"] = words("what a row does to the one of its key", default="append")
+    partition: str | None = words("of all rows", default=None)
+    partition_by: str | None = words("a column with the name of a row's partition", default=None)
+    dead_letters: str | None = words("a collection for rows that do not fit; empty: the flow stops", default=None)
+    create: bool = words(
+        "make the collection, with the columns that come, if there is none when the flow starts", default=False
+    )
+    key: str | None = words("columns of the primary key of a collection that is made, with commas", default=None)
+
+    @model_validator(mode="after")
+    def _key_of_what_is_made(self) -> CollectionSink:
+        if self.key is not None and not self.create:
+            raise ValueError("'key' is that of a collection that the stream creates: say 'create: true'")
+        if self.create and self.mode != "append" and not self.keys:
+            raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
+        return self
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that `key` lists. Empty, a collection that is made gets a generated primary key."""
+        return names_of(self.key)
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"collection:{self.collection}"
 
 
 KIND: Final = SinkKind(

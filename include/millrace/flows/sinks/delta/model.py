@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
+
+from pydantic import model_validator
 
 from millrace.flows.declare.part import Part, words
 from millrace.flows.kinds import SinkKind
 
 
 class DeltaSink(Part):
-    """Documents appended to a Delta table."""
+    """Rows or documents appended to a Delta table."""
+
+    of_rows: ClassVar = frozenset({"path", "merge_schema"})
+    of_documents: ClassVar = frozenset({"tombstones"})
 
     kind: Literal["delta"] = "delta"
-    table: str = words(
-        "its name below the deployment's tables", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+    table: str | None = words(
+        "its name below the deployment's tables",
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
     )
+    path: str | None = words("or its path, of rows", default=None, min_length=1)
+    merge_schema: bool = words("add columns that the table lacks, of rows", default=False)
     tombstones: Literal["ignore", "error"] = words("a table of appends deletes nothing", default="error")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DeltaSink:
+        if (self.table is None) == (self.path is None):
+            raise ValueError("table: name the table, or say its path; one of the two")
+        return self
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"delta:{self.path or self.table}"
 
 
 KIND: Final = SinkKind(

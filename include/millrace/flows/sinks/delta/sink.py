@@ -274,4 +274,9 @@ def _by_partition(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[dict[s
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> DeltaSink:
     """The sink that flow `flow` declares."""
-    return DeltaSink(settings.table_uri(f"{OUTPUTS}/{declared.table}"), flow=flow)
+    return DeltaSink(uri_of(settings, declared), flow=flow)
+
+
+def uri_of(settings: Settings, declared: Declared) -> str:
+    """Return where a table lies that is declared by its name."""
+    return settings.table_uri(f"{OUTPUTS}/{declared.table}")

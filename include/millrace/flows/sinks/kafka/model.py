@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from millrace.flows.declare.part import TopicName, words
 from millrace.flows.kafka.cluster import KafkaCluster
@@ -10,7 +13,10 @@ from millrace.flows.kinds import SinkKind
 
 
 class KafkaSink(KafkaCluster):
-    """Documents as JSON into a topic, acknowledged by all in-sync replicas."""
+    """Rows or documents as JSON into a topic, acknowledged by all in-sync replicas."""
+
+    of_rows: ClassVar = frozenset({"key", "dead_letters", "servers"})
+    of_documents: ClassVar = frozenset({"ids", "tombstones"})
 
     kind: Literal["kafka"] = "kafka"
     topic: TopicName = words("the output topic")
@@ -22,6 +28,15 @@ class KafkaSink(KafkaCluster):
         "whether records without a value are handed on", default="delete"
     )
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = words("of what is produced", default="lz4")
+    key: str | None = words("of rows: the column with a record's key", default=None)
+    dead_letters: str | None = words("a collection for rows that the brokers refuse", default=None)
+    servers: SkipJsonSchema[str] = Field(default="", exclude=True, repr=False)
+    """The brokers as a stream spelled them, where that is not `bootstrap` with commas: a part of its identity."""
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"kafka:{self.topic}"
 
 
 KIND: Final = SinkKind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from millrace.flows.declare.addresses import check_address
 from millrace.flows.declare.part import Part, Secret, check_certificates, check_json, words
 from millrace.flows.declare.paths import FieldPath, date_form, template
 from millrace.flows.kinds import SinkKind
+from millrace.flows.sinks.models import names_of
 
 
 def _url(text: str) -> str:
@@ -91,7 +92,9 @@ class Rollover(Part):
 
 
 class OpenSearchSink(Part):
-    """Documents into an index by bulk requests, item by item."""
+    """Rows or documents into an index by bulk requests, item by item."""
+
+    of_rows: ClassVar = frozenset({"key", "dead_letters"})
 
     kind: Literal["opensearch"] = "opensearch"
     hosts: Annotated[tuple[Url, ...], Field(min_length=1, max_length=32)] = words("http(s)://host:port each")
@@ -152,6 +155,18 @@ class OpenSearchSink(Part):
         ge=0,
         le=3_600_000,
     )
+    key: str | None = words("of rows: the columns of a document's id, with commas", default=None)
+    dead_letters: str | None = words("a collection for rows that the index refuses", default=None)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that `key` lists."""
+        return names_of(self.key)
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"opensearch:{self.index_base}"
 
     @field_validator("ca")
     @classmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import StringConstraints
+from pydantic import StringConstraints, model_validator
 
 from millrace.flows.declare.part import Part, words
+from millrace.flows.declare.rows import Place, Watermark
 from millrace.flows.kinds import SourceKind
 
 ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -14,7 +15,10 @@ ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_leng
 
 
 class CollectionSource(Part):
-    """Rows of a collection of this deployment, as they become visible; one task."""
+    """Rows of a collection of this deployment, as they become visible: as documents, or as rows of a Spark query."""
+
+    of_rows: ClassVar = frozenset({"columns", "kinds", "after", "snapshot", "watermark", "max_bytes"})
+    of_documents: ClassVar = frozenset({"start"})
 
     kind: Literal["collection"] = "collection"
     collection: str = words("its name", min_length=1, max_length=255)
@@ -24,6 +28,39 @@ class CollectionSource(Part):
     channels: tuple[ChannelName, ...] = words(
         "its VChannels, or PChannels, whose rows alone are read; empty: all", default=(), max_length=1024
     )
+    columns: tuple[str, ...] = words("of the rows and of their changes; empty: all", default=())
+    kinds: Literal["all", "inserts", "skip others"] = words(
+        "changes: all; inserts, where another one is an error; or inserts, skipping others", default="skip others"
+    )
+    after: Place = words("where rows begin: behind a tick, a moment or now; empty: at the beginning", default=None)
+    snapshot: Place = words("or with the rows that are visible at a tick, a moment or now", default=None)
+    watermark: Watermark | None = words("the event time of rows", default=None)
+    max_bytes: int | None = words("of a micro-batch of rows", default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> CollectionSource:
+        if self.after is not None and self.snapshot is not None:
+            raise ValueError("it begins behind a tick (after) or with a snapshot, not both")
+        return self
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"collection:{self.collection}"
+
+    @property
+    def table(self) -> str:
+        """The name of its rows in SQL."""
+        return self.collection
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides which rows it gives. Where it begins, and how fast it reads, are not part of it."""
+        found = self.model_dump(mode="json", include={"collection", "channels", "columns", "kinds", "watermark"})
+        if not self.channels:
+            del found["channels"]
+        if self.watermark is not None and self.watermark.max_ahead is None:
+            del found["watermark"]["max_ahead"]
+        return found
 
 
 KIND: Final = SourceKind(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from millrace.flows.declare.part import TopicName, words
+from millrace.flows.declare.rows import TopicStart, Watermark
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.kinds import SourceKind
 
@@ -26,15 +27,20 @@ def _pattern(text: str) -> str:
 
 
 class KafkaSource(KafkaCluster):
-    """JSON documents, one a record, of plain topics. Each partition is a task of the pipeline."""
+    """Records of plain topics, whose values are JSON: as documents, or as the rows of a Spark query."""
+
+    of_rows: ClassVar = frozenset(
+        {"name", "columns", "record", "start", "tombstones", "dead_letters", "watermark", "max_bytes", "max_records"}
+    )
+    of_documents: ClassVar = frozenset({"topics_regex", "assignment", "offset_reset"})
 
     kind: Literal["kafka"] = "kafka"
-    topics: Annotated[tuple[TopicName, ...], Field(max_length=64)] = words("the input topics", default=())
     topics_regex: Annotated[str, StringConstraints(max_length=500), AfterValidator(_pattern)] = words(
         "in place of topics: a regular expression of whole names; new topics of such a name are read from their"
         " beginning, within about 10 s",
         default="",
     )
+    topics: Annotated[tuple[TopicName, ...], Field(max_length=64)] = words("the input topics", default=())
     group: str = words(
         "consumer group to which positions are mirrored for other tools; empty: millrace-<id>",
         default="",
@@ -55,15 +61,44 @@ class KafkaSource(KafkaCluster):
     isolation: Literal["read_committed", "read_uncommitted"] = words(
         "whether records of open or aborted transactions are read", default="read_committed"
     )
+    name: str = words("of the table of rows; empty: the topic's", default="")
+    columns: dict[str, str] = words(
+        'fields of the values with their types ("int64"; "string?" may be missing or null) as columns; empty: the'
+        " values stay bytes, in _value",
+        default_factory=dict,
+    )
+    record: tuple[str, ...] = words(
+        f"columns of the record beside them: {', '.join(RECORD_COLUMNS)}; empty, without columns: all", default=()
+    )
+    start: TopicStart = words("where rows begin: earliest, now, or with the records of a moment", default="earliest")
+    tombstones: Literal["error", "ignore"] = words(
+        "with columns: whether a record without a value is put aside or left out", default="error"
+    )
+    dead_letters: str | None = words(
+        "a collection for records that are no rows; empty: they are kept in the flow's folder", default=None
+    )
+    watermark: Watermark | None = words("the event time of rows", default=None)
+    max_bytes: int = words("of a micro-batch of rows, about", default=64 << 20, gt=0)
+    max_records: int | None = words("of a micro-batch of rows", default=None, gt=0)
+
+    @field_validator("topics")
+    @classmethod
+    def _named(cls, topics: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if "topics_regex" in info.data and bool(topics) == bool(info.data["topics_regex"]):
+            raise ValueError("name the topics, or say topics_regex; one of the two")
+        return topics
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaSource:
-        if bool(self.topics) == bool(self.topics_regex):
-            raise ValueError("topics: name them, or say topics_regex; one of the two")
         if len(set(self.topics)) < len(self.topics):
             raise ValueError("topics: each once")
         if self.max_poll_interval_ms < self.session_timeout_ms:
             raise ValueError("max_poll_interval_ms is at least session_timeout_ms (librdkafka refuses it otherwise)")
+        for each in self.record:
+            if each not in RECORD_COLUMNS:
+                raise ValueError(f"record: {each!r} is none of {', '.join(RECORD_COLUMNS)}")
+        if self.watermark is not None and self.watermark.max_ahead is not None:
+            raise ValueError("watermark.max_ahead compares with the log time of rows, and records have none")
         return self
 
     def reads(self, topic: str) -> bool:
@@ -71,6 +106,29 @@ class KafkaSource(KafkaCluster):
         if self.topics_regex:
             return not topic.startswith("__") and re.fullmatch(self.topics_regex, topic) is not None
         return topic in self.topics
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        return f"kafka:{','.join(self.topics) or self.topics_regex}"
+
+    @property
+    def table(self) -> str:
+        """The name of its rows in SQL."""
+        return self.name or self.topics[0]
+
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns of the record that its rows have."""
+        given = self.record or (() if self.columns else RECORD_COLUMNS)
+        marked = self.watermark is not None and self.watermark.column == RECORD_TIME
+        return (*given, RECORD_TIME) if marked and RECORD_TIME not in given else given
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides which rows it gives. A topic's own id tells it from one of its name on other brokers."""
+        return self.model_dump(
+            mode="json", include={"topics", "name", "columns", "record", "tombstones", "isolation", "watermark"}
+        )
 
     def client_settings(self) -> dict[str, str | int]:
         return {

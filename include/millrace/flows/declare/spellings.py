@@ -1,0 +1,141 @@
+"""The spellings of declarations of earlier builds, as plain values: a stream's source and sink without `kind`.
+
+A stream named its source by the field that it has (`collection`, or `kafka` and `topics`) and its sink likewise
+(`collection`, `delta`, `kafka`, `opensearch`, `function`). :func:`source` and :func:`sink` give the form of the models,
+whose parts say their `kind`. :func:`as_written` gives the path of a problem as the user wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+SINKS: Final = ("collection", "delta", "kafka", "opensearch", "function")
+_CLUSTER: Final = ("bootstrap", "security", "socket_timeout_ms")
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "mode": "append", "partition": None, "partition_by": None, "dead_letters": None, "create": False,
+    "merge_schema": False, "topic": None, "key": None,
+}  # fmt: skip
+"""Fields of a stream's sink beside the one that names its kind."""
+_FIELDS: Final[Mapping[str, str]] = {"path": "delta", "table": "delta", "bootstrap": "kafka", "hosts": "opensearch"}
+"""Fields that tell the kind of a sink which does not say it, as one that is shown without its defaults."""
+_OF_KIND: Final[Mapping[str, tuple[str, ...]]] = {
+    "collection": ("mode", "partition", "partition_by", "dead_letters", "create", "key"),
+    "delta": ("merge_schema",),
+    "kafka": ("topic", "key", "dead_letters"),
+    "opensearch": ("key", "dead_letters"),
+    "function": (),
+}
+
+
+def source(value: Any) -> Any:
+    """Return a stream's source with its `kind`. What has one, or is no mapping, stays as it is."""
+    if isinstance(value, str):
+        return {"kind": "collection", "collection": value}
+    if not isinstance(value, dict) or "kind" in value:
+        return value
+    if "kafka" in value:
+        return {"kind": "kafka", **_brokers(value["kafka"]), **{n: v for n, v in value.items() if n != "kafka"}}
+    return {"kind": "kafka" if "topics" in value else "collection", **value}
+
+
+def sink(value: Any) -> Any:
+    """Return a stream's sink with its `kind`. Raises ValueError if it is of no kind, of two, or has fields of another.
+
+    What has a `kind`, or is no mapping, stays as it is.
+    """
+    if isinstance(value, str):
+        return {"kind": "collection", "collection": value}
+    if not isinstance(value, dict) or "kind" in value:
+        return value
+    for field, kind in _FIELDS.items():
+        if field in value:
+            return {"kind": kind, **value}
+    given = [name for name in SINKS if value.get(name) is not None]
+    if len(given) != 1:
+        raise ValueError(f"a sink is one of {', '.join(SINKS)}; this has {', '.join(given) or 'none'}")
+    kind = given[0]
+    if (kind == "kafka" and value.get("topic") is None) or (kind != "kafka" and value.get("topic") is not None):
+        raise ValueError("a Kafka sink has its servers (kafka) and a topic")
+    odd = sorted(
+        name
+        for name, default in _DEFAULTS.items()
+        if name not in _OF_KIND[kind] and value.get(name, default) != default
+    )
+    if odd:
+        raise ValueError(f"{odd[0]!r} says nothing of a {kind} sink")
+    if kind == "opensearch" and not value.get("key"):
+        raise ValueError("an OpenSearch sink has ids by columns: say 'key'")
+    rest = {name: each for name, each in value.items() if name not in SINKS}
+    rest = {name: each for name, each in rest.items() if name in _OF_KIND[kind] or name not in _DEFAULTS}
+    of = value[kind]
+    if kind == "kafka":
+        return {"kind": kind, "compression": "none", **_brokers(of, servers=True), **rest}
+    if kind == "opensearch":
+        # The model of a sink may be given whole, as Python does.
+        return {"kind": kind, **(of if isinstance(of, dict) else _fields(of)), **rest}
+    return {"kind": kind, "path" if kind == "delta" else kind: of, **rest}
+
+
+def _brokers(value: Any, *, servers: bool = False) -> dict[str, Any]:
+    """Return the brokers' addresses as a cluster without TLS and SASL; with `servers`, as they are spelled, too."""
+    if not isinstance(value, str):
+        return value if isinstance(value, dict) else _fields(value)
+    bootstrap = [each.strip() for each in value.split(",")]
+    spelled = {"servers": value} if servers and ",".join(bootstrap) != value else {}
+    return {"bootstrap": bootstrap, **spelled}
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """Return the fields of a model that were given."""
+    found = {name: getattr(part, name) for name in getattr(part, "model_fields_set", ())}
+    if not found:
+        raise ValueError(f"{part!r} is no mapping")
+    return found
+
+
+def stream_sink(sink: Any) -> dict[str, Any]:
+    """Return a sink of rows as a stream spells it, without defaults: what fingerprints of streams are made of."""
+    kind = sink.kind
+    if kind == "kafka":
+        servers: Any = sink.servers or ",".join(sink.bootstrap)
+        named = {"kafka": servers, "topic": sink.topic}
+    elif kind == "opensearch":
+        named = {kind: sink.model_dump(mode="json", exclude_defaults=True, exclude={"key", "dead_letters"})}
+    else:
+        named = {kind: sink.path if kind == "delta" else getattr(sink, kind)}
+        if kind == "delta" and sink.table is not None:
+            named = {"table": sink.table}
+    more = {name: getattr(sink, name) for name in _OF_KIND[kind] if name != "topic"}
+    return {**named, **{name: each for name, each in more.items() if each != _DEFAULTS[name]}}
+
+
+def sink_identity(sink: Any) -> dict[str, Any]:
+    """Return what decides what becomes of a stream's rows. Of OpenSearch that is the index, however it is reached."""
+    found = {**dict.fromkeys(SINKS), **_DEFAULTS, **stream_sink(sink)}
+    if sink.kind == "opensearch":
+        found["opensearch"] = sink.index_base
+    else:
+        del found["opensearch"]
+    if not found["create"]:
+        del found["create"]
+    return found
+
+
+def as_written(path: Sequence[Any], value: Any) -> Iterator[Any]:
+    """Yield the parts of a problem's `path` in a declaration as its user wrote it, `value`: without tags of kinds."""
+    parts = list(path)
+    if parts and parts[0] in ("source", "sink", "late") and isinstance(value, dict):
+        part = value.get(parts[0])
+        written = part if isinstance(part, dict) else {}
+        if len(parts) > 1 and parts[1] in SINKS:
+            del parts[1]  # the tag of the union
+        inner = parts[1] if len(parts) > 1 else None
+        if "kind" not in written:
+            if inner in _CLUSTER and "kafka" in written:
+                parts.insert(1, "kafka")
+            elif "opensearch" in written and inner is not None and inner not in ("key", "dead_letters"):
+                parts.insert(1, "opensearch")
+            elif inner == "path" and "delta" in written:
+                parts[1] = "delta"
+    yield from parts
