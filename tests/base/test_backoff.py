@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.base import backoff
-from millrace.base.backoff import JITTER, Backoff, jittered
+from millrace.base.backoff import JITTER, Backoff, delay_after, jittered
 
 
 def test_jitter_only_lengthens_a_delay() -> None:
@@ -27,3 +27,10 @@ def test_a_first_delay_above_the_longest_stays(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(backoff, "jittered", lambda seconds: seconds)
     delays = Backoff(8.0, 5.0)
     assert [delays.next_delay() for _ in range(2)] == [8.0, 8.0]
+
+
+def test_a_delay_by_a_count_of_failures_grows_by_its_factor_up_to_the_longest() -> None:
+    assert [delay_after(failures, 1.0, 5.0) for failures in range(5)] == [0.0, 1.0, 2.0, 4.0, 5.0]
+    assert [delay_after(failures, 2.0, 100.0, factor=3.0) for failures in (1, 2, 3, 9)] == [2.0, 6.0, 18.0, 100.0]
+    assert delay_after(10**6, 1.0, 60.0) == 60.0, "no overflow"
+    assert delay_after(10**6, 7.0, 60.0, factor=1.0) == 7.0

@@ -16,12 +16,14 @@ def jittered(seconds: float) -> float:
     return seconds * random.uniform(1.0, 1.0 + JITTER)
 
 
-def delay_after(failures: int, first: float, longest: float) -> float:
-    """Return the delay after so many failures in a row, without jitter: 0.0 after none, then doubled from `first`.
+def delay_after(failures: int, first: float, longest: float, *, factor: float = 2.0) -> float:
+    """Return the delay after so many failures in a row, without jitter.
+
+    0.0 after none, then `first` times `factor` for each further failure, at most `longest`.
 
     For a count of failures that is stored or shared; :class:`Backoff` counts by itself.
     """
-    return min(longest, first * 2.0 ** min(failures - 1, 60)) if failures > 0 else 0.0
+    return min(longest, first * factor ** min(failures - 1, 60)) if failures > 0 else 0.0
 
 
 class Backoff:

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from millrace.base.backoff import Backoff
+from millrace.base.backoff import delay_after, jittered
 from millrace.base.files import replace_json
 from millrace.runtime.launch.folder import read_json
 
 POLL_SECONDS: Final = 0.2
 _MAX_WORDS: Final = 500
-_MAX_DOUBLINGS: Final = 64
 
 Stop = Callable[[float], bool]
 """Waits for up to so many seconds; returns True, and early, if supervision is to end.
@@ -98,8 +97,8 @@ class RestartBackoff:
         known = self._known()
         old = time.time() - float(known.get("at", 0.0)) > self.steady + self._longest
         failures = 1 if first or old else int(known.get("failures", 0)) + 1
-        delays = Backoff(self._first, self._longest, jitter=self._jitter)
-        pause = [delays.next_delay() for _ in range(min(failures, _MAX_DOUBLINGS))][-1]
+        pause = delay_after(failures, self._first, max(self._first, self._longest))
+        pause = jittered(pause) if self._jitter else pause
         self._memory = {"failures": failures, "at": time.time(), "pause": pause, "why": why[:_MAX_WORDS]}
         if self._path is not None:
             replace_json(self._path, self._memory)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from millrace.base.backoff import jittered
+from millrace.base.backoff import delay_after, jittered
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
@@ -96,8 +96,8 @@ class Supervision:
     def pause(self, recoveries: int) -> float:
         """Seconds before the recovery behind so many others in a row."""
         recovery = self._pipeline.recovery
-        minutes = recovery.interval_minutes * recovery.factor ** min(recoveries, 64)
-        return 60 * min(minutes, max(recovery.longest_minutes, recovery.interval_minutes))
+        first = 60 * recovery.interval_minutes
+        return delay_after(recoveries + 1, first, max(first, 60 * recovery.longest_minutes), factor=recovery.factor)
 
     def restart(self) -> None:
         """Somebody asked for it: what failed is tried again now, with all its attempts."""
