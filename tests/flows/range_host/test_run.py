@@ -185,7 +185,7 @@ def test_documents_that_the_index_holds_newer_are_counted_as_stale_and_not_as_ou
     _to_the_end(flights, metrics=metrics)
     (task,) = read_status(flights.settings, flights.id).tasks
     assert (task.records_in, task.records_out, task.records_stale) == (2, 1, 1)
-    assert f'outcome="stale",pipeline="{flights.id}",task="{flights.id}-0"}} 1.0' in metrics.render().decode()
+    assert f'{{flow="{flights.id}",lane="{flights.id}-0",outcome="stale"}} 1.0' in metrics.render().decode()
     assert flights.index()["k"]["flight"] == 9
 
 
