@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from millrace.base.errors import InvalidStream, PipelineInvalid
+from millrace.base.package import ROOT
+from millrace.base.settings import Settings
 from millrace.flows.declare import spellings
+from millrace.flows.declare.discovery import declared_streams
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.stream import From, FromTopics, Into, Stream
 
@@ -38,6 +42,26 @@ def test_parts_that_say_their_kind_declare_the_same_stream(golden: dict[str, Any
     if golden["what"] != "kafka spaces":  # the addresses are shown as a list
         assert again == made
         assert again.fingerprint() == golden["fingerprint"]
+
+
+def test_the_example_declares_what_it_declared_in_the_spelling_of_earlier_builds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KAFKA", "h:1")
+    monkeypatch.setenv("OPENSEARCH", "http://h:2")
+    example = ROOT.parent / "examples" / "mixed_flows.yaml"
+    found = declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(example)), shipped=False)
+    assert {name: each.fingerprint() for name, each in found.items()} == {
+        "rising_delays": "0da60cc4e4e6a494",
+        "flights_by_origin": "b033ebab8bb9e5d8",
+    }
+    page = yaml.safe_load(example.read_text(encoding="utf-8"))
+    for declared in page["streams"]:
+        made = found[declared["name"]]
+        source = {name: each for name, each in declared["source"].items() if name not in ("kind", "bootstrap")}
+        before = declared | {"source": source | {"kafka": "h:1"}, "sink": spellings.stream_sink(made.sink)}
+        assert "kind" not in before["source"] | before["sink"]
+        assert Stream.of(before) == made
 
 
 def test_the_words_of_python_are_the_kinds_models() -> None:
