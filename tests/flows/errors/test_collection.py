@@ -117,6 +117,15 @@ def test_pages_of_letters_follow_one_another_and_have_each_once(
         found += [each.offset for each in page.errors]
         before = page.next
     assert found == list(range(10, -1, -1))
+    # Rows of one tick share a position, so a page may end among them.
+    same = [each._replace(record=each.record._replace(offset=20, key=b"%d" % n)) for n, each in enumerate(failures(9))]
+    place.put(same, task="t-0")
+    place.close()
+    first = error_page(db.settings, pipeline, EVERYTHING, limit=5)
+    second = error_page(db.settings, pipeline, EVERYTHING, before=first.next or "", limit=5)
+    keys = [each.key for each in (*first.errors, *second.errors) if each.offset == 20]
+    assert sorted(keys) == [str(n) for n in range(9)]
+    assert redrive(db.settings, pipeline, dry_run=True).looked_at == 20
     monkeypatch.setattr(module, "MOST_SEEN", 4)
     page = error_page(db.settings, pipeline, Selection(kind="NONE"))
     assert (page.errors, page.complete, page.next is not None) == ([], False, True)
