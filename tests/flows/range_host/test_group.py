@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import read_status
 from millrace.flows.range_host.task import Work
 from millrace.flows.sinks.delta.sink import OUTPUTS
-from millrace.flows.sources.kafka.membership import Division, Membership
+from millrace.flows.sources.division import Division
+from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.node.range_loop.schedule import START, RangeSchedule
 from millrace.storage.table import open_table
@@ -45,6 +46,7 @@ class _Group:
         self.division = Division(frozenset())
         self.told: list[tuple[str, int, int]] = []
         self.followed: set[str] = set()
+        self.session_seconds = 45.0
 
     def gives(self, *tasks: str) -> None:
         held = frozenset(tasks)
@@ -54,8 +56,11 @@ class _Group:
         said, self.division = self.division, Division(self.division.held)
         return said
 
-    def follow(self, topics: set[str]) -> None:
-        self.followed = topics
+    def wait_joined(self, seconds: float) -> None:
+        pass
+
+    def follow(self, lanes: Sequence[tuple[str, int]]) -> None:
+        self.followed = {topic for topic, _ in lanes}
 
     def commit(self, offsets: Any) -> None:
         self.told += offsets
@@ -70,7 +75,7 @@ class _Worker:
     def __init__(self, settings: Settings, pipeline: Pipeline, number: int) -> None:
         self.run = PipelineRun(settings, pipeline, number)
         self.group = _Group()
-        self.run._members.append(self.group)  # type: ignore[arg-type] # as much of it as the worker asks
+        self.run._members.append(self.group)
         self.run.prepare()
         self.schedule: RangeSchedule[Work] = RangeSchedule(self.run.planner())
         self.committer: PipelineCommitter = self.run.committer(None)

@@ -85,7 +85,10 @@ class Resources(Part):
     memory_mib: int = words("memory", default=1024, ge=128, le=1 << 20)
     tasks: int = words("ranges that run at once; 0: one for each core", default=0, ge=0, le=1024)
     workers: int = words(
-        "worker processes on this machine; more than one need source.assignment: group", default=1, ge=1, le=64
+        "worker processes on this machine; of topics, more than one need source.assignment: group",
+        default=1,
+        ge=1,
+        le=64,
     )
 
 
@@ -167,8 +170,8 @@ class Pipeline(Part):
             )
         if self.divided and self.deployment == AIRFLOW:
             raise ValueError(
-                "source.assignment: on Spark one query reads all partitions, in as many tasks as the cluster has"
-                " cores: say all, or deployment: service"
+                "source.assignment, resources.workers: on Spark one query reads all lanes, in as many tasks as the"
+                " cluster has cores: say all, and one worker, or deployment: service"
             )
         output = getattr(self.sink, "topic", None)
         comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
@@ -238,8 +241,10 @@ class Pipeline(Part):
 
     @property
     def divided(self) -> bool:
-        """Whether the consumer group divides the partitions among several workers."""
-        return isinstance(self.source, KafkaSource) and self.source.assignment == "group"
+        """Whether several workers divide the lanes: of topics by the consumer group, of others by leases."""
+        if isinstance(self.source, KafkaSource):
+            return self.source.assignment == "group"
+        return self.resources.workers > 1
 
     def topics(self) -> dict[str, tuple[str, ...]]:
         """Its topics of Kafka by what they are for: ``input``, ``output``, ``error``."""

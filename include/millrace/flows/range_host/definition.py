@@ -24,6 +24,7 @@ from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.positions import (
     COUNTS,
+    FORGOTTEN,
     Position,
     Positions,
     commit_positions,
@@ -37,6 +38,7 @@ from millrace.flows.range_host.supervision import Health, Supervision, read_task
 from millrace.flows.range_host.task import BULKS, Done, Task, Work
 from millrace.flows.range_host.topic_admin import require_no_loop
 from millrace.flows.registry import sink_of, source_of
+from millrace.flows.sources.division import LeasedMember, Member
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Ends, Source, task_of
@@ -67,7 +69,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
     """Its number among the workers of this machine."""
     claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     """Where workers divide the partitions: by task that this one holds, the number of its own newest commit."""
-    _members: list[Membership] = field(default_factory=list, compare=False, repr=False)
+    _members: list[Member] = field(default_factory=list, compare=False, repr=False)
     _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
     _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
     _beats: list[Beat] = field(default_factory=list, compare=False, repr=False)
@@ -104,14 +106,15 @@ class PipelineRun(LoopDefinition[Work, Done]):
         sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.id, flush=self.pipeline.flush).close()
         table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
         note_flow(self.settings, self.pipeline)
+        known = read_positions(table)
         places = self.places()
         try:
             ends, ids = places.ends(), places.ids()
+            inherited = places.inherited({task: each.position for task, each in known.items() if not each.forgotten})
         finally:
             places.close()
         require_no_loop(self.pipeline)
         ensure_errors(self.settings, self.pipeline)
-        known = read_positions(table)
         new = sorted(task for task in ends if task not in known or known[task].forgotten)
         if new and reset == "error":
             raise InvalidSettings(
@@ -124,25 +127,32 @@ class PipelineRun(LoopDefinition[Work, Done]):
             before = known.get(task)
             # A partition that a topic was given since it was first read is new from its beginning on.
             start = ends[task].low if reset == "earliest" or _topic(task) in followed else ends[task].high
+            start = inherited.get(task, start)
             begins.append(
                 (before, replace((before or Position(task, 0)).moved(start), topic_id=ids.get(_topic(task), "")))
             )
+        gone = [each for task, each in known.items() if inherited and task not in ends and not each.forgotten]
+        begins += [(each, replace(each.moved(FORGOTTEN), generation=each.generation + 1)) for each in gone]
         if begins:
             commit_positions(table, begins)
         _logger.info("%s runs from %s to %s", self.name, source.kind, self.pipeline.sink.kind)
 
-    def join(self, *, seconds: float | None = None) -> Membership | None:
-        """The membership in the consumer group that divides the partitions; None where one worker reads all.
+    def join(self, *, seconds: float | None = None) -> Member | None:
+        """Return this worker among those that divide the lanes; None if one worker reads all.
 
-        With `seconds`, wait so long for its part, and leave the group for good at the end. The loop's thread alone
-        calls it. Raises LogUnavailable, InvalidSettings.
+        With `seconds`, wait so long for its part, and leave the others for good at the end. The loop's thread alone
+        calls it. Raises LogUnavailable, InvalidSettings, MetaUnavailable.
         """
         source = self.pipeline.source
-        if not self.pipeline.divided or not isinstance(source, KafkaSource):
+        if not self.pipeline.divided:
             return None
         if not self._members:
-            instance = "" if seconds is not None else instance_name(self.settings, self.worker)
-            self._members.append(Membership(source, self.pipeline.group, instance=instance))
+            instance = instance_name(self.settings, self.worker)
+            if not isinstance(source, KafkaSource):
+                self._members.append(LeasedMember.of_flow(self.settings, self.pipeline.id, instance))
+            else:
+                static = "" if seconds is not None else instance
+                self._members.append(Membership(source, self.pipeline.group, instance=static))
         if seconds is not None:
             try:
                 self._members[0].wait_joined(seconds)
@@ -331,7 +341,7 @@ class PipelinePlanner(Planner[Work, int]):
         member = self._run.join()
         if member is None:
             return None
-        member.follow({topic for topic, _ in self._topics.partitions()})
+        member.follow(self._topics.partitions())
         division, claims = member.poll(), self._run.claims
         gone = (division.went | claims.keys() - division.held) & claims.keys()
         positions = self._positions.now()
@@ -344,10 +354,10 @@ class PipelinePlanner(Planner[Work, int]):
         for task in gone:
             del claims[task]
         self._run.stop_tasks(gone)
-        source = self._run.pipeline.source
-        assert isinstance(source, KafkaSource), "only topics are divided"
-        now, session = time.monotonic(), source.session_timeout_ms / 1000
-        back = {task for task, since in self._lost.items() if task in division.held and now - since > session}
+        now = time.monotonic()
+        back = {
+            task for task, since in self._lost.items() if task in division.held and now - since > member.session_seconds
+        }
         self._unclaimed = (self._unclaimed | division.came | back) & division.held
         if self._unclaimed:
             self._claim(positions)

@@ -6,18 +6,30 @@ from collections.abc import Callable, Mapping
 
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
+from millrace.coord.clock import SystemClock
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.definition import places_of
 from millrace.flows.range_host.positions import change_positions
+from millrace.flows.sources.division import members as leased
+from millrace.flows.sources.division import open_store
 from millrace.flows.sources.kafka.membership import members
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Source
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
 
-def require_no_members(pipeline: Pipeline) -> None:
-    """Raise PipelineBusy if the pipeline's consumer group has members on any machine."""
-    if not pipeline.divided or not isinstance(pipeline.source, KafkaSource):
+def require_no_members(settings: Settings, pipeline: Pipeline) -> None:
+    """Raise PipelineBusy if workers of any machine divide the pipeline's lanes: by its consumer group, or by leases."""
+    if not pipeline.divided:
+        return
+    if not isinstance(pipeline.source, KafkaSource):
+        with open_store(settings, SystemClock()) as store:
+            workers = leased(store, pipeline.id)
+        if workers:
+            raise PipelineBusy(
+                f"{pipeline.id!r} has workers with a lease ({', '.join(workers)}): stop them on every machine, and wait"
+                f" for the end of their lease ({settings.session_seconds:g} s)"
+            )
         return
     found = members(pipeline.source, pipeline.group)
     if found:

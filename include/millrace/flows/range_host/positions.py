@@ -24,7 +24,7 @@ from millrace.storage.table import TableHandle, create_table, open_table
 TASK: Final = "task"
 FOLDER: Final = "pipelines"
 """Of these tables, below the deployment's."""
-_FORGOTTEN: Final = -1
+FORGOTTEN: Final = -1
 COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries", "records_stale")
 """What a task counts. A table of an earlier build has no `records_stale`, and no `generation`, until it is opened to be
 written."""
@@ -66,7 +66,7 @@ class Position:
     @property
     def forgotten(self) -> bool:
         """Its row is there for its commits alone, which fence: the task has no position."""
-        return self.position == _FORGOTTEN
+        return self.position == FORGOTTEN
 
     def moved(self, position: int, **more: int) -> Position:
         """Behind a range that counted so many `more`."""
@@ -178,7 +178,7 @@ def forget_positions(settings: Settings, pipeline: str) -> None:
     known = [] if table is None else [each for each in read_positions(table).values() if not each.forgotten]
     if table is not None and known:
         moves = [
-            (each, Position(each.task, _FORGOTTEN, each.commits + 1, generation=each.generation + 1)) for each in known
+            (each, Position(each.task, FORGOTTEN, each.commits + 1, generation=each.generation + 1)) for each in known
         ]
         commit_positions(table, moves).raise_if_fenced()
 

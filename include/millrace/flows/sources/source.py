@@ -2,18 +2,18 @@
 
 The promises, which the conformance suite tests:
 
-- A *lane* is a topic's partition or a collection; its name never changes, and its ranges follow one another.
+- A *lane* is a topic's partition or a VChannel; its name never changes, and its ranges follow one another.
 - The records between two positions never change. A range that is read again gives the same records, in any process and
   in any division into ranges, so a runner needs no memory of what it read.
 - A range is never read past a loss: records that retention removed are PositionTruncated, which names the earliest
   position, and a lane that ends before a position is LogRegressed.
-- Records of one key are in one lane, in the order of their positions. Records of different keys need not be: a
-  collection's lane merges its VChannels.
+- Records of one key are in one lane, in the order of their positions, unless the kind says otherwise
+  (``ordered_by_key``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from millrace.flows.batch import Batch
@@ -48,7 +48,7 @@ class Source(Protocol):
     """
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Topic and partition of each lane; a collection is one. Raises LogUnavailable, ChannelNotFound."""
+        """Topic and partition of each lane. Raises LogUnavailable, ChannelNotFound."""
         ...
 
     def ends(self) -> dict[str, Ends]:
@@ -63,11 +63,20 @@ class Source(Protocol):
         """By lane, the position at which a moment begins."""
         ...
 
+    def inherited(self, standing: Mapping[str, int]) -> Mapping[str, int]:
+        """Return where lanes without a position begin that belong together with those that have one, in `standing`.
+
+        A lane of `standing` that is none of the source's any more is then forgotten.
+        """
+        return {}
+
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Tell others of the positions (topic, partition, offset) that were reached. Errors are ignored."""
+        return
 
     def close(self) -> None:
         """Release what the source holds. Idempotent."""
+        return
 
 
 class LaneReader(Protocol):
@@ -85,3 +94,4 @@ class LaneReader(Protocol):
 
     def close(self) -> None:
         """Release what the reader holds. Idempotent."""
+        return

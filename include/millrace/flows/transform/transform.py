@@ -63,6 +63,12 @@ class _Ignored(Exception):
     """Nothing is to be done for this record."""
 
 
+OWN: Final = "own"
+"""Ids of a sink that declares none: a document holds its key, and a tombstone's is its record's."""
+_PLACES: Final = frozenset({"position", OWN})
+"""Ids by which a document is named after its record's place."""
+
+
 class Rules(NamedTuple):
     """What of a pipeline says what becomes of a record; no secret is in it."""
 
@@ -74,8 +80,8 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Rules:
-        ids = getattr(pipeline.sink, "ids", "position")
-        versions = ids != "position" and bool(getattr(pipeline.sink, "versions", False))
+        ids = getattr(pipeline.sink, "ids", OWN)
+        versions = ids not in _PLACES and bool(getattr(pipeline.sink, "versions", False))
         field = getattr(pipeline.sink, "version_field", None)
         return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones, field)
 
@@ -107,7 +113,7 @@ class Transform:
         done = Transformed()
         actions, failures = done.actions, done.failures
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
-        by_position, versions = self._ids == "position", self._versions
+        by_position, versions = self._ids in _PLACES, self._versions
         take = None if hand is None else hand.take
         try:
             for record in records:
@@ -186,7 +192,7 @@ class Transform:
                     return Sample(tuple(shown), "filtered")
                 shown.append(Shown(step, "document", keep(document)))
             step = "id"
-            found = record.position if self._ids == "position" else self._id(record, context)
+            found = record.position if self._ids in _PLACES else self._id(record, context)
             self._encode(document)
             step = "version"
             version = self._version(record, document) if self._versions else None
@@ -232,7 +238,7 @@ class Transform:
             raise _Ignored
         if self._tombstones == "error":
             raise Refused("TOMBSTONE", "the record has no value, and sink.tombstones is error")
-        if self._ids != "key":
+        if self._ids not in ("key", OWN):
             raise Refused(
                 "TOMBSTONE",
                 f"the record has no value, and by ids from {self._ids} nothing can be deleted: ids by key can",

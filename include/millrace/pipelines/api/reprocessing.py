@@ -133,7 +133,7 @@ class Reprocessing:
             raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
         from millrace.flows.range_host.offsets import require_no_members
 
-        require_no_members(self._pipeline(record))
+        require_no_members(self._settings, self._pipeline(record))
         return record
 
     def _pipeline(self, record: Record) -> Pipeline:

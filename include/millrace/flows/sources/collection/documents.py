@@ -1,162 +1,207 @@
-"""A collection's rows as records: what became visible between two time ticks, and a tombstone for each deleted row.
+"""A collection's rows as records: what became visible on a VChannel, with a tombstone for each deleted row.
 
-There is one task for each collection, named ``<collection>-0``. A record's offset is its row's time tick, which is its
-version in the sink: rows of one message share it, so ids are by key. A range is everything between two ticks, passed on
-in parts; its position moves when all of it is done.
+A lane is a VChannel, named ``<collection>-<its place among the collection's VChannels>``; a key is on one VChannel. A
+record's offset is its row's time tick, which is its version in the sink: rows of one message share it, so ids are by
+key. A position is a tick: everything up to it was read, and no position parts the rows of a tick.
+
+The rows are planned and read by :mod:`millrace.flows.sources.collection.rows`, as those of Spark's streams.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from millrace.base.errors import ChangesRefused
 from millrace.base.settings import Settings
-from millrace.client.collection import Collection
-from millrace.client.database import Database, connect
+from millrace.client.database import connect
 from millrace.flows.batch import Batch
 from millrace.flows.records import Record
 from millrace.flows.sources.collection.model import CollectionSource
-from millrace.flows.sources.source import Ends, Limits, task_of
-from millrace.message.ids import compose_tick, tick_physical_ms
+from millrace.flows.sources.collection.rows import RowsOf, RowsPlanner, find_collection, rows_of
+from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, task_of
+from millrace.message.ids import compose_tick, pchannel_of, tick_physical_ms
+from millrace.tables.read.freshness import require_confirmed_ticks
+from millrace.tables.wal.reader import follow
 
-_LOOK_SECONDS: Final = 0.5
-
-
-class _Connected:
-    """A collection that is connected to when it is first needed."""
-
-    def __init__(self, settings: Settings, source: CollectionSource) -> None:
-        self._settings, self._source = settings, source
-        self._database: Database | None = None
-        self._found: Collection | None = None
-
-    def collection(self) -> Collection:
-        """Raises CollectionNotFound, LogUnavailable."""
-        if self._found is None:
-            self._database = connect(self._settings.data_dir, settings=self._settings)
-            self._found = self._database.collection(self._source.collection)
-        return self._found
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._database is not None:
-            self._database.close()
-        self._database = self._found = None
+_LOOK_SECONDS: Final = 0.1
+_PART: Final = 10_000
+"""Rows of an import that are passed on before the end of its tick."""
 
 
-class Rows:
-    """Where a collection's rows end, looked at again and again; what Topics is for topics."""
+class Rows(Source):
+    """The lanes of a collection, and where they end in the ``wal`` table, looked at again and again."""
 
-    def __init__(self, settings: Settings, source: CollectionSource, *, after: int | None = None) -> None:
-        """`after`: where its task stands; None: nowhere yet."""
-        self._connected, self._name, self._channels = _Connected(settings, source), source.collection, source.channels
-        self._scanned = self._high = after or 0
-        self._at_the_end = after is None and source.start == "latest"
+    def __init__(self, settings: Settings, source: CollectionSource, standing: Mapping[str, int]) -> None:
+        """`standing` has the positions that are stored, by lane."""
+        self._settings, self._source, self._standing = settings, source, standing
+        self._planner: RowsPlanner | None = None
+        self._lanes: dict[str, str] = {}
+        """By VChannel that is read."""
+        self._high: dict[str, int] = {}
+        """By lane."""
+        self._scanned: dict[str, int] = {}
+        """By PChannel, the tick up to which `_high` is known."""
         self._looked = 0.0
 
     def partitions(self) -> list[tuple[str, int]]:
-        """The one task's."""
-        return [(self._name, 0)]
+        """Return the collection's name and the VChannel's place. Raises as `ends`."""
+        self._begin()
+        name = self._source.collection
+        return [(name, int(lane.removeprefix(f"{name}-"))) for lane in self._lanes.values()]
 
     def ends(self) -> dict[str, Ends]:
-        """The end moves when there is a row behind it: a tick that nothing came to is no work."""
-        if not self._looked or time.monotonic() - self._looked >= _LOOK_SECONDS:
-            collection = self._connected.collection()
-            definition = collection.definition.restricted_to(self._channels)
-            now = collection.database.current_tick(definition.pchannels)
-            if self._at_the_end:
-                self._at_the_end, self._scanned, self._high = False, now, now
-            stream = collection.changes(after=self._scanned, until=now, channels=self._channels)
-            try:
-                if next(iter(stream.reader(definition.schema)), None) is not None:
-                    self._high = now
-            finally:
-                stream.close()
-            self._scanned, self._looked = now, time.monotonic()
-        return {task_of(self._name, 0): Ends(0, self._high)}
+        """Return the tick of the newest message that may change rows, by lane: a tick without one is no work.
 
-    def ids(self) -> dict[str, str]:
-        """None: a collection is known by its own id already."""
-        return {}
+        The first call waits until the ``wal`` table has everything that was acknowledged before it.
+
+        Raises CollectionNotFound, LogUnavailable, TickNotReached, PositionTruncated, and InvalidArgument for a channel
+        of another collection.
+        """
+        planner = self._begin()
+        if not self._looked or time.monotonic() - self._looked >= _LOOK_SECONDS:
+            follow(self._settings)
+            for pchannel, end in planner.ends().items():
+                for vchannel, tick in planner.newest(pchannel, self._scanned[pchannel], end).items():
+                    lane = self._lanes.get(vchannel)
+                    if lane is not None:
+                        self._high[lane] = max(self._high[lane], tick)
+                self._scanned[pchannel] = max(self._scanned[pchannel], end)
+            self._looked = time.monotonic()
+        return {lane: Ends(0, self._high[lane]) for lane in self._lanes.values()}
 
     def at(self, milliseconds: int) -> dict[str, int]:
-        """What became visible before that moment is left out."""
-        return {task_of(self._name, 0): max(0, compose_tick(milliseconds, 0) - 1)}
+        """Return the tick before a moment: what became visible earlier is left out."""
+        self._begin()
+        return dict.fromkeys(self._lanes.values(), max(0, compose_tick(milliseconds, 0) - 1))
 
-    def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
-        """No consumer group is told."""
+    def inherited(self, standing: Mapping[str, int]) -> Mapping[str, int]:
+        """Return where VChannels begin that have no position: at the least one of the collection's lanes.
 
-    def close(self) -> None:
-        """Idempotent."""
-        self._connected.close()
-
-
-class RowsReader:
-    """The records between two ticks."""
-
-    def __init__(self, settings: Settings, source: CollectionSource) -> None:
-        self._connected, self._channels = _Connected(settings, source), source.channels
-        self._lane = task_of(source.collection, 0)
-
-    def chunks(self, start: int, end: int, *, items: int) -> Iterator[list[Record]]:
-        """Yield everything after tick `start` up to `end`, about `items` at a time, in the order of each VChannel.
-
-        An upsert is one record, not a tombstone and a row. Raises PositionTruncated, ChangesRefused, LogUnavailable,
-        and InvalidArgument for a channel of another collection.
+        An earlier build read all VChannels in the lane ``<collection>-0``.
         """
-        collection = self._connected.collection()
-        collection.refresh()
-        definition = collection.definition.restricted_to(self._channels)
-        keys = definition.schema.key_names
-        names = [field.name for field in definition.schema.fields]
-        stream = collection.changes(after=start, until=end, channels=self._channels, schema=definition.schema)
-        held: dict[str, tuple[int, dict[str, Record]]] = {}
-        ready: list[Record] = []
-        try:
-            for batch in stream.reader(definition.schema):
-                for row in batch.to_pylist():
-                    channel, tick = row["_vchannel"], row["_time_tick"]
-                    known = held.get(channel)
-                    if known is None or known[0] != tick:
-                        ready += () if known is None else known[1].values()
-                        known = held[channel] = (tick, {})
-                    made = _record(row, definition.name, keys, names)
-                    known[1][(made.key or b"").decode()] = made
-                if len(ready) >= items:
-                    yield ready
-                    ready = []
-        finally:
-            stream.close()
-        ready += [record for _, records in held.values() for record in records.values()]
-        if ready:
-            yield ready
+        self._begin()
+        known = [each for lane, each in standing.items() if lane.rpartition("-")[0] == self._source.collection]
+        return {lane: min(known) for lane in self._lanes.values() if known and lane not in standing}
+
+    def _begin(self) -> RowsPlanner:
+        if self._planner is not None:
+            return self._planner
+        settings, source = self._settings, self._source
+        vchannels = find_collection(settings, source.collection).vchannels
+        rows = RowsOf.find(settings, source.collection, channels=source.channels)
+        with connect(settings=settings) as db:
+            newest = db.current_tick(rows.read_pchannels)
+            deadline = settings.read_deadline
+            require_confirmed_ticks(settings, rows.name, rows.read_pchannels, db.connection, None, deadline)
+        self._lanes = {each: task_of(rows.name, vchannels.index(each)) for each in rows.vchannels or vchannels}
+        self._planner = RowsPlanner(rows)
+        standing = {**self.inherited(self._standing), **self._standing}
+        start = newest if source.start == "latest" else 0
+        for vchannel, lane in self._lanes.items():
+            self._high[lane] = standing.get(lane, start)
+            pchannel = pchannel_of(vchannel)
+            self._scanned[pchannel] = min(self._high[lane], self._scanned.get(pchannel, self._high[lane]))
+        return self._planner
+
+
+class RowsReader(LaneReader):
+    """The records of one lane."""
+
+    def __init__(self, settings: Settings, source: CollectionSource, partition: int) -> None:
+        """`partition` is the VChannel's place among those of the collection."""
+        self._settings, self._name, self._partition = settings, source.collection, partition
+        self._lane = task_of(source.collection, partition)
+        self._planned: tuple[int, RowsPlanner] | None = None
+        """With the id of the collection."""
+        self._open: tuple[int, int, Iterator[_Part]] | None = None
+        """Where the last batch ended, where what follows it ends, and what follows it."""
 
     def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
-        """As millrace.flows.sources.source.LaneReader says: rows of one tick may lie in several batches."""
-        for records in self.chunks(start, end, items=limits.records):
+        """As millrace.flows.sources.source.LaneReader says: about `limits`, up to the end of a tick.
+
+        An upsert is one record, not a tombstone and a row. Rows of an import are one tick, however many: they come in
+        parts that move no position. Raises PositionTruncated, ChangesRefused, SchemaChanged, LogUnavailable.
+        """
+        if self._open is None or self._open[0] != start or self._open[1] > end:
+            self._open = (start, *self._read(start, end))
+        _, end, parts = self._open
+        self._open = None
+        records: list[Record] = []
+        size = 0
+        for part in parts:
+            records += part.records
+            size += sum(len(each.value or b"") + len(each.key or b"") for each in part.records)
+            if len(records) < limits.records and size < limits.size:
+                continue
+            if part.tick is not None and part.tick < end:
+                self._open = (part.tick, end, parts)
+                yield Batch(self._lane, start, part.tick, records=records)
+                return
             yield Batch(self._lane, start, start, records=records)
-        yield Batch(self._lane, start, end, records=())
+            records, size = [], 0
+        yield Batch(self._lane, start, end, records=records)
 
     def close(self) -> None:
-        """Idempotent."""
-        self._connected.close()
+        """Release the files that are open. Idempotent."""
+        self._open = None
+
+    def _read(self, start: int, end: int) -> tuple[int, Iterator[_Part]]:
+        """Return where the range ends, which is within what the ``wal`` table has, and its parts."""
+        vchannel = find_collection(self._settings, self._name).vchannels[self._partition]
+        rows = RowsOf.find(self._settings, self._name, channels=(vchannel,))
+        if self._planned is None or self._planned[0] != rows.collection_id:
+            self._planned = (rows.collection_id, RowsPlanner(rows))
+        planner, pchannel = self._planned[1], pchannel_of(vchannel)
+        end = max(start, min(end, planner.ends()[pchannel]))
+        stretches = planner.stretches({pchannel: start}, {pchannel: end})
+        return end, self._parts(rows, (batch for each in stretches for batch in rows_of(rows, each)))
+
+    def _parts(self, rows: RowsOf, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
+        """Yield the records of each tick; those of an import, which has no two rows of a key, as they come."""
+        keys, names = rows.schema.key_names, [field.name for field in rows.schema.fields]
+        held: dict[bytes | None, Record] = {}
+        tick, plain = 0, True
+        for batch in batches:
+            for row in batch.to_pylist():
+                if row["_time_tick"] != tick:
+                    if held:
+                        yield _Part(tick, list(held.values()))
+                    tick, plain, held = row["_time_tick"], True, {}
+                # A message of its own that only inserts: nothing of this tick follows that changes one of its rows.
+                plain = plain and row["_change"] == "insert" and row["_write_tick"] == tick
+                made = _record(row, rows.name, self._partition, keys, names)
+                held[made.key] = made
+            if plain and len(held) >= _PART:
+                yield _Part(None, list(held.values()))
+                held = {}
+        if held:
+            yield _Part(tick, list(held.values()))
+
+
+class _Part(msgspec.Struct, frozen=True, gc=False):
+    """Records of one tick."""
+
+    tick: int | None
+    """The tick, if these are its last records."""
+    records: list[Record]
 
 
 def source_of(declared: CollectionSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> Rows:
-    """The lane that is declared."""
-    return Rows(settings, declared, after=standing.get(task_of(declared.collection, 0)))
+    """Return the lanes of the source that is declared."""
+    return Rows(settings, declared, standing)
 
 
 def reader_of(declared: CollectionSource, settings: Settings, *, group: str, topic: str, partition: int) -> RowsReader:
-    """A reader of it."""
-    return RowsReader(settings, declared)
+    """Return a reader of one of them."""
+    return RowsReader(settings, declared, partition)
 
 
-def _record(row: dict[str, Any], name: str, keys: tuple[str, ...], names: list[str]) -> Record:
+def _record(row: dict[str, Any], name: str, partition: int, keys: tuple[str, ...], names: list[str]) -> Record:
     kind, tick = row["_change"], row["_time_tick"]
     if kind not in ("insert", "delete"):
         raise ChangesRefused(
@@ -169,4 +214,4 @@ def _record(row: dict[str, Any], name: str, keys: tuple[str, ...], names: list[s
         else msgspec.json.encode(parts[0] if len(parts) == 1 else parts).decode()
     )
     value = None if kind == "delete" else msgspec.json.encode({each: row[each] for each in names})
-    return Record(name, 0, tick, str(key).encode(), value, tick_physical_ms(tick))
+    return Record(name, partition, tick, str(key).encode(), value, tick_physical_ms(tick))

@@ -15,7 +15,10 @@ ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_leng
 
 
 class CollectionSource(Part):
-    """Rows of a collection of this deployment, as they become visible: as documents, or as rows of a Spark query."""
+    """Rows of a collection of this deployment, as they become visible: as documents, or as rows of a Spark query.
+
+    Each VChannel is a task of a pipeline.
+    """
 
     of_rows: ClassVar = frozenset({"columns", "kinds", "after", "snapshot", "watermark", "max_bytes"})
     of_documents: ClassVar = frozenset({"start"})

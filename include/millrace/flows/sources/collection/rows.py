@@ -27,6 +27,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import read_collection
 from millrace.message.ids import MAX_TICK, pchannel_of, tick_physical_ms
 from millrace.message.schema import CollectionSchema
+from millrace.message.types import DML, MessageType
 from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
@@ -195,6 +196,7 @@ class SnapshotPart:
 
 
 Task = Stretch | SnapshotPart
+_MAY_CHANGE_ROWS: Final = (*(each.name for each in (*DML, MessageType.COMMIT_TXN, MessageType.IMPORT)), *CATALOG_TYPES)
 
 
 class RowsPlanner:
@@ -210,6 +212,23 @@ class RowsPlanner:
         """By PChannel, the tick up to which the newest version of the ``wal`` table has everything."""
         wal = self._newest()
         return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.read_pchannels}
+
+    def newest(self, pchannel: str, after: int, until: int) -> dict[str, int]:
+        """Return, by VChannel of `pchannel`, the tick of its last message in (after, until] that may change rows.
+
+        Reads no payloads. VChannels of other collections are among them. Raises PositionTruncated.
+        """
+        if self._wal is None or after >= until:
+            return {}
+        found: dict[str, int] = {}
+        columns = ["time_tick", "type", "vchannel"]
+        for table in self._wal.messages(
+            pchannel, after_tick=after, up_to_tick=until, types=_MAY_CHANGE_ROWS, columns=columns
+        ):
+            last = table.group_by("vchannel").aggregate([("time_tick", "max")])
+            names = last["vchannel"].cast(pa.utf8()).to_pylist()
+            found |= dict(zip(names, last["time_tick_max"].to_pylist(), strict=True))
+        return found
 
     def next(
         self,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from millrace.base.errors import InvalidSettings, LogFenced, LogUnavailable
 from millrace.flows.kafka.brokers import admin_settings
+from millrace.flows.sources.division import Division
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import consumer_of, error_of, logger
 from millrace.flows.sources.source import task_of
@@ -24,17 +25,6 @@ _HEARTBEAT_MS: Final = 3_000
 """Between two heartbeats at most, Kafka's default; at least three lie within a session."""
 _POLL_SECONDS: Final = 0.05
 _COMMIT_SECONDS: Final = 10.0
-
-
-class Division(NamedTuple):
-    """What a poll found."""
-
-    held: frozenset[str]
-    """Names of the tasks that this member holds now."""
-    came: frozenset[str] = frozenset()
-    """Of those, the ones that it did not hold at the last poll, or lost and got again since."""
-    went: frozenset[str] = frozenset()
-    """Those that it held at the last poll and no longer holds, or lost and got again since."""
 
 
 class Membership:
@@ -60,10 +50,18 @@ class Membership:
             chosen["group.instance.id"] = instance
         self._consumer = consumer_of(source, group, **chosen)
         self._topics: list[str] = []
-        self.follow(source.topics or topics)
+        self._subscribe(source.topics or topics)
 
-    def follow(self, topics: Iterable[str]) -> None:
-        """Share these topics from now on. Raises LogUnavailable, InvalidSettings."""
+    @property
+    def session_seconds(self) -> float:
+        """Return ``sessionTimeoutMs`` in seconds."""
+        return self._source.session_timeout_ms / 1000
+
+    def follow(self, lanes: Iterable[tuple[str, int]]) -> None:
+        """Share the topics of these partitions from now on. Raises LogUnavailable, InvalidSettings."""
+        self._subscribe({topic for topic, _ in lanes})
+
+    def _subscribe(self, topics: Iterable[str]) -> None:
         if (wanted := sorted(topics)) == self._topics:
             return
         try:

@@ -25,7 +25,7 @@ from millrace.flows.kafka.brokers import admin_settings, client_settings, looked
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import Record
 from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.flows.sources.source import Ends, Limits, task_of
+from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, task_of
 
 _AT_ONCE: Final = 100
 """Records that one call of the client returns at most: it limits only their number, and each may be of any size."""
@@ -89,7 +89,7 @@ def topic_ids(cluster: KafkaCluster, topics: Sequence[str]) -> dict[str, str]:
     return {topic: each for topic, each in found.items() if each != _NO_ID}
 
 
-class Topics:
+class Topics(Source):
     """The partitions of a source, looked at again and again. One thread at a time."""
 
     def __init__(self, source: KafkaSource, group: str, *, metadata_seconds: float = 10.0) -> None:
@@ -198,7 +198,7 @@ class Topics:
             raise error_of(error.args[0], what) from None
 
 
-class Reader:
+class Reader(LaneReader):
     """The records of one partition, in order."""
 
     def __init__(self, source: KafkaSource, group: str, topic: str, partition: int) -> None:

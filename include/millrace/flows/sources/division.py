@@ -1,0 +1,210 @@
+"""How workers of one flow divide the lanes of its source: what one of them is told, and leases that tell it.
+
+Topics are divided by Kafka's own consumer group (millrace.flows.sources.kafka.membership). The lanes of any other
+source are divided by leases: each worker has a key in the meta store that the settings name, or else in a file of the
+data folder, and computes from all keys which lanes are its own.
+
+A division is a hint. Two workers may believe that they hold one lane, for as long as one of them has not looked; what
+keeps them apart is the claim, a commit of the lane's position before its first read (millrace.flows.range_host).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from millrace.base.errors import LogUnavailable, MetaAmbiguous, MetaUnavailable
+from millrace.base.settings import Settings
+from millrace.coord.clock import Clock, SystemClock
+from millrace.coord.lease import LeasedKey
+from millrace.flows.sources.source import task_of
+from millrace.meta.store import MetaStore
+from millrace.runtime.periodic import PeriodicTask
+
+if TYPE_CHECKING:
+    from millrace.meta.factory import ClosableMetaStore
+
+PREFIX: Final = "flows/"
+"""Of the workers' keys in the meta store."""
+STORE_FILE: Final = "workers.db"
+"""Below the pipelines of a data folder whose settings name no meta store."""
+_LOOK_SECONDS: Final = 0.2
+_RENEW_SECONDS: Final = 0.2
+PATIENCE_SECONDS: Final = 300.0
+"""A worker whose loop has not asked for so long loses its lanes: Kafka's ``max.poll.interval.ms``."""
+
+
+class Division(NamedTuple):
+    """What a poll found."""
+
+    held: frozenset[str]
+    """Names of the tasks that this worker holds now."""
+    came: frozenset[str] = frozenset()
+    """Of those, the ones that it did not hold at the last poll, or lost and got again since."""
+    went: frozenset[str] = frozenset()
+    """Those that it held at the last poll and no longer holds, or lost and got again since."""
+
+
+class Member(Protocol):
+    """A worker among those that divide a source's lanes. One thread at a time."""
+
+    @property
+    def session_seconds(self) -> float:
+        """How long the lanes of a worker that is dead or stopped stay its own."""
+        ...
+
+    def follow(self, lanes: Sequence[tuple[str, int]]) -> None:
+        """Divide these lanes (topic, partition) from now on. Raises LogUnavailable, InvalidSettings."""
+        ...
+
+    def poll(self) -> Division:
+        """Say what is this worker's, and what changed since the last poll. Call it again and again."""
+        ...
+
+    def wait_joined(self, seconds: float) -> None:
+        """Wait until this worker knows its part, which may be none. Raises LogUnavailable if that takes longer."""
+        ...
+
+    def commit(self, offsets: Iterable[tuple[str, int, int]]) -> None:
+        """Tell other tools of positions (topic, partition, offset) of held lanes. Errors are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Leave. Idempotent."""
+        ...
+
+
+class LeasedMember:
+    """A worker by a lease in a meta store.
+
+    A thread renews the lease while the worker's loop polls, so that a range may take longer than a session. A worker
+    that is stopped loses its lease by its own clock before anybody else sees it end.
+    """
+
+    def __init__(self, store: ClosableMetaStore, clock: Clock, *, flow: str, instance: str, seconds: float) -> None:
+        """`instance`: a name that no other worker has at the same time, and that this one has after a restart."""
+        self._store, self._clock, self._flow, self._instance = store, clock, flow, instance
+        self.session_seconds = seconds
+        self._key = LeasedKey(
+            store, clock, key=lambda lease: f"{PREFIX}{flow}/{instance}@{lease}", value=_told(instance), seconds=seconds
+        )
+        self._lanes: list[str] = []
+        self._held: frozenset[str] = frozenset()
+        self._lease = 0
+        """That `_held` was told by."""
+        self._members: tuple[str, ...] = ()
+        self._looked = float("-inf")
+        self._keeper = _Keeper(self._key, clock)
+        self._keeper.start()
+
+    @classmethod
+    def of_flow(cls, settings: Settings, flow: str, instance: str) -> LeasedMember:
+        """Join the workers of `flow`. Raises MetaUnavailable, UnsupportedVersion."""
+        clock = SystemClock()
+        return cls(open_store(settings, clock), clock, flow=flow, instance=instance, seconds=settings.session_seconds)
+
+    def follow(self, lanes: Sequence[tuple[str, int]]) -> None:
+        """Divide these lanes from now on."""
+        self._lanes = [task_of(*each) for each in lanes]
+
+    def poll(self) -> Division:
+        """Say what is this worker's, and what changed since the last poll."""
+        self._keeper.polled = now = self._clock.monotonic()
+        lease = self._key.lease if self._key.held() else 0
+        if not lease:
+            self._members = ()
+        elif lease != self._lease or now - self._looked >= _LOOK_SECONDS:
+            try:
+                self._members = members(self._store, self._flow)
+                self._looked = now
+            except (MetaUnavailable, MetaAmbiguous):
+                pass  # the lease still holds, and so does what is this worker's
+        mine = frozenset(lane for lane, owner in shares(self._lanes, self._members).items() if owner == self._instance)
+        lost = frozenset() if lease == self._lease else self._held  # the lanes may have been another's meanwhile
+        found = Division(mine, mine - (self._held - lost), (self._held - mine) | lost)
+        self._held, self._lease = mine, lease
+        return found
+
+    def wait_joined(self, seconds: float) -> None:
+        """Wait for the lease. Raises LogUnavailable if that takes longer."""
+        end = self._clock.monotonic() + seconds
+        while not self._key.held():
+            if self._clock.monotonic() >= end:
+                raise LogUnavailable(
+                    f"the workers of {self._flow}: the meta store gave no lease within {seconds:.0f} s"
+                )
+            time.sleep(0.05)
+
+    def commit(self, offsets: Iterable[tuple[str, int, int]]) -> None:
+        """Nobody is told."""
+
+    def close(self) -> None:
+        """Leave: the lanes are others' at once. Idempotent."""
+        self._keeper.close()
+        self._key.release()
+        self._store.close()
+
+
+class _Keeper(PeriodicTask):
+    """Keeps a member's lease while its loop polls."""
+
+    def __init__(self, key: LeasedKey, clock: Clock) -> None:
+        super().__init__(name="lane-lease", interval=_RENEW_SECONDS, run_at_start=True)
+        self._key, self._clock = key, clock
+        self.polled = clock.monotonic()
+        self._due = float("-inf")
+
+    def run_once(self) -> None:
+        now = self._clock.monotonic()
+        if now - self.polled > PATIENCE_SECONDS:
+            self._key.release()
+        elif now >= self._due:
+            self._due = now + self._key.step()
+
+
+def open_store(settings: Settings, clock: Clock) -> ClosableMetaStore:
+    """Open the store of the workers' keys: the cluster's, or a file of the data folder. Raises MetaUnavailable."""
+    from millrace.meta.factory import open_meta_store
+    from millrace.meta.sql import SqlStore
+
+    if settings.meta_store:
+        return open_meta_store(settings.meta_store, clock.monotonic, env=os.environ)
+    return SqlStore.in_file(settings.data_dir / "pipelines" / STORE_FILE, clock.monotonic)
+
+
+def members(store: MetaStore, flow: str) -> tuple[str, ...]:
+    """Return the workers of `flow` that have a lease, by their instance names. Raises MetaUnavailable."""
+    found = {str(json.loads(each.value)["instance"]) for each in store.list(f"{PREFIX}{flow}/").entries}
+    return tuple(sorted(found))
+
+
+def shares(lanes: Iterable[str], members: Sequence[str]) -> dict[str, str]:
+    """Return the owner of each lane: as many for each of `members`, or one more, in whatever order they are given.
+
+    A lane goes to the member with the highest hash of both among those that have room, so that most lanes stay where
+    they are when a member comes or goes.
+    """
+    found: dict[str, str] = {}
+    ordered, names = sorted(set(lanes)), sorted(set(members))
+    if not names:
+        return found
+    most, more = divmod(len(ordered), len(names))
+    taken = dict.fromkeys(names, 0)
+    for lane in ordered:
+        free = [name for name in names if taken[name] < most or (more and taken[name] == most)]
+        found[lane] = owner = max(free, key=lambda name: _rank(name, lane))
+        more -= taken[owner] == most
+        taken[owner] += 1
+    return found
+
+
+def _rank(name: str, lane: str) -> bytes:
+    return hashlib.sha256(f"{name}\n{lane}".encode()).digest()
+
+
+def _told(instance: str) -> bytes:
+    return json.dumps({"instance": instance}).encode()
