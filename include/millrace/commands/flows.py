@@ -698,7 +698,7 @@ def _stopped_pipeline(settings: Settings, flow: Flow) -> Pipeline:
     if (state := status_of(settings, flow).state) not in (FlowState.NEW, FlowState.STOPPED, FlowState.FAILED):
         raise PipelineBusy(f"{flow.name!r} is {state}: its positions change while it is stopped")
     pipeline = flow.pipeline(settings)
-    require_no_members(context.settings, pipeline)
+    require_no_members(settings, pipeline)
     return pipeline
 
 
