@@ -42,8 +42,9 @@ jars: java ## Fetch Delta's jars into the cache, once
 	@$(BIN)/python -m millrace.runtime.spark.jars >/dev/null
 
 .PHONY: broker-jars
-broker-jars: java ## Fetch the jars of the brokers that tests start into the cache, once
+broker-jars: java ## Fetch the jars of the brokers that tests start, and of the capture engine, into the cache, once
 	@$(BIN)/python -m millrace.brokers.jars kafka pulsar opensearch
+	@$(BIN)/python -m millrace.flows.sources.capture.engine >/dev/null
 
 .PHONY: servers
 servers: $(STAMP) ## Find etcd and MariaDB, which tests and demos start, or install them if this user may

@@ -82,6 +82,7 @@ TOGETHER = {
         "flows/kafka",
         "flows/sinks",
         "flows/sources/kafka",
+        "flows/sources/mariadb",
         "flows/test_mixed_flows.py",
         "crash/test_log_switch",
         "crash/test_operate_kills.py",

@@ -29,6 +29,7 @@ from packaging.utils import canonicalize_name
 import millrace
 from millrace.brokers.jars import read_lock
 from millrace.brokers.registry import LOG_BROKERS
+from millrace.flows.sources.capture.engine import debezium_lock
 from millrace.runtime.jars import Jar
 from millrace.runtime.spark.jars import JARS
 
@@ -136,6 +137,7 @@ def bill() -> dict[str, Any]:
     found = [package for package, _ in packages] + bundled + list(jar_components(JARS, scope="required"))
     for kind in sorted(LOG_BROKERS):
         found += jar_components(read_lock(kind), scope="optional")
+    found += jar_components(debezium_lock(), scope="optional")
     components = {each["bom-ref"]: each for each in reversed(found)}  # the first of two places of a jar counts
     own = f"pkg:pypi/millrace@{millrace.__version__}"
     direct = sorted(

@@ -149,6 +149,11 @@ class LogUnavailable(LogError):
     retriable = True
 
 
+class CaptureEnded(LogUnavailable):
+    """The engine that captures a database's changes ended: the database cannot be reached, or lacks what it needs. The
+    message says why."""
+
+
 class ServerStopping(LogUnavailable):
     """The log's server is stopping and accepted nothing of this append. Append again: the next server takes it."""
 

@@ -5,26 +5,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from importlib.resources import files
 
-from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.runtime.jars import Jar, exit_code, fetch_jars
+from millrace.runtime.jars import Jar, exit_code, locked_jars, parse_lock
 
 
 def read_lock(name: str) -> tuple[Jar, ...]:
-    """Return the jars that ``<name>.lock`` in this folder lists, one `organisation name version sha256` per line."""
-    text = (files("millrace.brokers") / f"{name}.lock").read_text(encoding="utf-8")
-    found = []
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            parts = line.split()
-            if len(parts) != 4:
-                raise InvalidSettings(f"{name}.lock: {line!r} is not `organisation name version sha256`")
-            found.append(Jar(*parts))
-    return tuple(found)
+    """Return the jars that ``<name>.lock`` in this folder lists."""
+    return parse_lock(_lock(name), name)
 
 
 def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list[str]:
@@ -32,11 +22,11 @@ def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list
 
     Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` does.
     """
-    jars = read_lock(name)
-    # The folder depends on the lock's content, so that an older checkout keeps its own jars.
-    digest = hashlib.sha256("".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
-    folder = settings.cache_dir / "jars" / f"{name}-{digest}"
-    return fetch_jars(jars, folder, what=f"the jars of {name}", ivy_settings=settings.ivy_settings, deadline=deadline)
+    return locked_jars(_lock(name), name, settings, deadline=deadline)
+
+
+def _lock(name: str) -> str:
+    return (files("millrace.brokers") / f"{name}.lock").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ has for it. A document becomes a row of a collection: JSON's texts and numbers t
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
@@ -13,10 +14,12 @@ from decimal import Decimal, InvalidOperation
 from itertools import count
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from millrace.base.errors import InvalidArgument
 from millrace.flows.batch import Batch
 from millrace.flows.documents import Digits, decoded
-from millrace.flows.records import Action, Record
+from millrace.flows.records import Action, Record, binary_columns
 from millrace.message.schema import CollectionSchema
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
@@ -90,15 +93,29 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     types = {field.name: str(field.type) for field in schema.fields}
     names = schema.key_names
     if action.body is None:
-        if len(names) != 1:
-            raise ValueError(f"a tombstone's key is one value, and {', '.join(names)} are {len(names)}")
-        return KeyedRow(_from_json(action.id, types[names[0]], names[0]), None)
+        values = [action.id] if len(names) == 1 else _listed(action.id, names)
+        keys = [_from_json(value, types[name], name) for name, value in zip(names, values, strict=True)]
+        return KeyedRow(keys[0] if len(names) == 1 else tuple(keys), None)
     document = decoded(action.body)
     missing = [name for name in names if document.get(name) is None]
     if missing:
         raise ValueError(f"the document has no {', '.join(missing)}, which is the collection's key")
     row = {name: _from_json(value, types.get(name, ""), name) for name, value in document.items()}
+    for name in binary_columns(action.record):
+        if isinstance(row.get(name), str) and types.get(name, "").endswith("binary"):
+            row[name] = base64.b64decode(row[name], validate=True)
     return KeyedRow(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names), row)
+
+
+def _listed(key: str, names: Sequence[str]) -> list[Any]:
+    """The values of a key of several fields, which is a JSON list."""
+    try:
+        found = decoded(key.encode())
+    except msgspec.DecodeError:
+        found = None
+    if not isinstance(found, list) or len(found) != len(names):
+        raise ValueError(f"a tombstone's key is a JSON list of {', '.join(names)}, not {key[:80]!r}")
+    return found
 
 
 def _from_json(value: Any, kind: str, name: str) -> Any:

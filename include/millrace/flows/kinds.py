@@ -25,6 +25,9 @@ class SinkKind:
     """``module:function``, from (declared, settings, *, flow, flush) to a millrace.flows.sinks.sink.Sink."""
     guarantee: str
     """What becomes of a document that is written twice, in one sentence for people."""
+    truncates: bool = False
+    """Whether it removes all of its rows for a truncation (:func:`millrace.flows.records.is_truncation`), which is the
+    first record of its batch."""
     package: str = "millrace"
     """The distribution that it comes from."""
 
@@ -50,6 +53,9 @@ class SourceKind:
     """Whether all records of a key are in one lane, in order, so that positions are versions."""
     repeatable: bool = True
     """Whether a range can be read again. If not, what a crash interrupts is lost: at most once."""
+    feeder: str = ""
+    """``module:function``, from (declared, settings, *, group) to what a worker runs beside its tasks: it gathers what
+    the lanes then have, and is closed with the worker. One with a feeder runs in a worker of the service."""
     package: str = "millrace"
     """The distribution that it comes from."""
 

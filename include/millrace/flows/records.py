@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Record(NamedTuple):
@@ -22,6 +22,25 @@ class Record(NamedTuple):
     @property
     def position(self) -> str:
         return f"{self.topic}-{self.partition}-{self.offset}"
+
+
+OPERATION: Final = "millrace.op"
+"""The header of a captured change that says its operation: c, u, d, r (of a snapshot), t (all rows are gone)."""
+BINARY: Final = "millrace.base64"
+"""The header of a captured change that lists the columns of bytes, whose texts are base64, with commas."""
+_TRUNCATED: Final = (OPERATION, b"t")
+
+
+def is_truncation(record: Record) -> bool:
+    """Return whether the record says that all rows of its source are gone."""
+    return record.value is None and record.key is None and _TRUNCATED in record.headers
+
+
+def binary_columns(record: Record) -> list[str]:
+    """Return the fields of the record's value whose texts are bytes in base64."""
+    return [
+        name for header, names in record.headers if header == BINARY and names for name in names.decode().split(",")
+    ]
 
 
 class Action(NamedTuple):

@@ -40,16 +40,18 @@ from millrace.flows.sources.collection.model import KIND as COLLECTION_SOURCE
 from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.kafka.model import KIND as KAFKA_SOURCE
 from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.sources.mariadb.model import KIND as MARIADB_SOURCE
+from millrace.flows.sources.mariadb.model import MariaDbSource
 
 if TYPE_CHECKING:
     from millrace.flows.sinks.sink import Sink as AnySink
-    from millrace.flows.sources.source import LaneReader
+    from millrace.flows.sources.source import Feeder, LaneReader
     from millrace.flows.sources.source import Source as AnySource
 
 SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
 """Groups of entry points."""
-SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE)
+SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE)
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
 """The kinds of this package. A new one is a folder and its KIND here."""
 _Kind = TypeVar("_Kind", SourceKind, SinkKind)
@@ -92,7 +94,7 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 
 if TYPE_CHECKING:
-    Source: TypeAlias = KafkaSource | CollectionSource
+    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
     Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007
@@ -116,6 +118,16 @@ def reader_of(declared: Source, settings: Settings, *, group: str, topic: str, p
     """Return a reader of one lane of `declared`. Raises as :func:`source_of`."""
     make = _function(_installed(source_kinds(), declared.kind, "source").reader)
     found: LaneReader = make(declared, settings, group=group, topic=topic, partition=partition)
+    return found
+
+
+def feeder_of(declared: Source, settings: Settings, *, group: str) -> Feeder | None:
+    """Return what gathers the records of `declared` beside a worker, started; None for a source that needs nothing.
+
+    Raises InvalidSettings, LogUnavailable, StreamBusy.
+    """
+    place = _installed(source_kinds(), declared.kind, "source").feeder
+    found: Feeder | None = _function(place)(declared, settings, group=group) if place else None
     return found
 
 

@@ -7,6 +7,7 @@ jars, millrace.brokers those of the servers that tests and demos start.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, InvalidSettings, MillraceError
 from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import sha256_file
+from millrace.base.settings import Settings
 from millrace.runtime.java import find_java
 
 _PORTION: Final = 32
@@ -59,6 +61,30 @@ def fetch_jars(
             if not all(path.is_file() for path in paths):
                 _fetch(jars, folder, what, ivy_settings, end)
     return [str(path) for path in paths]
+
+
+def parse_lock(text: str, name: str) -> tuple[Jar, ...]:
+    """Return the jars of the lock file `name`: `text` has one `organisation name version sha256` per line."""
+    found = []
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            parts = line.split()
+            if len(parts) != 4:
+                raise InvalidSettings(f"{name}.lock: {line!r} is not `organisation name version sha256`")
+            found.append(Jar(*parts))
+    return tuple(found)
+
+
+def locked_jars(text: str, name: str, settings: Settings, *, deadline: float = 300) -> list[str]:
+    """Return the paths of the jars of the lock file `name`; fetch those that the cache lacks.
+
+    Raises as :func:`fetch_jars`.
+    """
+    jars = parse_lock(text, name)
+    # The folder depends on the lock's content, so that an older checkout keeps its own jars.
+    digest = hashlib.sha256("".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
+    folder = settings.cache_dir / "jars" / f"{name}-{digest}"
+    return fetch_jars(jars, folder, what=f"the jars of {name}", ivy_settings=settings.ivy_settings, deadline=deadline)
 
 
 def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end: Deadline) -> None:

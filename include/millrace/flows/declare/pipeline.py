@@ -156,6 +156,8 @@ class Pipeline(Part):
             for part in (self.source, self.sink):
                 if getattr(part, "collection", None) == self.errors.collection:
                     raise ValueError("errors.collection is that of the source or the sink: dead letters need their own")
+        if source_kinds()[self.source.kind].feeder and self.deployment == AIRFLOW:
+            raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
         if (
             isinstance(self.source, KafkaSource)
             and self.errors.collection is None

@@ -37,11 +37,11 @@ from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
 from millrace.flows.range_host.task import BULKS, Done, Task, Work
 from millrace.flows.range_host.topic_admin import require_no_loop
-from millrace.flows.registry import sink_of, source_of
+from millrace.flows.registry import feeder_of, sink_of, source_of
 from millrace.flows.sources.division import LeasedMember, Member
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.flows.sources.source import Ends, Source, task_of
+from millrace.flows.sources.source import Ends, Feeder, Source, task_of
 from millrace.node.range_loop.definition import (
     CommitResult,
     LoopDefinition,
@@ -98,6 +98,10 @@ class PipelineRun(LoopDefinition[Work, Done]):
     def places(self) -> Source:
         """What is read, as it is looked at for where it ends."""
         return places_of(self.settings, self.pipeline)
+
+    def feeder(self) -> Feeder | None:
+        """Start what gathers the source's records beside the tasks, if it needs that. Raises as `feeder_of`."""
+        return feeder_of(self.pipeline.source, self.settings, group=self.pipeline.group)
 
     def prepare(self) -> None:
         """Make the table of positions and the error topic; note where partitions begin that have no position."""

@@ -23,6 +23,8 @@ from millrace.node.range_loop.schedule import START, RangeSchedule
 
 _JOIN_SECONDS: Final = 60.0
 """Longest wait of a bounded run for its part of the consumer group."""
+_FED_SECONDS: Final = 3600.0
+"""Longest wait of a bounded run for a snapshot."""
 _IDLE: Final = 0.1
 """Seconds between two looks where there was nothing to do."""
 
@@ -42,7 +44,18 @@ def run(
 
     Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
     """
-    definition.prepare()
+    feeder = definition.feeder()
+    try:
+        definition.prepare()
+        if until_end and feeder is not None:
+            feeder.wait_complete(_FED_SECONDS)
+        return _loop(definition, stop, metrics, until_end)
+    finally:
+        if feeder is not None:
+            feeder.close()
+
+
+def _loop(definition: PipelineRun, stop: threading.Event, metrics: Metrics | None, until_end: bool) -> dict[str, int]:
     if until_end:
         definition.join(seconds=_JOIN_SECONDS)
     committer = definition.committer(metrics)

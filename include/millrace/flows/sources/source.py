@@ -95,3 +95,15 @@ class LaneReader(Protocol):
     def close(self) -> None:
         """Release what the reader holds. Idempotent."""
         return
+
+
+class Feeder(Protocol):
+    """Gathers beside a worker what the lanes of a source then have."""
+
+    def wait_complete(self, seconds: float, /) -> None:
+        """Wait until what was there at the start is in the lanes. Raises DeadlineExceeded."""
+        ...
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        ...

@@ -19,7 +19,8 @@ from millrace.flows.declare.paths import split
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup, Step
 from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
-from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
+from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record, is_truncation
+from millrace.flows.registry import sink_kinds
 from millrace.flows.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
 from millrace.runtime.sandbox.errors import TooMuchWork
 
@@ -77,13 +78,17 @@ class Rules(NamedTuple):
     versions: bool
     tombstones: str
     version_field: str | None = None
+    truncates: bool = False
+    """Whether the sink can remove all of its rows."""
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Rules:
         ids = getattr(pipeline.sink, "ids", OWN)
         versions = ids not in _PLACES and bool(getattr(pipeline.sink, "versions", False))
         field = getattr(pipeline.sink, "version_field", None)
-        return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones, field)
+        return cls(
+            pipeline.steps, ids, versions, pipeline.sink.tombstones, field, sink_kinds()[pipeline.sink.kind].truncates
+        )
 
 
 class Hand(Protocol):
@@ -101,6 +106,7 @@ class Transform:
         rules = pipeline if isinstance(pipeline, Rules) else Rules.of(pipeline)
         self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
         self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
+        self._truncates = rules.truncates
         self._ordered_by = None if rules.version_field is None else getter(split(rules.version_field))
         self._decode, self._encode = decoded, encoded
         self._context = Context()
@@ -238,6 +244,12 @@ class Transform:
             raise _Ignored
         if self._tombstones == "error":
             raise Refused("TOMBSTONE", "the record has no value, and sink.tombstones is error")
+        if is_truncation(record):
+            if not self._truncates:
+                raise Refused(
+                    "TRUNCATED", "all rows of the source were removed at once, and the sink cannot follow that"
+                )
+            return Action(record, "", None, None)
         if self._ids not in ("key", OWN):
             raise Refused(
                 "TOMBSTONE",

@@ -55,4 +55,5 @@ KIND: Final = SinkKind(
     CollectionSink,
     "millrace.flows.sinks.collection.sink:made",
     "exactly once: each lane has a journal; where records share positions, a row replaces the one of its key",
+    truncates=True,
 )

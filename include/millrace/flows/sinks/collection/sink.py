@@ -57,7 +57,7 @@ from millrace.client.produce.rows import (
 from millrace.flows.batch import Batch
 from millrace.flows.conversion import KeyedRow, row_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
-from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.records import TASK_PUT, Action, Failure, is_truncation
 from millrace.flows.sinks.collection.changes import KIND, Folded, fold
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.journal import FolderJournal, Journal, PlacedMessage
@@ -304,14 +304,15 @@ class CollectionSink(Closeable):
         if not documents:
             return verdicts
         collection = self._client.definition(self._name)
-        rows, failures = self._rows_of(documents, collection.schema)
-        rows, messages, misfits = fitting(rows, collection)
+        emptied = self._emptied(documents, collection, batch)
+        rows, failures = self._rows_of(documents[1:] if emptied else documents, collection.schema)
+        rows, placed, misfits = fitting(rows, collection)
         failures += misfits
-        if rows:
+        if rows or emptied:
             verdicts.bulks = 1
             own = {each.record.offset: (each.kind, each.reason) for each in failures}
             files.move(batch.end, start=batch.start, failures=own)
-            lane.journal.write(Noted(1), messages)
+            lane.journal.write(Noted(1), [*emptied, *placed])
             by_chain = [each for each, _ in rows if each.record.offset in files.failures]
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)
@@ -323,6 +324,13 @@ class CollectionSink(Closeable):
                 files.withdraw(batch.start)
             raise
         return verdicts
+
+    def _emptied(self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch) -> list[MutableMessage]:
+        """Return the messages that remove all rows, if the batch begins with a truncation."""
+        if not is_truncation(documents[0].record):
+            return []
+        name = f"{self._flow}-{batch.lane}"
+        return [self._replacement(name, vchannel, collection, batch.start) for vchannel in collection.vchannels]
 
     def _rows_of(
         self, documents: Sequence[Action], schema: CollectionSchema
@@ -427,7 +435,9 @@ class CollectionSink(Closeable):
                 rows = last_of_each_key(rows, collection.schema.key_names)
             return list(_inserts(rows, collection, self._partitions, upsert=upsert))
         folded = fold(table, collection.schema.key_names)
-        messages = [self._retraction(each, collection, batch_id) for each in self._homes(folded, collection)]
+        messages = [
+            self._replacement(self._stream, each, collection, batch_id) for each in self._homes(folded, collection)
+        ]
         if len(folded.deleted):
             messages += [
                 delete_message(keys, collection, vchannel=vchannel)
@@ -474,10 +484,10 @@ class CollectionSink(Closeable):
             homes.append(collection.vchannels[source.vchannels.index(name)])
         return homes
 
-    def _retraction(self, vchannel: str, collection: CollectionInfo, batch_id: int) -> MutableMessage:
+    def _replacement(self, name: str, vchannel: str, collection: CollectionInfo, batch_id: int) -> MutableMessage:
         """An Import of nothing in place of all that the VChannel has."""
         return builders.import_files(
-            f"{self._stream}-{batch_id}",
+            f"{name}-{batch_id}",
             [],
             vchannel=vchannel,
             collection_id=collection.id,

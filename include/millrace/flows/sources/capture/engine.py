@@ -1,0 +1,201 @@
+"""Debezium's embedded engine as a child process, and the frames between the two (java/CaptureEngine.java).
+
+The engine sends a batch, waits for `acknowledge`, and only then confirms the position to the database and goes on. A
+batch that is not acknowledged comes again after the next start. The process ends with its standard input, so it never
+outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import msgspec
+
+from millrace.base.closeable import Closeable
+from millrace.base.errors import CaptureEnded
+from millrace.base.settings import Settings
+from millrace.runtime.jars import Jar, exit_code, locked_jars, parse_lock
+from millrace.runtime.java import find_java
+
+_PACKAGE: Final = "millrace.flows.sources.capture"
+_HEADER: Final = struct.Struct(">cI")
+_MAX_BYTES: Final = 1 << 30
+_STOP_SECONDS: Final = 15.0
+_HEAP: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class Event(msgspec.Struct, rename={"table": "t", "operation": "o", "key": "k", "after": "a", "before": "b"}):
+    """One change, or a mark between changes."""
+
+    operation: str
+    """c, u, d, r (of a snapshot), t (truncate); BEGIN, END of a transaction; heartbeat, tombstone, notification."""
+    table: str = ""
+    key: msgspec.Raw = msgspec.Raw()
+    after: msgspec.Raw = msgspec.Raw()
+    before: msgspec.Raw = msgspec.Raw()
+    snapshot: str | None = msgspec.field(name="s", default=None)
+    milliseconds: int = msgspec.field(name="m", default=0)
+    transaction: str | None = msgspec.field(name="g", default=None)
+    notification: str = msgspec.field(name="n", default="")
+    partition: Any = msgspec.field(name="p", default=None)
+    offset: Any = msgspec.field(name="f", default=None)
+
+
+class Batch(NamedTuple):
+    """Events in order; the last one has the offset after which the engine continues."""
+
+    lines: list[bytes]
+    events: list[Event]
+
+
+class History(NamedTuple):
+    """A record of the schema history, to be given to the next start."""
+
+    record: str
+
+
+class Columns(NamedTuple):
+    """The columns of a table from here on."""
+
+    table: str
+    description: dict[str, Any]
+
+
+class Engine(Closeable):
+    """A running engine. `read` and `acknowledge` are one thread's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        properties: Mapping[str, str],
+        *,
+        log_file: Path,
+        partition: Any = None,
+        offset: Any = None,
+        history: Sequence[str] = (),
+    ) -> None:
+        """Start at `offset` with the `history` before it, or with a snapshot. Raises what fetching the jars does."""
+        with as_file(files(_PACKAGE) / "java" / "capture-engine.jar") as ours:
+            paths = os.pathsep.join([str(ours), *debezium_jars(settings)])
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                [str(find_java() / "bin" / "java"), *_HEAP, "-cp", paths, "millrace.CaptureEngine"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._log_file = log_file
+        start: dict[str, Any] = {"properties": dict(properties)}
+        if offset is not None:
+            start |= {"partition": partition, "offset": offset, "history": list(history)}
+        self._send(b"P", json.dumps(start).encode())  # by the pipe: a process list shows no password
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def read(self) -> Batch | History | Columns:
+        """Wait for the next frame. Raises CaptureEnded."""
+        stream = self._process.stdout
+        assert stream is not None, "it has a pipe"
+        kind, size = _HEADER.unpack(self._exactly(stream, _HEADER.size))
+        if size > _MAX_BYTES:
+            raise CaptureEnded(f"the capture engine sent a frame of {size} bytes")
+        body = self._exactly(stream, size)
+        if kind == b"B":
+            lines = body.splitlines()
+            return Batch(lines, [_event.decode(each) for each in lines])
+        if kind == b"H":
+            return History(body.decode())
+        if kind == b"S":
+            found = json.loads(body)
+            return Columns(found["table"], found)
+        raise CaptureEnded(_reason(json.loads(body)))
+
+    def acknowledge(self) -> None:
+        """Say that the last batch is durable. Raises CaptureEnded."""
+        self._send(b"A", b"")
+
+    def close(self) -> None:
+        """End the process. Idempotent; another thread's `read` raises CaptureEnded."""
+        process = self._process
+        if process.stdin is not None and not process.stdin.closed:
+            try:
+                process.stdin.close()
+            except BrokenPipeError:
+                pass
+        timer = threading.Timer(_STOP_SECONDS, process.kill)
+        timer.start()
+        try:
+            process.wait(timeout=_STOP_SECONDS + 5)
+        finally:
+            timer.cancel()
+
+    def _send(self, kind: bytes, body: bytes) -> None:
+        stream = self._process.stdin
+        assert stream is not None, "it has a pipe"
+        try:
+            stream.write(_HEADER.pack(kind, len(body)) + body)
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            raise self._gone() from None
+
+    def _exactly(self, stream: IO[bytes], size: int) -> bytes:
+        try:
+            found = stream.read(size)
+        except ValueError:  # closed meanwhile
+            found = b""
+        if len(found) < size:
+            raise self._gone()
+        return found
+
+    def _gone(self) -> CaptureEnded:
+        code = self._process.poll()
+        words = "does not answer any more" if code is None else f"ended with {code}"
+        return CaptureEnded(f"the capture engine {words}; its log is {self._log_file}")
+
+
+_event: Final = msgspec.json.Decoder(Event)
+
+
+def _reason(told: Mapping[str, Any]) -> str:
+    causes = [str(each) for each in told.get("causes", ())]
+    words = causes[-1] if causes else str(told.get("message", "without a reason"))
+    # Debezium's long messages have the place at the beginning and what is wrong at the end.
+    return f"the capture engine stopped: {words if len(words) < 1000 else f'{words[:200]} … {words[-600:]}'}"
+
+
+def debezium_jars(settings: Settings, *, deadline: float = 300) -> list[str]:
+    """Return the paths of Debezium's jars; fetch those that the cache lacks. Raises as `fetch_jars`."""
+    return locked_jars(_lock(), "debezium", settings, deadline=deadline)
+
+
+def debezium_lock() -> tuple[Jar, ...]:
+    """Return the pinned jars."""
+    return parse_lock(_lock(), "debezium")
+
+
+def _lock() -> str:
+    return (files(_PACKAGE) / "debezium.lock").read_text(encoding="utf-8")
+
+
+def server_number(name: str) -> int:
+    """Return a number for a reader of a binlog that is the same for one name, and hardly that of another."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return 1_000_000 + int.from_bytes(digest[:4], "big") % 2_000_000_000
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: print(os.pathsep.join(debezium_jars(Settings.load(), deadline=900)))))  # noqa: T201

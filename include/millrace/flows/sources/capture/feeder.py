@@ -1,0 +1,178 @@
+"""Run the engine beside a flow's tasks, put what it reads into the spool, and restart it after growing pauses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.closeable import Closeable
+from millrace.base.deadline import Deadline
+from millrace.base.errors import CaptureEnded, DeadlineExceeded, MillraceError
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.flows.sources.capture.engine import Batch, Columns, Engine, History
+from millrace.flows.sources.capture.spool import Spool
+from millrace.runtime.supervisor import RestartBackoff
+
+CHANGES: Final = frozenset("cudrt")
+_COMPLETED: Final = "Initial Snapshot: COMPLETED"
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_FULL_PAUSE: Final = 0.2
+_LOST: Final = ("no longer available on the server", "purged", "could not find first log file", "replication slot")
+"""Words of an engine whose database has removed what comes after its offset."""
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Feeder(Closeable):
+    """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process does."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        *,
+        table: str,
+        properties: Mapping[str, str],
+        max_bytes: int,
+        snapshot_again: bool = False,
+    ) -> None:
+        self._settings, self._folder = settings, folder
+        self._table, self._properties = table, properties
+        self._max_bytes, self._again = max_bytes, snapshot_again
+        self._spool = Spool(folder, write=True)
+        self._stop = threading.Event()
+        self._engine: Engine | None = None
+        self._guard = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine's process; None between two of them."""
+        with self._guard:
+            return None if self._engine is None else self._engine.pid
+
+    def close(self) -> None:
+        """Stop the engine. Idempotent."""
+        self._stop.set()
+        with self._guard:
+            engine = self._engine
+        if engine is not None:
+            engine.close()
+        self._thread.join()
+        self._spool.close()
+
+    def wait_complete(self, seconds: float) -> None:
+        """Wait for the end of the snapshot. Raises DeadlineExceeded, which has the engine's last error."""
+        end = Deadline.after(seconds)
+        with Spool(self._folder) as spool:
+            while not spool.standing().complete:
+                if not end.pause(0.1):
+                    error = spool.standing().error
+                    raise DeadlineExceeded(f"the snapshot of {self._table} did not end within {seconds:.0f} s. {error}")
+
+    def _run(self) -> None:
+        backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while not self._stop.is_set():
+            try:
+                self._capture()
+            except MillraceError as error:
+                if self._stop.is_set():
+                    return
+                self._spool.note(error=str(error))
+                lost = isinstance(error, CaptureEnded) and any(words in str(error).lower() for words in _LOST)
+                if lost and self._again:
+                    _logger.warning("%s: %s; a new snapshot begins", self._table, error)
+                    self._spool.begin_epoch()
+                    continue
+                backoff.record_failure(str(error))
+                pause = backoff.remaining_pause()
+                words = "declare on_loss: snapshot, to read the table anew" if lost else f"again in {pause:.0f} s"
+                _logger.warning("%s: %s (%s)", self._table, error, words)
+                self._stop.wait(pause)
+
+    def _capture(self) -> None:
+        """Run the engine until it ends or this is closed. Raises what the engine does."""
+        now = self._spool.standing()
+        if now.offset is None or not now.complete:
+            self._spool.begin_epoch()  # the engine cannot continue a snapshot
+            now = self._spool.standing()
+        engine = Engine(
+            self._settings,
+            self._properties,
+            log_file=self._folder / "engine.log",
+            partition=now.partition,
+            offset=now.offset,
+            history=self._spool.history(),
+        )
+        with self._guard:
+            self._engine = engine  # closed by `close` from now on; before, by the loop's condition
+        replaces = now.epoch > 1 and not now.complete
+        history: list[str] = []
+        columns: list[tuple[str, dict[str, Any]]] = []
+        complete = now.complete
+        try:
+            while not self._stop.is_set():
+                match engine.read():
+                    case History(record):
+                        history.append(record)
+                    case Columns(table, description):
+                        if table == self._table:
+                            columns.append((table, description))
+                    case batch:
+                        self._wait_for_room(complete)
+                        complete |= self._take(batch, history, columns, replaces=replaces, complete=complete)
+                        replaces = False
+                        history, columns = [], []
+                        hit("capture.spooled")
+                        engine.acknowledge()
+        finally:
+            with self._guard:
+                self._engine = None
+            engine.close()
+
+    def _take(
+        self,
+        batch: Batch,
+        history: list[str],
+        columns: list[tuple[str, dict[str, Any]]],
+        *,
+        replaces: bool,
+        complete: bool,
+    ) -> bool:
+        """Put a batch into the spool. Return whether the snapshot is complete."""
+        lines: list[bytes] = [b'{"o":"t"}'] if replaces else []  # what an earlier snapshot gave is replaced
+        boundary: int | None = None
+        moment = 0
+        for line, event in zip(batch.lines, batch.events, strict=True):
+            if event.operation in CHANGES and event.table == self._table:
+                lines.append(line)
+                moment = event.milliseconds
+                if event.operation == "t":  # DDL commits by itself
+                    boundary = len(lines)
+            elif event.operation in ("BEGIN", "END"):
+                boundary = len(lines)
+            elif event.notification == _COMPLETED:
+                complete, boundary = True, len(lines)
+        last = batch.events[-1]
+        self._spool.append(
+            lines,
+            boundary,
+            partition=last.partition,
+            offset=last.offset,
+            history=history,
+            columns=columns,
+            complete=complete,
+            moment=moment,
+        )
+        return complete
+
+    def _wait_for_room(self, complete: bool) -> None:
+        """Wait while the spool is full. A snapshot has no bound: nothing of it leaves the spool before it is whole."""
+        while complete and not self._stop.is_set() and self._spool.standing().bytes > self._max_bytes:
+            self._stop.wait(_FULL_PAUSE)

@@ -1,0 +1,425 @@
+package millrace;
+
+import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.JsonGenerator;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import io.debezium.config.Configuration;
+import io.debezium.document.DocumentReader;
+import io.debezium.document.DocumentWriter;
+import io.debezium.embedded.Connect;
+import io.debezium.engine.ChangeEvent;
+import io.debezium.engine.DebeziumEngine;
+import io.debezium.relational.history.AbstractSchemaHistory;
+import io.debezium.relational.history.HistoryRecord;
+import io.debezium.relational.history.HistoryRecordComparator;
+import io.debezium.relational.history.SchemaHistoryException;
+import io.debezium.relational.history.SchemaHistoryListener;
+import java.io.BufferedInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.EOFException;
+import java.io.FileOutputStream;
+import java.io.FileDescriptor;
+import java.io.IOException;
+import java.io.PrintStream;
+import java.math.BigDecimal;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.time.Instant;
+import java.time.LocalDate;
+import java.time.LocalDateTime;
+import java.time.ZoneOffset;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Base64;
+import java.util.HashMap;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.Set;
+import java.util.concurrent.ArrayBlockingQueue;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+import org.apache.kafka.connect.data.Field;
+import org.apache.kafka.connect.data.Schema;
+import org.apache.kafka.connect.data.Struct;
+import org.apache.kafka.connect.json.JsonConverter;
+import org.apache.kafka.connect.runtime.WorkerConfig;
+import org.apache.kafka.connect.source.SourceRecord;
+import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
+
+/**
+ * Debezium's embedded engine as a child process: change events go out in frames on stdout, acknowledgements come in on stdin.
+ *
+ * <p>A frame is a type (one byte), a length (four bytes, big-endian) and that many bytes. In: P the start, JSON with "properties" and, to
+ * continue, "partition", "offset" and "history"; A one batch is durable. The end of stdin stops the engine. Out: H a record of the schema
+ * history; S the columns of a table, before its first event and after each change of it; B a batch, a line of JSON for each event, of which
+ * the last line has the offset to continue from; E why the engine ends. The engine sends the next batch, and confirms a position to the
+ * database, only after A. What the reader has of H, S and B is in the order in which it is needed.
+ *
+ * <p>millrace.flows.sources.capture.engine is the other side. tools/capture_jar.sh compiles this file.
+ */
+public final class CaptureEngine {
+    private static final Object WRITING = new Object();
+    private static final BlockingQueue<Boolean> ACKNOWLEDGED = new ArrayBlockingQueue<>(16);
+    private static final JsonFactory JSON = new JsonFactory();
+    private static final ObjectMapper MAPPER = new ObjectMapper();
+    private static DataOutputStream out;
+    private static JsonNode begun;
+
+    private CaptureEngine() {}
+
+    public static void main(String[] arguments) throws Exception {
+        out = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
+        System.setOut(new PrintStream(new FileOutputStream(FileDescriptor.err), true));  // what libraries print is no frame
+        DataInputStream in = new DataInputStream(new BufferedInputStream(System.in));
+        begun = MAPPER.readTree(body(in, 'P'));
+        Properties properties = new Properties();
+        begun.get("properties").properties().forEach(each -> properties.setProperty(each.getKey(), each.getValue().asText()));
+        properties.setProperty("offset.storage", Offsets.class.getName());
+        properties.setProperty("schema.history.internal", History.class.getName());
+        Batches batches = new Batches();
+        DebeziumEngine<ChangeEvent<SourceRecord, SourceRecord>> engine = DebeziumEngine.create(Connect.class)
+            .using(properties)
+            .notifying(batches)
+            .using((success, message, error) -> ended(success, message, error))
+            .build();
+        ExecutorService thread = Executors.newSingleThreadExecutor();
+        thread.execute(engine);
+        try {
+            while (true) {
+                body(in, 'A');
+                ACKNOWLEDGED.put(true);
+            }
+        } catch (EOFException end) {
+            // Nobody acknowledges any more: a batch that waits for that is not durable, and comes again.
+            thread.shutdown();
+            Thread closing = new Thread(() -> {
+                try {
+                    engine.close();
+                } catch (Exception | Error failure) {
+                    failure.printStackTrace();
+                }
+            });
+            closing.setDaemon(true);
+            closing.start();
+            closing.join(TimeUnit.SECONDS.toMillis(10));
+            Runtime.getRuntime().halt(0);
+        }
+    }
+
+    private static byte[] body(DataInputStream in, char wanted) throws IOException {
+        int type = in.readUnsignedByte();
+        byte[] body = new byte[in.readInt()];
+        in.readFully(body);
+        if (type != wanted) {
+            throw new IOException("a frame of type " + (char) type + " instead of " + wanted);
+        }
+        return body;
+    }
+
+    private static void send(char type, byte[] body) throws IOException {
+        synchronized (WRITING) {
+            out.writeByte(type);
+            out.writeInt(body.length);
+            out.write(body);
+            out.flush();
+        }
+    }
+
+    private static void ended(boolean success, String message, Throwable error) {
+        try {
+            List<String> causes = new ArrayList<>();
+            for (Throwable each = error; each != null && causes.size() < 8; each = each.getCause()) {
+                causes.add(each.getClass().getName() + ": " + each.getMessage());
+            }
+            send('E', MAPPER.writeValueAsBytes(Map.of("success", success, "message", String.valueOf(message), "causes", causes)));
+        } catch (IOException gone) {
+            // The reader has ended, and hears nothing.
+        }
+        if (error != null) {
+            error.printStackTrace();
+        }
+        Runtime.getRuntime().halt(success ? 0 : 1);
+    }
+
+    /** The offsets that the reader gave; what the engine stores goes nowhere, since each batch carries its own. */
+    public static final class Offsets extends MemoryOffsetBackingStore {
+        @Override
+        public void configure(WorkerConfig config) {
+            super.configure(config);
+            if (!begun.has("offset")) {
+                return;
+            }
+            JsonConverter converter = new JsonConverter();
+            converter.configure(Map.of("schemas.enable", "false"), true);
+            String name = begun.get("properties").get("name").asText();
+            Map<?, ?> partition = MAPPER.convertValue(begun.get("partition"), Map.class);
+            Map<?, ?> offset = MAPPER.convertValue(begun.get("offset"), Map.class);
+            byte[] key = converter.fromConnectData(name, null, Arrays.asList(name, partition));
+            data.put(ByteBuffer.wrap(key), ByteBuffer.wrap(converter.fromConnectData(name, null, offset)));
+        }
+
+        @Override
+        public Set<Map<String, Object>> connectorPartitions(String connector) {
+            return Set.of();
+        }
+    }
+
+    /** The schema history: the records that the reader gave, and then what the engine adds, which the reader stores. */
+    public static final class History extends AbstractSchemaHistory {
+        private final List<HistoryRecord> records = new ArrayList<>();
+
+        @Override
+        public void configure(Configuration config, HistoryRecordComparator comparator, SchemaHistoryListener listener, boolean useCatalog) {
+            super.configure(config, comparator, listener, useCatalog);
+            if (records.isEmpty() && begun.has("history")) {
+                for (JsonNode each : begun.get("history")) {
+                    try {
+                        records.add(new HistoryRecord(DocumentReader.defaultReader().read(each.asText())));
+                    } catch (IOException error) {
+                        throw new SchemaHistoryException("a record of the schema history cannot be read", error);
+                    }
+                }
+            }
+        }
+
+        @Override
+        protected void storeRecord(HistoryRecord record) {
+            try {
+                send('H', DocumentWriter.defaultWriter().writeAsBytes(record.document()));
+            } catch (IOException error) {
+                throw new SchemaHistoryException("the reader of the schema history has ended", error);
+            }
+            records.add(record);
+        }
+
+        @Override
+        protected void recoverRecords(Consumer<HistoryRecord> each) {
+            records.forEach(each);
+        }
+
+        @Override
+        public boolean exists() {
+            return !records.isEmpty();
+        }
+
+        @Override
+        public boolean storageExists() {
+            return true;
+        }
+    }
+
+    /** Writes each batch as one frame, and waits for its acknowledgement. */
+    private static final class Batches implements DebeziumEngine.ChangeConsumer<ChangeEvent<SourceRecord, SourceRecord>> {
+        private final Map<Schema, Boolean> known = new IdentityHashMap<>();
+        private final Map<String, byte[]> described = new HashMap<>();
+
+        @Override
+        public void handleBatch(
+            List<ChangeEvent<SourceRecord, SourceRecord>> events,
+            DebeziumEngine.RecordCommitter<ChangeEvent<SourceRecord, SourceRecord>> committer
+        ) throws InterruptedException {
+            try {
+                ByteArrayOutputStream lines = new ByteArrayOutputStream(1 << 16);
+                JsonGenerator json = JSON.createGenerator(lines);
+                json.setRootValueSeparator(null);
+                for (int place = 0; place < events.size(); place++) {
+                    SourceRecord record = events.get(place).value();
+                    describe(record);
+                    event(json, record, place == events.size() - 1);
+                    json.writeRaw('\n');
+                }
+                json.close();
+                send('B', lines.toByteArray());
+                ACKNOWLEDGED.take();
+                for (ChangeEvent<SourceRecord, SourceRecord> each : events) {
+                    committer.markProcessed(each);
+                }
+                committer.markBatchFinished();
+            } catch (IOException gone) {
+                throw new InterruptedException("the reader has ended");
+            }
+        }
+
+        /** Send the columns of the record's table, if they are not the ones that were sent last. */
+        private void describe(SourceRecord record) throws IOException {
+            Schema schema = record.valueSchema();
+            Field after = schema == null ? null : schema.field("after");
+            if (after == null || known.putIfAbsent(schema, true) != null) {
+                return;
+            }
+            ByteArrayOutputStream body = new ByteArrayOutputStream();
+            JsonGenerator json = JSON.createGenerator(body);
+            json.writeStartObject();
+            json.writeStringField("table", table((Struct) record.value()));
+            json.writeArrayFieldStart("key");
+            if (record.keySchema() != null) {
+                for (Field each : record.keySchema().fields()) {
+                    json.writeString(each.name());
+                }
+            }
+            json.writeEndArray();
+            json.writeArrayFieldStart("columns");
+            for (Field each : after.schema().fields()) {
+                json.writeStartObject();
+                json.writeStringField("name", each.name());
+                json.writeStringField("type", each.schema().type().getName());
+                json.writeStringField("meaning", each.schema().name());
+                json.writeBooleanField("optional", each.schema().isOptional());
+                json.writeObjectFieldStart("parameters");
+                Map<String, String> parameters = each.schema().parameters();
+                for (Map.Entry<String, String> pair : (parameters == null ? Map.<String, String>of() : parameters).entrySet()) {
+                    json.writeStringField(pair.getKey(), pair.getValue());
+                }
+                json.writeEndObject();
+                json.writeEndObject();
+            }
+            json.writeEndArray();
+            json.writeEndObject();
+            json.close();
+            String name = table((Struct) record.value());
+            if (!Arrays.equals(described.put(name, body.toByteArray()), body.toByteArray())) {
+                send('S', body.toByteArray());
+            }
+        }
+
+        private static String table(Struct value) {
+            Struct source = value.getStruct("source");
+            Field outer = source.schema().field("schema");
+            return source.getString(outer == null ? "db" : "schema") + "." + source.getString("table");
+        }
+
+        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction; p, f the offset. */
+        private static void event(JsonGenerator json, SourceRecord record, boolean last) throws IOException {
+            json.writeStartObject();
+            Struct value = record.value() instanceof Struct ? (Struct) record.value() : null;
+            Schema schema = record.valueSchema();
+            if (value != null && schema.field("op") != null && schema.field("source") != null) {
+                Struct source = value.getStruct("source");
+                json.writeStringField("t", table(value));
+                json.writeStringField("o", value.getString("op"));
+                json.writeStringField("s", source.getString("snapshot"));
+                json.writeNumberField("m", source.getInt64("ts_ms"));
+                if (record.key() instanceof Struct) {
+                    json.writeFieldName("k");
+                    struct(json, (Struct) record.key());
+                }
+                for (String part : new String[] {"after", "before"}) {
+                    if (schema.field(part) != null && value.getStruct(part) != null) {
+                        json.writeFieldName(part.substring(0, 1));
+                        struct(json, value.getStruct(part));
+                    }
+                }
+                Struct transaction = schema.field("transaction") == null ? null : value.getStruct("transaction");
+                if (transaction != null) {
+                    json.writeStringField("g", transaction.getString("id"));
+                }
+            } else if (value != null && schema.field("status") != null) {  // BEGIN and END of a transaction
+                json.writeStringField("o", value.getString("status"));
+                json.writeStringField("g", value.getString("id"));
+            } else if (value != null && schema.field("aggregate_type") != null) {  // a notification
+                json.writeStringField("o", "notification");
+                json.writeStringField("n", value.getString("aggregate_type") + ": " + value.getString("type"));
+            } else if (value == null && record.key() != null) {
+                json.writeStringField("o", "tombstone");
+            } else {
+                json.writeStringField("o", "heartbeat");
+            }
+            if (last) {
+                json.writeFieldName("p");
+                MAPPER.writeValue(json, record.sourcePartition());
+                json.writeFieldName("f");
+                MAPPER.writeValue(json, record.sourceOffset());
+            }
+            json.writeEndObject();
+        }
+
+        private static void struct(JsonGenerator json, Struct value) throws IOException {
+            json.writeStartObject();
+            for (Field each : value.schema().fields()) {
+                json.writeFieldName(each.name());
+                value(json, each.schema(), value.getWithoutDefault(each.name()));
+            }
+            json.writeEndObject();
+        }
+
+        private static void value(JsonGenerator json, Schema schema, Object value) throws IOException {
+            if (value == null) {
+                json.writeNull();
+                return;
+            }
+            String meaning = schema.name() == null ? "" : schema.name();
+            switch (meaning) {
+                case "io.debezium.time.Date" -> json.writeString(LocalDate.ofEpochDay((Integer) value).toString());
+                case "io.debezium.time.Timestamp" -> json.writeString(moment(Math.multiplyExact((Long) value, 1_000L)));
+                case "io.debezium.time.MicroTimestamp" -> json.writeString(moment((Long) value));
+                case "io.debezium.time.MicroTime" -> json.writeString(span((Long) value));
+                case "io.debezium.data.Bits" -> json.writeNumber(bits(bytes(value)));
+                case "org.apache.kafka.connect.data.Decimal" -> json.writeNumber(((BigDecimal) value).toPlainString());
+                default -> plain(json, schema, value);
+            }
+        }
+
+        private static void plain(JsonGenerator json, Schema schema, Object value) throws IOException {
+            switch (schema.type()) {
+                case INT8, INT16, INT32, INT64 -> json.writeNumber(((Number) value).longValue());
+                case FLOAT32 -> json.writeNumber((Float) value);
+                case FLOAT64 -> json.writeNumber((Double) value);
+                case BOOLEAN -> json.writeBoolean((Boolean) value);
+                case STRING -> json.writeString((String) value);
+                case BYTES -> json.writeString(Base64.getEncoder().encodeToString(bytes(value)));
+                case ARRAY -> {
+                    json.writeStartArray();
+                    for (Object each : (List<?>) value) {
+                        value(json, schema.valueSchema(), each);
+                    }
+                    json.writeEndArray();
+                }
+                case MAP -> MAPPER.writeValue(json, value);
+                case STRUCT -> struct(json, (Struct) value);
+                default -> throw new IOException("a value of type " + schema.type());
+            }
+        }
+
+        private static byte[] bytes(Object value) {
+            if (value instanceof byte[]) {
+                return (byte[]) value;
+            }
+            ByteBuffer buffer = ((ByteBuffer) value).duplicate();
+            byte[] found = new byte[buffer.remaining()];
+            buffer.get(found);
+            return found;
+        }
+
+        /** BIT(n): little-endian, up to 64 bits, so that a number has it without a sign. */
+        private static java.math.BigInteger bits(byte[] value) {
+            byte[] found = new byte[value.length];
+            for (int place = 0; place < value.length; place++) {
+                found[place] = value[value.length - 1 - place];
+            }
+            return new java.math.BigInteger(1, found);
+        }
+
+        /** A date and time without a zone, in ISO 8601 with microseconds. */
+        private static String moment(long micros) {
+            Instant at = Instant.ofEpochSecond(Math.floorDiv(micros, 1_000_000L), Math.floorMod(micros, 1_000_000L) * 1_000L);
+            LocalDateTime found = LocalDateTime.ofInstant(at, ZoneOffset.UTC);
+            return String.format("%sT%02d:%02d:%02d.%06d", found.toLocalDate(), found.getHour(), found.getMinute(), found.getSecond(),
+                found.getNano() / 1_000);
+        }
+
+        /** A TIME, which reaches from -838:59:59 to 838:59:59. */
+        private static String span(long micros) {
+            long left = Math.abs(micros);
+            return String.format("%s%02d:%02d:%02d.%06d", micros < 0 ? "-" : "", left / 3_600_000_000L, left / 60_000_000L % 60,
+                left / 1_000_000L % 60, left % 1_000_000L);
+        }
+    }
+}

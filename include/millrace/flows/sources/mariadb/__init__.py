@@ -1,0 +1,1 @@
+"""A table of MariaDB, by its binary log, as a source (docs/capture.md)."""

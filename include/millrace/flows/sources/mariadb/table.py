@@ -1,0 +1,144 @@
+"""How a table of MariaDB is captured: the checks of its server, and the engine's properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import InvalidSettings, LogUnavailable
+from millrace.base.settings import Settings
+from millrace.flows.sources.capture.engine import server_number
+from millrace.flows.sources.capture.feeder import Feeder
+from millrace.flows.sources.capture.lane import CapturedRows, CapturedTable
+from millrace.flows.sources.mariadb.model import MariaDbSource
+
+_CONNECT_SECONDS: Final = 10
+_WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL"}
+_SPOOLS: Final = "captures"
+
+
+def folder_of(settings: Settings, group: str) -> Path:
+    """Where the spool of the flow with this consumer group is."""
+    return settings.data_dir / _SPOOLS / group
+
+
+def source_of(declared: MariaDbSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> CapturedTable:
+    """Return the lane that is declared."""
+    return CapturedTable(folder_of(settings, group), declared.name)
+
+
+def reader_of(declared: MariaDbSource, settings: Settings, *, group: str, topic: str, partition: int) -> CapturedRows:
+    """Return a reader of it."""
+    return CapturedRows(folder_of(settings, group), declared.name)
+
+
+def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Feeder:
+    """Check the server, and start what captures the table. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    check_server(declared)
+    return Feeder(
+        settings,
+        folder_of(settings, group),
+        table=declared.name,
+        properties=properties_of(declared, group),
+        max_bytes=declared.spool_mib << 20,
+        snapshot_again=declared.on_loss == "snapshot",
+    )
+
+
+def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
+    """Return Debezium's properties. The server knows the reader by a number made of `group`, one for each flow."""
+    return {
+        "name": group,
+        "topic.prefix": "millrace",
+        "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
+        "database.hostname": declared.host,
+        "database.port": str(declared.port),
+        "database.user": declared.user,
+        "database.password": declared.password.get_secret_value(),
+        "database.ssl.mode": declared.tls,
+        "database.server.id": str(server_number(group)),
+        "database.include.list": _literal(declared.database),
+        "table.include.list": f"{_literal(declared.database)}\\.{_literal(declared.table)}",
+        "snapshot.mode": "initial" if declared.start == "earliest" else "no_data",
+        "provide.transaction.metadata": "true",
+        "include.schema.changes": "false",
+        "tombstones.on.delete": "false",
+        "skipped.operations": "none",
+        "bigint.unsigned.handling.mode": "precise",
+        "decimal.handling.mode": "precise",
+        "event.processing.failure.handling.mode": "fail",
+        "heartbeat.interval.ms": "5000",
+        "connect.keep.alive.interval.ms": "10000",
+        "notification.enabled.channels": "sink",
+        "notification.sink.topic.name": "notifications",
+        "offset.flush.interval.ms": "0",
+        "errors.max.retries": "0",
+    }
+
+
+def check_server(declared: MariaDbSource) -> None:
+    """Check that the server writes a binary log with whole rows, and that the table has a primary key.
+
+    Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
+    """
+    import pymysql
+
+    try:
+        connection = pymysql.connect(
+            host=declared.host,
+            port=declared.port,
+            user=declared.user,
+            password=declared.password.get_secret_value(),
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=_CONNECT_SECONDS,
+            ssl=None if declared.tls == "disable" else {"check_hostname": declared.tls == "verify-full"},
+        )
+    except pymysql.err.OperationalError as error:
+        code, words = (*error.args, "")[:2]
+        if code in (1044, 1045, 1698):
+            raise InvalidSettings(
+                f"MariaDB {declared.host}:{declared.port} refuses {declared.user!r}: {words}"
+            ) from None
+        raise LogUnavailable(f"MariaDB {declared.host}:{declared.port} cannot be reached: {words or error}") from None
+    with connection, connection.cursor() as cursor:
+        for name, wanted in _WANTED.items():
+            found = _one(cursor, f"select @@global.{name}")
+            if str(found) != wanted:
+                how = "set log_bin in the server's configuration and restart it"
+                how = (
+                    how if name == "log_bin" else f"run `SET GLOBAL {name} = '{wanted}'`, and in the configuration too"
+                )
+                raise InvalidSettings(f"MariaDB {declared.host}: {name} is {found}, and capture needs {wanted}: {how}")
+        kind = _one(
+            cursor,
+            "select table_type from information_schema.tables where table_schema = %s and table_name = %s",
+            declared.database,
+            declared.table,
+        )
+        if kind != "BASE TABLE":
+            words = "does not exist" if kind is None else f"is a {str(kind).lower()}, and has no changes in the log"
+            raise InvalidSettings(f"MariaDB {declared.host}: {declared.name} {words}")
+        keys = _one(
+            cursor,
+            "select count(*) from information_schema.key_column_usage where table_schema = %s and table_name = %s"
+            " and constraint_name = 'PRIMARY'",
+            declared.database,
+            declared.table,
+        )
+        if not keys:
+            raise InvalidSettings(
+                f"MariaDB {declared.host}: {declared.name} has no primary key, by which changes find their rows:"
+                f" run `ALTER TABLE {declared.name} ADD PRIMARY KEY (...)`"
+            )
+
+
+def _one(cursor: Any, query: str, *values: str) -> Any:
+    cursor.execute(query, values)
+    row = cursor.fetchone()
+    return None if row is None else row[0]
+
+
+def _literal(name: str) -> str:
+    """A name as a regular expression of Java that matches it alone."""
+    return "".join(each if each.isalnum() or each == "_" else f"\\{each}" for each in name)

@@ -1,0 +1,67 @@
+"""Captured changes as records, and those records as rows of a collection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.flows.conversion import KeyedRow, row_of
+from millrace.flows.records import Action, Record, is_truncation
+from millrace.flows.sources.capture.lane import CapturedRows
+from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.source import Limits
+from millrace.message.schema import CollectionSchema
+
+
+def _records(folder: Path, *lines: bytes) -> list[list[Record]]:
+    with Spool(folder, write=True) as spool:
+        spool.begin_epoch()
+        columns = {
+            "columns": [
+                {"name": "raw", "type": "bytes", "meaning": None},
+                {"name": "n", "type": "bytes", "meaning": "Decimal"},
+            ]
+        }
+        spool.append(lines, len(lines), partition={}, offset={}, complete=True, columns=[("d.t", columns)])
+        end = spool.standing().high
+    rows, start, found = CapturedRows(folder, "d.t"), 0, []
+    while start < end:
+        for batch in rows.batches(start, end, Limits(100, 1 << 20, 0.0)):
+            found.append(list(batch.records or ()))
+            start = batch.end
+    rows.close()
+    return found
+
+
+def test_a_truncation_is_the_first_record_of_its_batch(tmp_path: Path) -> None:
+    put = b'{"o":"c","t":"d.t","k":{"id":1},"a":{"id":1}}'
+    found = _records(tmp_path, put, put, b'{"o":"t","t":"d.t"}', put, b'{"o":"t"}', b'{"o":"t"}', put)
+    assert [[is_truncation(each) for each in batch] for batch in found] == [
+        [False, False], [True, False], [True], [True, False],
+    ]  # fmt: skip
+
+
+def test_keys_and_bytes_of_a_record_are_those_of_a_row(tmp_path: Path) -> None:
+    ((put, gone),) = _records(
+        tmp_path,
+        b'{"o":"c","t":"d.t","m":7,"g":"0-1-2","k":{"r":"eu","id":1},"a":{"r":"eu","id":1,"raw":"AP8=","note":"AP8="}}',
+        b'{"o":"d","t":"d.t","m":8,"k":{"r":"eu","id":1},"b":{"r":"eu","id":1,"raw":null}}',
+    )
+    schema = _schema()
+    assert (put.key, put.timestamp) == (b'["eu",1]', 7)
+    assert put.headers == [("millrace.op", b"c"), ("millrace.transaction", b"0-1-2"), ("millrace.base64", b"raw")]
+    assert row_of(Action(put, "", put.value, None), schema) == KeyedRow(
+        ("eu", 1), {"r": "eu", "id": 1, "raw": b"\x00\xff", "note": "AP8="}
+    )
+    assert gone.key is not None
+    assert row_of(Action(gone, gone.key.decode(), None, None), schema) == KeyedRow(("eu", 1), None)
+    for key in ("eu", '["eu"]', '{"r":1}'):
+        with pytest.raises(ValueError, match="is a JSON list of r, id"):
+            row_of(Action(gone, key, None, None), schema)
+
+
+def _schema() -> CollectionSchema:
+    from millrace.client.schemas import schema
+
+    return schema({"r": "string", "id": "int64", "raw": "binary?", "note": "string?"}, key=["r", "id"])

@@ -1,0 +1,216 @@
+"""Tables of a real MariaDB, captured by the real engine: what the lane has, replayed, is what the database has."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pymysql
+import pytest
+
+from millrace.base.errors import InvalidSettings, LogUnavailable, StreamBusy
+from millrace.base.settings import Settings
+from millrace.flows.records import Record, is_truncation
+from millrace.flows.registry import feeder_of, reader_of, source_of
+from millrace.flows.sources.capture.feeder import Feeder
+from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.mariadb.model import MariaDbSource
+from millrace.flows.sources.mariadb.table import check_server, folder_of
+from millrace.flows.sources.source import Limits
+from tests import running_brokers
+from tests.waiting import until
+
+LIMITS = Limits(500, 1 << 20, 0.1)
+
+
+class Shop:
+    """A database of its own on the server, a table in it, and the capture of that table."""
+
+    def __init__(self, folder: Path, columns: str, **more: Any) -> None:
+        server = running_brokers.mariadb()
+        host, port = server.address.split(":")
+        self.login = {"host": host, "port": int(port), "user": server.credentials.username}
+        self.password = server.credentials.password
+        self.database = f"shop_{uuid.uuid4().hex[:8]}"
+        self.settings, self.group = Settings(data_dir=folder / "data"), f"millrace-{self.database}"
+        self.execute(f"create database {self.database}")
+        self.execute(f"create table items ({columns})")
+        self.declared = MariaDbSource(
+            **self.login, password=self.password, database=self.database, table="items", **more
+        )
+        self.lane = f"{self.database}.items"
+
+    def connect(self) -> Any:
+        return pymysql.connect(**self.login, password=self.password, autocommit=True)
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        with self.connect() as connection, connection.cursor() as cursor:
+            if not statements[0].startswith("create database"):
+                cursor.execute(f"use {self.database}")
+            for each in statements:
+                cursor.execute(each)
+            return list(cursor.fetchall())
+
+    @contextmanager
+    def captured(self) -> Iterator[Feeder]:
+        feeder = feeder_of(self.declared, self.settings, group=self.group)
+        assert isinstance(feeder, Feeder)
+        try:
+            yield feeder
+        finally:
+            feeder.close()
+
+    def records(self, start: int = 0) -> list[Record]:
+        """All records that readers see from `start` on, read in batches."""
+        source = source_of(self.declared, self.settings, group=self.group)
+        reader = reader_of(self.declared, self.settings, group=self.group, topic=self.lane, partition=0)
+        try:
+            end, found = source.ends()[f"{self.lane}-0"].high, []
+            while start < end:
+                for batch in reader.batches(start, end, LIMITS):
+                    assert batch.start == start < batch.end
+                    found += batch.records or ()
+                    start = batch.end
+            return found
+        finally:
+            source.close()
+            reader.close()
+
+    def replayed(self) -> dict[str, dict[str, Any]]:
+        """The rows that the records come to, by key."""
+        rows: dict[str, dict[str, Any]] = {}
+        for each in self.records():
+            if is_truncation(each):
+                rows.clear()
+            elif each.value is None:
+                rows.pop((each.key or b"").decode(), None)
+            else:
+                rows[(each.key or b"").decode()] = json.loads(each.value)
+        return rows
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The rows of the table, by key, if all of its columns are numbers and texts."""
+        with self.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(f"select * from {self.database}.items")
+            return {str(row["id"]): row for row in cursor.fetchall()}
+
+    def reaches(self) -> None:
+        """Wait until the records come to the table's rows."""
+        until(lambda: self.replayed() == self.rows(), f"the lane has the table's {len(self.rows())} rows", seconds=60)
+
+
+def kill_engine(feeder: Feeder) -> None:
+    until(lambda: feeder.engine_pid, "an engine runs", seconds=60)
+    pid = feeder.engine_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_table_and_its_changes_come_with_whole_transactions_and_continue_after_kills(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "id int primary key, name varchar(20), amount bigint")
+    shop.execute("insert into items select seq, concat('n', seq), seq * 3 from seq_1_to_500")
+    with shop.captured():
+        shop.reaches()
+        shop.execute(
+            "begin", "update items set amount = -1 where id < 50", "delete from items where id > 480", "commit"
+        )
+        shop.reaches()
+        with pytest.raises(StreamBusy):
+            Feeder(shop.settings, folder_of(shop.settings, shop.group), table=shop.lane, properties={}, max_bytes=1)
+    shop.execute("insert into items values (1000, 'between two runs', 1)")
+    dice = random.Random(7)
+    with shop.captured() as feeder:
+        shop.reaches()
+        for turn in range(3):
+            first = 2000 + 100 * turn
+            shop.execute(f"insert into items select {first} + seq, 'x', seq from seq_1_to_50", "begin")
+            kill_engine(feeder)
+            shop.execute(f"update items set amount = {turn} where id % 7 = {dice.randrange(7)}")
+        shop.execute("truncate table items", "insert into items values (1, 'after', 1)")
+        shop.reaches()
+    found = shop.records()
+    assert [each.offset for each in found] == sorted({each.offset for each in found}), "each change once, in order"
+    updates = [each for each in found if json.loads(each.value or b"{}").get("amount") == -1]
+    assert len({dict(each.headers)["millrace.transaction"] for each in updates}) == 1
+
+
+def test_what_a_server_lacks_is_said_before_anything_starts(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "id int primary key")
+    check_server(shop.declared)
+    for declared, words in (
+        (shop.declared.model_copy(update={"table": "absent"}), "does not exist"),
+        (shop.declared.model_copy(update={"user": "nobody"}), "refuses 'nobody'"),
+    ):
+        with pytest.raises(InvalidSettings, match=words):
+            check_server(declared)
+    shop.execute("create table bare (id int)", "create view seen as select * from bare")
+    with pytest.raises(InvalidSettings, match="ADD PRIMARY KEY"):
+        check_server(shop.declared.model_copy(update={"table": "bare"}))
+    with pytest.raises(InvalidSettings, match="is a view"):
+        check_server(shop.declared.model_copy(update={"table": "seen"}))
+    with pytest.raises(LogUnavailable, match="cannot be reached"):
+        check_server(shop.declared.model_copy(update={"port": 1}))
+    shop.execute("set global binlog_row_image = 'MINIMAL'")
+    try:
+        with pytest.raises(InvalidSettings, match="SET GLOBAL binlog_row_image = 'FULL'"):
+            check_server(shop.declared)
+    finally:
+        shop.execute("set global binlog_row_image = 'FULL'")
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_is_killed_is_seen_by_nobody_and_begins_anew(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "id int primary key, name varchar(200), amount bigint")
+    shop.execute("insert into items select seq, repeat('n', 180), seq from seq_1_to_60000")
+    folder = folder_of(shop.settings, shop.group)
+    with shop.captured() as feeder:
+        with Spool(folder) as spool:
+            until(lambda: spool.standing().next > 2048, "a part of the snapshot is in the spool", seconds=60)
+            assert not spool.standing().complete
+            assert spool.standing().high == 0
+            kill_engine(feeder)
+        shop.execute("delete from items where id % 2 = 0")
+        shop.reaches()
+        with Spool(folder) as spool:
+            assert spool.standing().epoch == 2
+    assert len(shop.rows()) == 30000
+
+
+@pytest.mark.slow
+def test_types_keep_their_values(tmp_path: Path) -> None:
+    shop = Shop(
+        tmp_path,
+        "id int unsigned primary key, big bigint unsigned, price decimal(65,30), bits bit(12), flag bit(1), y year,"
+        " e enum('a','b'), s set('x','y'), j json, raw blob, d date, dt datetime(6), ts timestamp(6) null, t time(6),"
+        " name varchar(50), f float, fd double, made int generated always as (id + 1) stored",
+    )
+    values = (
+        "(1, 18446744073709551615, 12345678901234567890123456789012345.123456789012345678901234567890, b'101', b'1',"
+        " 2024, 'a', 'x,y', '{\"a\":1}', x'00ff', '2024-02-29', '1000-01-01 00:00:00.000001',"
+        " '2024-01-01 01:02:03.123456', '-838:59:59', 'Ä😀', 1.5, 0.1, default)"
+    )
+    wanted = {
+        "id": "1", "big": "18446744073709551615",
+        "price": "12345678901234567890123456789012345.123456789012345678901234567890", "bits": "5", "flag": "true",
+        "y": "2024", "e": '"a"', "s": '"x,y"', "j": '"{\\"a\\":1}"', "raw": '"AP8="', "d": '"2024-02-29"',
+        "dt": '"1000-01-01T00:00:00.000001"', "ts": '"2024-01-01T01:02:03.123456Z"', "t": '"-838:59:59.000000"',
+        "name": '"Ä😀"', "f": "1.5", "fd": "0.1", "made": "2",
+    }  # fmt: skip
+    shop.execute(f"insert into items values {values}")
+    with shop.captured():
+        until(lambda: len(shop.records()) == 1, "the snapshot has the row", seconds=60)
+        shop.execute(f"insert into items values {values.replace('(1,', '(2,')}")
+        until(lambda: len(shop.records()) == 2, "the change is there", seconds=60)
+    for record, key in zip(shop.records(), ("1", "2"), strict=True):
+        assert record.value is not None
+        row = msgspec.json.decode(record.value, type=dict[str, msgspec.Raw])
+        texts = {name: bytes(each).decode().replace("\\uD83D\\uDE00", "😀") for name, each in row.items()}
+        assert texts == wanted | {"id": key, "made": str(int(key) + 1)}
