@@ -283,6 +283,14 @@ class PublishedTable:
         vector = self._state.files[path].vector
         return NO_POSITIONS if vector is None else read_vector(self.store, vector)
 
+    def bounds(self, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the least and the greatest values of a live file's columns, as Delta's statistics have them.
+
+        By the columns' names in the files. Columns without bounds are not there. Raises KeyError.
+        """
+        found = json.loads(self._state.files[path].stats or "{}")
+        return found.get("minValues") or {}, found.get("maxValues") or {}
+
     def refresh(self) -> None:
         """Go to the newest version. Costs what the commits since cost. Raises TableDamaged, TableUnavailable."""
         follow(self.store, self._state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def check(made: PublishedMaker, first: int, step: int) -> int:
         assert count_rows(plan) == wanted.total()
         some = read_arrow(made.settings, 1, at=tick, selection=Selection(columns=("body",), where="id < 3"))
         assert sorted(some["body"].to_pylist()) == sorted(row[1] for row in wanted.elements() if row[0] < 3)
+        some = read_arrow(made.settings, 1, at=tick, selection=Selection(where="id in (1, 4, 5)"))
+        assert as_counter(some) == Counter(row for row in wanted.elements() if row[0] in (1, 4, 5))
     return based
 
 
@@ -192,25 +195,96 @@ def test_a_read_takes_no_delete_of_before_the_published_version(
     assert counted.judged <= 1, "the index finds the rows of published files, by no look at their keys"
 
 
+class Opened:
+    """The files of which reads take rows, and the rows that they take by position."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scanned: list[str] = []
+        self.taken: list[tuple[str, int]] = []
+        scan, read, take = TableHandle.scan_rows, TableHandle.read_rows, TableHandle.take_rows
+
+        def scan_rows(table: TableHandle, names: Any, *given: Any, **named: Any) -> Iterator[pa.RecordBatch]:
+            self.scanned.extend(names)
+            yield from scan(table, names, *given, **named)
+
+        def read_rows(table: TableHandle, names: Any, *given: Any, **named: Any) -> pa.Table:
+            self.scanned.extend(names if "deletes" not in table.uri else ())
+            return read(table, names, *given, **named)
+
+        def take_rows(table: TableHandle, name: str, positions: Any, **named: Any) -> tuple[pa.Table, int]:
+            self.taken.append((name, len(positions)))
+            return take(table, name, positions, **named)
+
+        monkeypatch.setattr(TableHandle, "scan_rows", scan_rows)
+        monkeypatch.setattr(TableHandle, "read_rows", read_rows)
+        monkeypatch.setattr(TableHandle, "take_rows", take_rows)
+
+
 @pytest.mark.parametrize("where", ["id = 31", "31 = id", "body != 'x' and id in (31)"])
-def test_a_read_of_keys_opens_the_files_that_have_them(
-    made: PublishedMaker, monkeypatch: pytest.MonkeyPatch, where: str
+@pytest.mark.parametrize("max_bytes", [None, 1 << 20])
+def test_a_read_of_keys_takes_their_rows_alone(
+    made: PublishedMaker, monkeypatch: pytest.MonkeyPatch, where: str, max_bytes: int | None
 ) -> None:
     """No bound excludes a file: the keys of each lie between those of the others."""
-    opened: list[str] = []
-    scan = TableHandle.scan_rows
-
-    def scan_rows(table: TableHandle, names: Any, *given: Any, **named: Any) -> Iterator[pa.RecordBatch]:
-        opened.extend(names)
-        yield from scan(table, names, *given, **named)
-
-    monkeypatch.setattr(TableHandle, "scan_rows", scan_rows)
+    opened = Opened(monkeypatch)
     plan = plan_read(made.settings, 1, confirmed=made.maker.confirmed())
-    found = pa.concat_tables(read_pieces(plan, selection=Selection(where=where), max_bytes=1 << 20))
+    found = pa.concat_tables(read_pieces(plan, selection=Selection(where=where), max_bytes=max_bytes))
     assert found.to_pylist() == [{"id": 31, "body": "old:31"}]
-    assert len(opened) == 1
+    assert (opened.scanned, [rows for _, rows in opened.taken]) == ([], [1])
     assert plan.rows is not None
     assert len(plan.rows.live_files()) == 4
+
+
+def test_a_read_of_keys_takes_no_row_that_is_masked_or_deleted_since(
+    made: PublishedMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.delete([31])
+    made.flush()
+    opened = Opened(monkeypatch)
+    found = reads(made, selection=Selection(where="id in (3, 31, 45)"))
+    assert sorted(found.to_pylist(), key=str) == [{"id": 3, "body": "new:3"}, {"id": 45, "body": "old:45"}]
+    assert opened.scanned == []
+    assert sum(rows for _, rows in opened.taken) == 2, "of the row in the files of before, the vector tells"
+
+
+def test_a_read_of_keys_of_a_collection_without_deletes_uses_the_index(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = PublishedMaker(settings, vchannels=1)
+    KeyIndex.open(settings.key_index_path(1)).request()
+    for part in range(3):
+        made.write(range(part, 60, 3), "old", upsert=False)
+        made.flush()
+    made.publish()
+    opened = Opened(monkeypatch)
+    assert reads(made, selection=Selection(where="id = 31")).to_pylist() == [{"id": 31, "body": "old:31"}]
+    assert (opened.scanned, [rows for _, rows in opened.taken]) == ([], [1])
+
+
+@pytest.mark.parametrize(
+    ("where", "files"),
+    [("body = 'b:25'", 1), ("body >= 'b' and id > 3", 2), ("body in ('a:1', 'c:41')", 2), ("body < 'a'", 0)],
+)
+def test_a_read_opens_the_files_whose_published_bounds_allow_a_row(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, where: str, files: int
+) -> None:
+    """Of a column that is no key. A file that was flushed since has no published bounds."""
+    made = PublishedMaker(settings, vchannels=1)
+    for start, name in ((0, "a"), (20, "b"), (40, "c")):
+        made.write(range(start, start + 20), name)
+        made.flush()
+    made.delete([7])
+    made.flush()
+    made.publish()
+    opened = Opened(monkeypatch)
+    found = rows_in(reads(made, selection=Selection(where=where)))
+    assert len(opened.scanned) == files
+    assert found == rows_in(reads(made, selection=Selection(where=where), use_published=False))
+    made.write([30], "a")
+    made.flush()
+    opened.scanned.clear()
+    reads(made, selection=Selection(where=where))
+    assert len(opened.scanned) == files + 1
 
 
 def test_a_read_in_the_past_takes_the_deletes_since_the_version_of_then(

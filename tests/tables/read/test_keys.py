@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.keys import read_keys
 from millrace.tables.read.plan import plan_read
+from millrace.testing import deployment
 from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import OPERATIONS, do
@@ -160,3 +162,48 @@ def test_a_row_that_the_published_version_masks_as_not_visible_yet_is_there(sett
     assert plan.tick > tick
     assert read_keys(plan, keys_of(early, late)).to_pylist() == [{"id": late, "body": "late"}]
     assert read_keys(plan_read(settings, 1, at=tick), keys_of(early, late)).num_rows == 0
+
+
+def test_keys_of_several_fields_are_found_by_get_and_by_a_predicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a field of the key was renamed. The second column decides: each symbol is in each file."""
+    days = [date(2026, 11, day) for day in (1, 2, 3)]
+    with deployment() as db:
+        quotes = db.create_collection(
+            "quotes", {"close": "int32", "day": "date", "symbol": "string"}, key=("symbol", "day"), vchannels=2
+        )
+        KeyIndex.open(db.settings.key_index_path(quotes.id)).request()
+        for number, day in enumerate(days):
+            quotes.insert([{"symbol": name, "day": day, "close": number} for name in "ABC"])
+            db.settle()
+        quotes.delete([("B", days[0])])
+        db.settle()
+        publish(db.settings, quotes.id)
+        quotes.alter(rename={"symbol": "ticker"})
+        db.settle()
+        publish(db.settings, quotes.id)
+        taken: list[int] = []
+        take = TableHandle.take_rows
+
+        def take_rows(table: TableHandle, name: str, positions: Any, **named: Any) -> tuple[pa.Table, int]:
+            taken.append(len(positions))
+            return take(table, name, positions, **named)
+
+        def refused(*given: Any, **named: Any) -> None:
+            raise AssertionError("a file was scanned")
+
+        monkeypatch.setattr(TableHandle, "take_rows", take_rows)
+        monkeypatch.setattr(TableHandle, "scan_rows", refused)
+        for where, wanted in (
+            ("ticker = 'A' and day = '2026-11-02'", [("A", days[1])]),
+            ("day in ('2026-11-01', '2026-11-03') and ticker in ('B', 'C') and close >= 0", [
+                ("C", days[0]), ("B", days[2]), ("C", days[2]),
+            ]),
+            ("ticker = 'Z' and day = '2026-11-02'", []),
+        ):  # fmt: skip
+            taken.clear()
+            rows = quotes.read(where=where, order_by="day, ticker").to_pylist()
+            assert [(row["ticker"], row["day"]) for row in rows] == wanted
+            assert sum(taken) == len(wanted)
+        assert quotes.get([("A", days[1]), ("B", days[0])])["close"].to_pylist() == [1]
+        monkeypatch.undo()
+        assert quotes.read(where="ticker = 'A' and day > '2026-11-01'").num_rows == 2, "no such keys"

@@ -153,6 +153,11 @@ class KeyIndex:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / WANTED_FILE).touch()
 
+    def request_for(self, rows: int) -> None:
+        """Ask for an index, if there is none, because of so many rows that had to be scanned for want of it."""
+        if rows >= INDEX_FROM_ROWS and not self.is_wanted:
+            self.request()
+
     @property
     def rows(self) -> int:
         return sum(each.rows for each in self.runs)

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -36,16 +36,17 @@ from millrace.base.settings import Settings
 from millrace.message.ids import Moment
 from millrace.message.stored_columns import key_schema, needed_columns, single_column, to_fields
 from millrace.rpc.selection import ALL_ROWS, Selection
-from millrace.storage.deletion_vectors import Positions
+from millrace.storage.deletion_vectors import NO_POSITIONS, Positions
 from millrace.storage.parquet_file import RowGroupFilter
 from millrace.storage.pins import TablePins
 from millrace.storage.table import TableHandle, table_at
 from millrace.tables.collections.layout import TABLES, earlier_name, has_earlier_layout
+from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.key_index.lookup import covered_hits, find_keys, reachable_files
 from millrace.tables.read.deleted import PLACE, TICKS, deleted_mask, name_no_partition
 from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.read.plan import ReadPlan, plan_read
-from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter, wanted_keys
+from millrace.tables.read.pruning import WidenedComparison, has_bounds, may_match, row_group_filter, wanted_keys
 from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema, deletes_file_schema, rows_read_schema
 
 PIECE_BYTES: Final = 64 << 20
@@ -221,6 +222,8 @@ class _Look:
             self._exact = _both(self._exact, arrow_filter.expression)
             if all(self._says_bounds(name) for name in arrow_filter.fields):
                 self._coarse = _both(self._coarse, arrow_filter.expression)
+        self._candidates: Mapping[str, Positions] = {}
+        """By file, the only rows that may have the wanted keys."""
         files = self._chosen_files()
         masked = {} if plan.base is None or files is None else plan.base.judged(files)
         since = self._judged_until(files, masked)
@@ -251,10 +254,17 @@ class _Look:
         if table is None:
             return None
         files = files_within(table, self._stored, self._after, self._until, self._conjuncts)
+        bounded = {name for each in self._conjuncts for name in column_names(each) if has_bounds(self._stored, name)}
+        if plan.base is not None and files.num_rows and bounded:
+            files = files.filter(may_match(plan.base.bounds(files, bounded), self._stored, self._conjuncts))
         keys = wanted_keys(self._conjuncts, key_schema(plan.schema))
-        if keys is None or plan.base is None:
+        if keys is None or self._after > 0:
             return files
-        places = find_keys(plan.base.index, table, plan.schema, keys, until=self._until)
+        path = plan.settings.key_index_path(plan.collection_id)
+        index = KeyIndex.open(path) if plan.base is None else plan.base.index
+        places = find_keys(index, table, plan.schema, keys, until=self._until)
+        index.request_for(places.unknown_rows)
+        self._candidates = places.positions
         names = pa.array([*places.positions, *places.unknown], pa.utf8())
         return files.filter(pc.is_in(files["path"].cast(pa.utf8()), names))
 
@@ -314,13 +324,36 @@ class _Look:
         """Yield the rows with the columns of the selection and those that it sorts by, in at least one piece."""
         table = self._plan.rows
         for files in self._files:
-            if table is None or not files.actions.num_rows:
+            if table is None:
+                continue
+            files, taken = self._split(files)
+            for path in taken:
+                yield self._taken(table, path, files)
+            if not files.actions.num_rows:
                 continue
             living = None if files.judged or max_bytes is not None else self._living(files)
             stored = [living] if living is not None else self._scanned(table, files, max_bytes)
             for piece in stored:
                 yield self._shown(piece, judged=files.judged or living is not None)
         yield from self.tail_rows()
+
+    def _split(self, files: _Files) -> tuple[_Files, list[str]]:
+        """Return the files to scan, and those of which some rows are taken by their positions."""
+        taken = [path for path in files.actions["path"].to_pylist() if path in self._candidates]
+        if not taken:
+            return files, []
+        rest = pc.invert(pc.is_in(files.actions["path"].cast(pa.utf8()), pa.array(taken, pa.utf8())))
+        return replace(files, actions=files.actions.filter(rest)), taken
+
+    def _taken(self, table: TableHandle, path: str, files: _Files) -> pa.Table:
+        """Return the selected rows of a file among the candidates. Reads only their row groups."""
+        names = self._columns(judged=files.judged)
+        target = pa.schema([self._stored.field(name) for name in names])
+        positions = np.setdiff1d(self._candidates[path], files.hidden.get(path, NO_POSITIONS), assume_unique=True)
+        rows = target.empty_table()
+        if len(positions):
+            rows = align_to_schema(table.take_rows(path, positions, columns=names)[0], target)
+        return self._shown(rows, judged=files.judged)
 
     def tail_rows(self) -> Iterator[pa.Table]:
         """Yield the rows of the tails as :meth:`rows` does, in at least one piece."""

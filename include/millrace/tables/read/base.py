@@ -12,9 +12,9 @@ none, and a vector that cannot be read makes its file one of the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -70,6 +70,22 @@ class PublishedBase:
         except TableDamaged as error:
             _log.warning("a read judges the rows of %s itself: %s", path, error)
             return None
+
+    def bounds(self, files: pa.Table, columns: Iterable[str]) -> pa.Table:
+        """Return `files` (TableHandle.actions) with the bounds of further columns, as far as the version tells them.
+
+        The log of the rows table has those of the key and of ticks alone.
+        """
+        lacking = [name for name in columns if f"min.{name}" not in files.column_names]
+        if not lacking:
+            return files
+        none: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+        paths = files["path"].to_pylist()
+        said = [none if (name := self.names.get(path)) is None else self.table.bounds(name) for path in paths]
+        for name in lacking:
+            for kind, values in zip(("min", "max"), zip(*said, strict=True), strict=False):
+                files = files.append_column(f"{kind}.{name}", pa.array([each.get(name) for each in values]))
+        return files
 
     def judged(self, files: pa.Table) -> dict[str, Positions]:
         """Return those of `files` (TableHandle.actions) whose rows the version has judged, with what it masks.

@@ -19,7 +19,6 @@ from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed_columns, to_fields
 from millrace.rpc.selection import Selection
 from millrace.storage.table import TableHandle
-from millrace.tables.key_index.index import INDEX_FROM_ROWS
 from millrace.tables.key_index.lookup import files_with_keys, find_keys
 from millrace.tables.read.arrow import hide_dropped
 from millrace.tables.read.deleted import deleted_mask
@@ -80,8 +79,7 @@ def _stored(
         late = rows["_time_tick"].to_numpy() > base.tick
         shown = ~np.isin(positions, masked, assume_unique=True)
         parts.append(_judged(rows, base.tick).filter(pa.array(shown | late)))
-    if places.unknown_rows >= INDEX_FROM_ROWS and not index.is_wanted:
-        index.request()
+    index.request_for(places.unknown_rows)
     if places.unknown:
         rows = table.read_rows(places.unknown, target, where=_matching(wanted))
         parts.append(_judged(align_to_schema(rows, target), 0))

@@ -12,19 +12,26 @@ is missing or null throughout matches nothing.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any, Final, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from millrace.base.errors import InvalidArgument
+from millrace.base.predicate.arrow import literal_scalar
 from millrace.base.predicate.language import ColumnRef, Compare, Condition, In, Literal
 from millrace.message.schema import CollectionSchema
+
+MOST_KEYS: Final = 10_000
+"""Combinations of a key's values that are looked up. With more, files are read."""
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _MILLISECOND: Final = pa.scalar(timedelta(milliseconds=1), pa.duration("us"))
@@ -45,15 +52,23 @@ def may_match(actions: pa.Table, schema: pa.Schema, conjuncts: Iterable[Conditio
     return kept
 
 
+def has_bounds(schema: pa.Schema, name: str) -> bool:
+    """Return whether bounds of a column are used: of integers, strings, dates and timestamps with a zone."""
+    if name not in schema.names:
+        return False
+    kind = schema.field(name).type
+    return bool(
+        kind == _MOMENT or pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)
+    )  # bounds of floats ignore NaN
+
+
 def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: list[Any]) -> Any:
     """Return whether a file's bounds of a column allow `op` with any of `values`."""
     low, high = f"min.{name}", f"max.{name}"
-    kind = schema.field(name).type if name in schema.names else None
-    if kind is None or not {low, high} <= set(actions.column_names):
+    if not has_bounds(schema, name) or not {low, high} <= set(actions.column_names):
         return True
+    kind = schema.field(name).type
     moment = kind == _MOMENT
-    if not (moment or pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)):
-        return True  # bounds of floats ignore NaN
     found: Any = False
     for value in values:
         try:
@@ -74,27 +89,47 @@ def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: li
 def wanted_keys(conjuncts: Iterable[Condition], keys: pa.Schema) -> pa.Table | None:
     """Return the only keys that rows which satisfy all `conjuncts` may have; None if these say no such keys.
 
-    `keys` has the columns of the key. Keys of one integer or string are found, compared with ``=`` or ``IN``.
+    `keys` has the columns of the key. Keys of integers, strings and dates are found, each column compared with ``=`` or
+    ``IN``. Of a key of several columns, all combinations are wanted, up to MOST_KEYS.
     """
-    if len(keys) > 1:
-        return None
-    (key,) = keys
-    kind = int if pa.types.is_integer(key.type) else str if pa.types.is_string(key.type) else None
-    for found in conjuncts:
-        match found:
-            case Compare("=", ColumnRef((name,)), Literal(value)) | Compare("=", Literal(value), ColumnRef((name,))):
-                values = [value]
-            case In(ColumnRef((name,)), literals):
-                values = [each.value for each in literals]
+    found: dict[str, pa.Array] = {}
+    for each in conjuncts:
+        match each:
+            case Compare("=", ColumnRef((name,)), Literal() as literal):
+                literals: tuple[Literal, ...] = (literal,)
+            case Compare("=", Literal() as literal, ColumnRef((name,))):
+                literals = (literal,)
+            case In(ColumnRef((name,)), values):
+                literals = tuple(values)
             case _:
                 continue
-        if name != key.name or any(type(each) is not kind for each in values):
-            continue
-        try:
-            return pa.table({name: pa.array(values, key.type)}, keys)
-        except (pa.ArrowException, OverflowError):
-            continue  # a number that the key's type does not have
-    return None
+        if name in keys.names and name not in found:
+            exact = _exact_values(literals, keys.field(name).type)
+            found |= {} if exact is None else {name: exact}
+    sizes = [len(found.get(name, ())) for name in keys.names]
+    if len(found) < len(keys) or (len(keys) > 1 and math.prod(sizes) > MOST_KEYS):
+        return None
+    places = np.unravel_index(np.arange(math.prod(sizes)), sizes)
+    return pa.table([found[name].take(pa.array(at)) for name, at in zip(keys.names, places, strict=True)], keys)
+
+
+def _exact_values(literals: Iterable[Literal], kind: pa.DataType) -> pa.Array | None:
+    """Return the only values of a key's column that equal one of `literals`; None if that is not certain."""
+    types = (
+        (int,)
+        if pa.types.is_integer(kind)
+        else (str,)
+        if pa.types.is_string(kind)
+        else (str, date)
+        if pa.types.is_date32(kind)
+        else ()
+    )
+    if any(type(each.value) not in types for each in literals):
+        return None
+    try:
+        return pa.array([literal_scalar(each, kind).as_py() for each in literals], kind)
+    except (InvalidArgument, pa.ArrowException, OverflowError, ValueError):
+        return None  # the key's type does not have it
 
 
 _HOLDS: Final[dict[str, Callable[[Any, Any, Any], bool]]] = {
