@@ -2,6 +2,8 @@
 
     python -m bench [--only NAME ...] [--part TEXT] [--quick] [--folder DIR] [--output FILE]
 
+Parts of 100,000,000 rows take hours and tens of GB of disk: they run only if TEXT has that number.
+
 Sections are independent, and so are the parts of a section that has any (``tables``): each is printed and written as
 soon as it is done. A section works in its own folder below DIR (default: a temporary one on the disk to be measured)
 and removes it. The JSON holds the figures and the machine; docs/performance.md is written by hand from it.
@@ -114,7 +116,7 @@ def _found(
         yield None, plain(SECTIONS[name](folder, quick))
         return
     for part, act in IN_PARTS[name](folder, quick).items():
-        if chosen is not None and chosen not in part:
+        if (chosen is not None and chosen not in part) or (LARGE in part and LARGE not in (chosen or "")):
             continue
         console.print(f"  {part} …")
         load, start = os.getloadavg()[0], time.perf_counter()
@@ -325,8 +327,11 @@ def _published(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     for rows in (50_000, 200_000) if quick else (1_000_000, 10_000_000):
         parts[f"key index, {rows:,} rows"] = partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
         parts[f"reads, {rows:,} rows"] = partial(visible_reads.updated, folder / f"reads-{rows}", rows=rows)
+        parts[f"Spark's reads, {rows:,} rows"] = partial(visible_reads.by_spark, folder / f"spark-{rows}", rows=rows)
         parts[f"upserts, {rows:,} rows"] = partial(publishing.upserts, folder / f"upserts-{rows}", rows=rows)
         parts[f"Spark's MERGE, {rows:,} rows"] = partial(publishing.spark_merge, folder / f"merge-{rows}", rows=rows)
+    parts[f"key index, {LARGE} rows"] = partial(key_index.index_of, folder / "index-large", rows=10**8)
+    parts[f"upserts, {LARGE} rows"] = partial(publishing.upserts, folder / "upserts-large", rows=10**8, baselines=False)
     count = 100 if quick else 1_000
     parts[f"ten of {count:,} collections"] = partial(publishing.many, folder / "many", collections=count)
     for interval, flush in ((10.0, 60.0), (0.0, 0.0)):
@@ -457,6 +462,8 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
 }
+
+LARGE = "100,000,000"
 
 #: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {

@@ -41,8 +41,11 @@ FLUSHES = 20
 SCANS = 15
 
 
-def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) -> dict[str, Any]:
-    """Publish `times` flushes of `changed` upserts of random keys among `rows`."""
+def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8, baselines: bool = True) -> dict[str, Any]:
+    """Publish `times` flushes of `changed` upserts of random keys among `rows`.
+
+    `baselines` hold all rows in memory.
+    """
     draw = np.random.default_rng(0)
     with deployment(folder) as (settings, client, _):
         target = client.create_collection("orders", SCHEMA, vchannels=2)
@@ -86,6 +89,8 @@ def upserts(folder: Path, *, rows: int, changed: int = 1_000, times: int = 8) ->
             "cpu_us_per_changed_row": round(statistics.median(cpu) / changed * 1e6, 1),
             "vector_bytes_per_changed_row": round(statistics.median(vectors) / changed, 1),
         }
+        if not baselines:
+            return found
         plain = folder / "plain"
         write_deltalake(str(plain), target.read())
         merged = []

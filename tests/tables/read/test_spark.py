@@ -72,7 +72,7 @@ def test_spark_reads_at_every_stage_what_arrow_reads(
     spark: SparkSession, settings: Settings, local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not local:
-        monkeypatch.setattr(reader, "SMALL_TAIL_BYTES", 0)
+        monkeypatch.setattr(reader, "SMALL_BYTES", 0)
     maker = WalMaker(settings)
     maker.open()
     collection = Collection(maker)
@@ -156,7 +156,7 @@ def _scanned(frame: DataFrame) -> tuple[bool, bool]:
 def test_times_and_dates_come_through_tasks_as_they_were_written(
     spark: SparkSession, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "SMALL_TAIL_BYTES", 0)
+    monkeypatch.setattr(reader, "SMALL_BYTES", 0)
     moment = datetime(2013, 1, 1, 5, 15, 0, 1, tzinfo=UTC)
     schema = CollectionSchema(
         (

@@ -3,9 +3,10 @@
 
 Versions are pinned once, when `read_spark` is called: the DataFrame gives the same rows however often it is evaluated.
 Rows up to the tick V of the published version that is the read's base come from the published table, whose deletion
-vectors Spark applies. Later rows, up to the tables' ticks, come from the rows table. The tail of the WAL comes as a
-local relation if it is small, otherwise through a batch data source whose tasks read and decode it. The deletes after V
-are one left anti join, omitted if there are none. Without a base that has all of this, V is 0.
+vectors Spark applies. Later rows come from the rows table and from the tail of the WAL, and the deletes after V are one
+left anti join, omitted if there are none. If there is little after V, it is read and judged here. Otherwise Spark opens
+the tables, and a small tail is a local relation, a large one a batch data source whose tasks read and decode it.
+Without a base that has all of this, V is 0.
 """
 
 from __future__ import annotations
@@ -41,13 +42,16 @@ from millrace.storage.table import TableHandle
 from millrace.tables.collections.data_tables import earliest_readable_tick
 from millrace.tables.read.arrow import files_within, stored_table_rows
 from millrace.tables.read.base import PublishedBase
+from millrace.tables.read.deleted import deleted_mask
 from millrace.tables.read.plan import ReadPlan, WalTail, plan_read, tail_rows, tick_span
 from millrace.tables.read.spark_predicate import quote_name, spark_predicate
 from millrace.wal.visible.collection_rows import ROW_COLUMNS, deletes_file_schema, rows_read_schema
 
 FORMAT: Final = "millrace_tail"
-SMALL_TAIL_BYTES: Final = 8 << 20
-"""Size of WAL files up to which the tail becomes a local relation: no Python worker, no task."""
+SMALL_BYTES: Final = 8 << 20
+"""Size of files up to which the tail, and what the tables have since a published version, become a local relation: no
+Python worker, no task, no table to open.
+"""
 
 _TOO_OLD: Final = "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION"
 
@@ -64,35 +68,32 @@ def read_spark(
     confirmed: Mapping[str, int] | None = None,
     selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
+    use_published: bool = True,
 ) -> DataFrame:
     """Return the rows of a collection that are visible at `at` (default: the newest tick that all its channels have
     reached).
 
     Columns are the collection's fields at that tick, or those of `selection` (its `columns` and `where` apply).
     `with_ticks` adds
-    the columns that locate a row (``_partition`` ...). Waits up to `deadline` seconds for a tick. `confirmed` as in
-    :func:`millrace.tables.read.plan.plan_read`.
+    the columns that locate a row (``_partition`` ...). Waits up to `deadline` seconds for a tick. `confirmed` and
+    `use_published` are those of :func:`millrace.tables.read.plan.plan_read`.
     Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
     """
-    plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
+    plan = plan_read(
+        settings, collection_id, at=at, deadline=deadline, confirmed=confirmed, use_published=use_published
+    )
     fields = plan.schema.arrow()
     names, wanted = selection.names(fields), selection.condition
     selection.expression(fields)  # raises for an invalid selection, with the same message as every read
-    small = plan.tail_bytes() <= SMALL_TAIL_BYTES
-    target = _nullable(rows_read_schema(plan.schema))
+    target, gone = _nullable(rows_read_schema(plan.schema)), _nullable(deletes_file_schema(plan.schema))
+    small_tail = plan.tail_bytes() <= SMALL_BYTES
     base = None if with_ticks else _whole_base(plan)
     published = None if base is None else _published_frame(spark, base, target)
     since = 0 if base is None or published is None else base.tick
-    parts = _frames(spark, plan, target, after=since, deletes=False, small_tail=small)
-    if published is None:
-        parts = [_without_dropped(each, plan) for each in parts]
+    if published is not None and small_tail and _bytes_since(plan, since) <= SMALL_BYTES:
+        rows = _with_little(published, plan, target, gone, since)
     else:
-        parts = [published, *parts]
-    rows = _union(spark, parts, target)
-    gone = _nullable(deletes_file_schema(plan.schema))
-    deletes = _frames(spark, plan, gone, after=since, deletes=True, small_tail=small)
-    if deletes:
-        rows = without_deleted(rows, _union(spark, deletes, gone), key_columns(plan.schema))
+        rows = _joined(spark, plan, target, gone, published, since, small_tail=small_tail)
     rows = rows.select(*field_columns(plan.schema), *(ROW_COLUMNS.names if with_ticks else ()))
     if wanted is not None:  # Spark pushes it down to the files, past the deletes, and reads only the needed columns
         rows = rows.where(spark_predicate(wanted, fields))
@@ -146,6 +147,55 @@ def _published_frame(spark: SparkSession, base: PublishedBase, target: pa.Schema
         value = F.col(quote_name(named[field.name])) if field.name in named else known.get(field.name, F.lit(None))
         columns.append(value.cast(field.dataType).alias(field.name))
     return frame.select(*columns)
+
+
+def _bytes_since(plan: ReadPlan, after: int) -> int:
+    """Return the size of the files of the rows and deletes tables that may have something after a tick."""
+    tables = ((plan.rows, rows_read_schema(plan.schema)), (plan.deletes, deletes_file_schema(plan.schema)))
+    sizes = (files_within(table, schema, after, plan.tick)["size_bytes"] for table, schema in tables if table)
+    return sum(pc.sum(each).as_py() or 0 for each in sizes)
+
+
+def _with_little(published: DataFrame, plan: ReadPlan, target: pa.Schema, gone: pa.Schema, after: int) -> DataFrame:
+    """Return the published rows with what came after their tick, which is read and judged here.
+
+    Spark opens no other table, and takes the deleted keys and the new rows as local relations.
+    """
+    keys = key_columns(plan.schema)
+    deletes, late = _read_since(plan, gone, after, deletes=True), _read_since(plan, target, after, deletes=False)
+    rows, spark = published, published.sparkSession
+    if deletes.num_rows:
+        late = late.filter(pa.array(~deleted_mask(late, deletes, keys)))
+        hit = deletes.select(keys).group_by(list(keys)).aggregate([])
+        hit = hit.rename_columns([f"_d_key{place}" for place in range(len(keys))])
+        rows = rows.join(spark.createDataFrame(hit), _same_key(keys), "left_anti")
+    return rows if late.num_rows == 0 else rows.unionByName(_local(spark, late, target))
+
+
+def _read_since(plan: ReadPlan, target: pa.Schema, after: int, *, deletes: bool) -> pa.Table:
+    """Read the rows (or deletes) after a tick up to the plan's, from the table and from the tail."""
+    table = plan.deletes if deletes else plan.rows
+    parts = [*stored_table_rows(table, target, plan.tick, None, after=after), *plan.tail_rows(deletes=deletes)]
+    rows = pa.concat_tables(each.cast(target) for each in parts)
+    return rows.filter(pc.greater(rows["_time_tick"], after))  # the version may be newer than the pinned tables
+
+
+def _joined(
+    spark: SparkSession,
+    plan: ReadPlan,
+    target: pa.Schema,
+    gone: pa.Schema,
+    published: DataFrame | None,
+    after: int,
+    *,
+    small_tail: bool,
+) -> DataFrame:
+    """Return the rows after a tick, beside the published ones up to it, without those that deletes after it hit."""
+    parts = _frames(spark, plan, target, after=after, deletes=False, small_tail=small_tail)
+    parts = [_without_dropped(each, plan) for each in parts] if published is None else [published, *parts]
+    rows = _union(spark, parts, target)
+    deletes = _frames(spark, plan, gone, after=after, deletes=True, small_tail=small_tail)
+    return without_deleted(rows, _union(spark, deletes, gone), key_columns(plan.schema)) if deletes else rows
 
 
 def _without_dropped(rows: DataFrame, plan: ReadPlan) -> DataFrame:
@@ -223,23 +273,36 @@ def _union(spark: SparkSession, parts: Sequence[DataFrame], target: pa.Schema) -
     return reduce(DataFrame.unionByName, parts)
 
 
+def _local(spark: SparkSession, rows: pa.Table, target: pa.Schema) -> DataFrame:
+    """Return rows as a local relation. Arrow from end to end: no row passes through Python objects."""
+    return spark.createDataFrame(rows.cast(target), from_arrow_schema(target))
+
+
 def _frames(
     spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, after: int, deletes: bool, small_tail: bool
 ) -> list[DataFrame]:
     """Return the rows (or deletes) after a tick up to the plan's, from the table and from the tail."""
     table = plan.deletes if deletes else plan.rows
-    found = None if table is None else _table_frame(spark, table, target, after, plan.tick)
-    tail = _tail_frame(spark, plan, target, deletes=deletes, small=small_tail)
-    if tail is not None and after:  # the published version may be newer than the pinned tables
-        tail = tail.where(F.col("_time_tick") > after)
-    return [each for each in (found, tail) if each is not None]
+    tails = [tail for tail in plan.tails if tail.range.files]
+    found = []
+    files = [] if table is None else files_within(table, target, after, plan.tick)["path"].to_pylist()
+    if table is not None and files:
+        found.append(_table_frame(spark, table, files, target, after, plan.tick))
+    if tails and not (deletes and not plan.has_tail_deletes()):
+        if small_tail:
+            parts = list(plan.tail_rows(deletes=deletes))
+            tail = _local(spark, pa.concat_tables(parts), target) if parts else None
+        else:
+            tail = _tail_frame(spark, plan, tails, target, deletes=deletes)
+        if tail is not None:  # the published version may be newer than the pinned tables
+            found.append(tail.where(F.col("_time_tick") > after) if after else tail)
+    return found
 
 
-def _table_frame(spark: SparkSession, table: TableHandle, target: pa.Schema, after: int, tick: int) -> DataFrame | None:
-    """Return the rows of a table after a tick up to another; None if no file may have some."""
-    files = files_within(table, target, after, tick)["path"].to_pylist()
-    if not files:
-        return None
+def _table_frame(
+    spark: SparkSession, table: TableHandle, files: Sequence[str], target: pa.Schema, after: int, tick: int
+) -> DataFrame:
+    """Return the rows of a table after a tick up to another, which are in some of its files."""
     check_live_files(table, files)  # Spark would fail in a task, with a less clear message
     frame = spark_frame(spark, table.store, table.version)
     have = set(frame.columns)
@@ -256,17 +319,9 @@ def _table_frame(spark: SparkSession, table: TableHandle, target: pa.Schema, aft
 
 
 def _tail_frame(
-    spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, deletes: bool, small: bool
-) -> DataFrame | None:
-    tails = [tail for tail in plan.tails if tail.range.files]
-    if not tails or (deletes and not plan.has_tail_deletes()):
-        return None
-    if small:
-        parts = list(plan.tail_rows(deletes=deletes))
-        if not parts:
-            return None
-        # Arrow from end to end: no row passes through Python objects.
-        return spark.createDataFrame(pa.concat_tables(parts).cast(target), from_arrow_schema(target))
+    spark: SparkSession, plan: ReadPlan, tails: Sequence[WalTail], target: pa.Schema, *, deletes: bool
+) -> DataFrame:
+    """Return the rows (or deletes) of large tails, which tasks read."""
     spark.dataSource.register(TailDataSource)
     options = {
         "settings": json.dumps(plan.settings.environment()),
@@ -284,13 +339,18 @@ def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> 
     last = deletes.groupBy(*keys, F.col("_partition_id").alias("_d_partition")).agg(
         F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
     )
-    same = (F.col(quote_name(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
     hit = (
-        reduce(operator.and_, same)
+        _same_key(key)
         & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
         & (F.struct("_time_tick", "_write_tick") < F.col("_d_at"))
     )
     return rows.join(last, hit, "left_anti")
+
+
+def _same_key(key: Sequence[str]) -> Column:
+    """Return whether a row has the key of the columns ``_d_key0``, ``_d_key1`` ..."""
+    same = (F.col(quote_name(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
+    return reduce(operator.and_, same)
 
 
 class TailDataSource(DataSource):
