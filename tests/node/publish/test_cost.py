@@ -11,8 +11,10 @@ from millrace.base.settings import Settings
 from millrace.node.publish import publisher
 from millrace.node.publish.definition import PublishLoop
 from millrace.node.publish.publisher import PublishFigures
+from millrace.rpc.selection import Selection
+from millrace.tables.key_index import index as index_module
 from millrace.tables.key_index.index import KeyIndex
-from millrace.tables.read import keys as keys_module
+from millrace.tables.read.arrow import read_pieces
 from millrace.tables.read.keys import read_keys
 from millrace.tables.read.plan import plan_read
 from tests.node.publish.published_maker import PublishedMaker
@@ -73,18 +75,24 @@ def test_deletes_of_keys_that_grow_with_time_read_the_files_that_bounds_leave(se
     published.made.check()
 
 
+@pytest.mark.parametrize("by_predicate", [False, True])
 def test_a_reader_that_has_to_scan_for_a_key_gets_an_index_with_the_next_publish(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, by_predicate: bool
 ) -> None:
-    monkeypatch.setattr(keys_module, "INDEX_FROM_ROWS", 50)
+    monkeypatch.setattr(index_module, "INDEX_FROM_ROWS", 50)
     published = Published.of_days(settings)
     key = pa.RecordBatch.from_pylist([{"id": 307}], pa.schema([pa.field("id", pa.int64(), False)]))
     plan = plan_read(settings, 1, confirmed=published.made.confirm(["p0"]))
-    assert read_keys(plan, key)["id"].to_pylist() == [307], "one file of 50 rows may have it"
+
+    def found() -> list[int]:
+        pieces = read_pieces(plan, selection=Selection(where="id = 307")) if by_predicate else [read_keys(plan, key)]
+        return [row for piece in pieces for row in piece["id"].to_pylist()]
+
+    assert found() == [307], "one file of 50 rows may have it"
     assert not published.index.runs
     published.after(insert=range(5000, 5050))
     assert published.index.rows == 650
-    assert read_keys(plan, key)["id"].to_pylist() == [307]
+    assert found() == [307]
 
 
 def test_deletes_of_random_keys_make_an_index_and_read_no_file_from_then_on(
