@@ -24,6 +24,7 @@ from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.demo.streams import HOURLY, flights_hourly
 from millrace.flows.declare.stream import From, Into, Stream, Table, Watermark
+from millrace.flows.errors.letter import Redriven
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
 from millrace.flows.spark_host.incarnations import Begun, Kept
@@ -269,11 +270,11 @@ def test_poison_rows_wait_as_letters_and_go_in_once_the_sink_takes_them(spark: S
     run(spark, db, stream)
     told = heard(db, stream, lambda each: each.rows == 3)
     assert (told.rows, told.out, told.rejected) == (3, 1, 2), "in = out + rejected"
-    assert redrive(db.settings, stream) == {"sent": 0, "left": 2}
+    assert redrive(db.settings, stream) == Redriven(looked_at=2, selected=2, failed_again=2)
     db.collection("strict").alter(widen={"small": "int16"})
     db.settle()
-    assert redrive(db.settings, stream) == {"sent": 2, "left": 0}
-    assert redrive(db.settings, stream) == {"sent": 0, "left": 0}
+    assert redrive(db.settings, stream) == Redriven(looked_at=2, selected=2, written=2)
+    assert redrive(db.settings, stream) == Redriven()
     db.settle()
     assert sorted(db.collection("strict").read()["small"].to_pylist()) == [100, 200, 300]
 
