@@ -328,8 +328,9 @@ def _published(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         parts[f"key index, {rows:,} rows"] = partial(key_index.index_of, folder / f"index-{rows}", rows=rows)
         parts[f"reads, {rows:,} rows"] = partial(visible_reads.updated, folder / f"reads-{rows}", rows=rows)
         parts[f"Spark's reads, {rows:,} rows"] = partial(visible_reads.by_spark, folder / f"spark-{rows}", rows=rows)
-        parts[f"upserts, {rows:,} rows"] = partial(publishing.upserts, folder / f"upserts-{rows}", rows=rows)
         parts[f"Spark's MERGE, {rows:,} rows"] = partial(publishing.spark_merge, folder / f"merge-{rows}", rows=rows)
+    for rows in (50_000, 200_000) if quick else (1_000_000, 4_000_000, 10_000_000):
+        parts[f"upserts, {rows:,} rows"] = partial(publishing.upserts, folder / f"upserts-{rows}", rows=rows)
     parts[f"key index, {LARGE} rows"] = partial(key_index.index_of, folder / "index-large", rows=10**8)
     parts[f"upserts, {LARGE} rows"] = partial(publishing.upserts, folder / "upserts-large", rows=10**8, baselines=False)
     count = 100 if quick else 1_000
