@@ -171,7 +171,12 @@ def test_a_pipeline_that_has_run_is_known_by_its_name(ran: Deployment) -> None:
     assert (found["late-flights"]["source"], found["late-flights"]["state"]) == ("kafka:flights", "new")
     told = ran.as_json("flows", "status", "late-flights")
     assert (told["sink"], told["words"], told["tasks"]) == ("opensearch:late", "Late ones.", [])
-    assert ran.as_json("flows", "check", "late-flights")["guarantee"].startswith("effectively once")
+    checked = ran.as_json("flows", "check", "late-flights")
+    assert checked["guarantee"].startswith("effectively once")
+    assert (checked["error topic"], "dead letters" in checked) == ("late-flights.errors", False)
+    into = ran.file("into.yaml", PIPELINE + "errors: {collection: letters}\n")
+    checked = ran.as_json("flows", "check", str(into))
+    assert ("error topic" in checked, checked["dead letters"]) == (False, "letters")
     assert ran.as_json("flows", "explain", "late-flights")["declaration"]["id"] == "late-flights"
     known = "there are flights_hourly, hourly, late-flights, plain"
     assert known in ran.fails("STREAM_NOT_FOUND", "flows", "status", "absent")

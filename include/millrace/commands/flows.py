@@ -165,6 +165,7 @@ def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
 
     if (problem := pipeline.unordered()) is not None:
         raise invalid([problem])
+    collection = pipeline.errors.collection
     return {
         "pipeline": pipeline.id,
         "topics": ", ".join(pipeline.topics()["input"]) or getattr(pipeline.source, "topics_regex", ""),
@@ -172,8 +173,7 @@ def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
         "steps": len(pipeline.steps),
         "sink": pipeline.sink.kind,
         "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,
-        "error topic": "" if pipeline.errors.collection is not None else pipeline.errors_topic,
-        "dead letters": pipeline.errors.collection or "",
+        **({"error topic": pipeline.errors_topic} if collection is None else {"dead letters": collection}),
     }
 
 
