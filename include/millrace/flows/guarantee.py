@@ -18,7 +18,7 @@ GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly once", "at least once", "at
 OFFERED: Final[Mapping[str, tuple[Guarantee, ...]]] = {
     "collection": GUARANTEES,
     "delta": ("exactly once", "at least once"),
-    "kafka": ("at least once",),
+    "kafka": ("at least once", "exactly once"),
     "opensearch": ("effectively once",),
     "function": ("at least once", "at most once"),
 }

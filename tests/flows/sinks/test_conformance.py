@@ -85,12 +85,12 @@ def _opensearch(**more: Any) -> Place:
     return Place(_sink(declared), look, {**declared, "create_index": False, "index_base": "not-there"})
 
 
-def _kafka() -> Place:
+def _kafka(**more: Any) -> Place:
     address = running_brokers.kafka().address
     topic = f"c-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-    declared = {"kind": "kafka", "bootstrap": [address], "topic": topic}
+    declared = {"kind": "kafka", "bootstrap": [address], "topic": topic, **more}
 
     def look() -> dict[str, Any]:
         consumer = Consumer({"bootstrap.servers": address, "group.id": "look", "enable.partition.eof": True})
@@ -143,7 +143,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
 
 
-NOT_ONLY_ADDED = ["opensearch", "kafka", "collection"]
+NOT_ONLY_ADDED = ["opensearch", "kafka", "kafka transactions", "collection"]
 """A Delta table has all documents, and is created when it is missing."""
 
 
@@ -154,6 +154,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             made = _collection(request.getfixturevalue("db"))
         case "delta":
             made = _delta(tmp_path)
+        case "kafka transactions":
+            made = _kafka(transactional=True)
         case kind:
             made = _opensearch() if kind == "opensearch" else _kafka()
     made.sink.open()

@@ -28,6 +28,11 @@ class KafkaSink(KafkaCluster):
         "whether records without a value are handed on", default="delete"
     )
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = words("of what is produced", default="lz4")
+    transactional: bool = words(
+        "each batch is a transaction that stores the position, so that readers of committed messages see each document"
+        " once; the brokers need rights for the transactional ids and groups millrace-<id>-*",
+        default=False,
+    )
     key: str | None = words("of rows: the column with a record's key", default=None)
     dead_letters: str | None = words("a collection for rows that the brokers refuse", default=None)
     servers: SkipJsonSchema[str] = Field(default="", exclude=True, repr=False)

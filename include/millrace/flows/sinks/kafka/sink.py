@@ -10,14 +10,18 @@ headers identify each message, so that a reader can drop repeats: effectively on
   assigned by its number in the batch, where Kafka would draw one. Both hold while the topic keeps its number of
   partitions.
 
-A topic that is compacted by key ends in the same documents without such a reader. Kafka's transactions are not used:
-they do not tell a killed sink whether its last one was committed.
+A topic that is compacted by key ends in the same documents without such a reader.
+
+``exactly once``: a batch is a transaction, which commits the lane's position with it, and what the topic has already is
+left out (millrace.flows.sinks.kafka.transactions). It holds for readers of committed messages. A batch that moves no
+position (a redrive, a source that can stop only at the end of a range) is sent without one, at least once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -35,6 +39,7 @@ from millrace.flows.kafka.brokers import client_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
+from millrace.flows.sinks.kafka.transactions import MAX_FAILURES, Transactions
 from millrace.flows.sinks.memory import name_in
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts, require_some
@@ -73,10 +78,12 @@ class KafkaSink:
         guarantee: Guarantee = "at least once",
         flush: Flush = Flush(),  # noqa: B008 - frozen
         options: Mapping[str, str] | None = None,
+        flow: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """For rows, `memory` is the sink's folder, and `key` the column with a message's key.
 
+        `flow` is the name that documents' lanes have, for transactions.
         `options` go to confluent-kafka's producer. Raises InvalidArgument for a guarantee that Kafka does not offer.
         """
         require_guarantee(guarantee, "kafka")
@@ -86,22 +93,23 @@ class KafkaSink:
         self._stream = b"" if memory is None else name_in(memory, "kafka-stream.json").encode()
         self._clock = clock
         self._partitions = 0
-        self._producer = Producer(
-            {
-                **client_settings(declared),
-                "acks": "all",
-                "enable.idempotence": True,
-                "compression.type": declared.compression,
-                "linger.ms": 5,
-                "batch.size": 1 << 20,
-                "message.max.bytes": 64 << 20,
-                "delivery.timeout.ms": int(SECONDS * 1000),
-                "queue.buffering.max.messages": max(flush.items, 100_000),
-                "queue.buffering.max.kbytes": max(int(flush.mib * 1024), 65_536),
-                **(options or {}),
-            },
-            logger=_quiet(),
-        )
+        self._flow = self._stream.decode() if memory is not None else flow
+        self._transactional = guarantee == "exactly once"
+        self._lanes: dict[str, Transactions] = {}
+        self._settings: dict[str, Any] = {
+            **client_settings(declared),
+            "acks": "all",
+            "enable.idempotence": True,
+            "compression.type": declared.compression,
+            "linger.ms": 5,
+            "batch.size": 1 << 20,
+            "message.max.bytes": 64 << 20,
+            "delivery.timeout.ms": int(SECONDS * 1000),
+            "queue.buffering.max.messages": max(flush.items, 100_000),
+            "queue.buffering.max.kbytes": max(int(flush.mib * 1024), 65_536),
+            **(options or {}),
+        }
+        self._producer = Producer(self._settings, logger=_quiet())
 
     @classmethod
     def of_rows(
@@ -145,17 +153,111 @@ class KafkaSink:
         self._partitions = len(topic.partitions)
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return nothing: a topic keeps repeats, and their headers tell a reader so."""
-        return {}
+        """Return the positions that transactions committed, of the lanes that this sink owns."""
+        found = {name: self._lanes[name].position for name in lanes if name in self._lanes}
+        return {name: position for name, position in found.items() if position}
 
     def write(self, batch: Batch, /) -> Verdicts:
         """As millrace.flows.sinks.sink.Sink says."""
         if not self._partitions:
             self.open()
-        documents: Iterable[Action] | None = batch.documents
-        of_rows = documents is None
-        if documents is None:
-            documents = documents_of(batch, key=() if self._key is None else (self._key,))
+        if self._transactional and batch.end > batch.start:
+            return self._write_lane(batch)
+        verdicts = self._sent(self._producer, batch.documents is None, self._documents(batch))
+        require_some(verdicts, verdicts.failures, self._topic)
+        hit("sink.sent")
+        return verdicts
+
+    def close(self) -> None:
+        """Give up what was not acknowledged: its batch is not taken. Idempotent."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+        self._producer.purge()
+        self._producer.flush(1.0)
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def _write_lane(self, batch: Batch) -> Verdicts:
+        lane: Transactions | None = None
+        try:
+            lane = self._lane(batch)
+            return self._once(lane, batch)
+        except BaseException as error:
+            self._lanes.pop(batch.lane, None)  # the next attempt takes the lane over, and reads how far it is
+            if lane is not None:
+                with suppress(KafkaException, RuntimeError):
+                    lane.abort()
+                lane.close()
+                if isinstance(error, KafkaException):
+                    raise lane.whole(error.args[0]) from None
+            raise
+
+    def _lane(self, batch: Batch) -> Transactions:
+        known = self._lanes.pop(batch.lane, None)
+        if known is not None and known.generation != batch.generation:
+            known.close()
+            known = None
+        self._lanes[batch.lane] = known or Transactions(
+            self._settings,
+            client_settings(self._declared),
+            self._declared.topic,
+            name=f"millrace-{self._flow}-{batch.lane}",
+            generation=batch.generation,
+            logger=_quiet(),
+        )
+        return self._lanes[batch.lane]
+
+    def _once(self, lane: Transactions, batch: Batch) -> Verdicts:
+        if batch.documents is None and batch.end <= lane.position:
+            return Verdicts(again=True)
+        verdicts, of_rows = Verdicts(), batch.documents is None
+        documents = list(self._documents(batch))
+        if not of_rows:
+            before = [each for each in documents if each.record.offset < lane.position]
+            codes = lane.failures
+            refused = [each for each in before if each.record.offset in codes]
+            verdicts.failures = [
+                Failure(each.record, TASK_PUT, STEP, codes[each.record.offset], "an earlier attempt refused it")
+                for each in refused
+            ]
+            verdicts.acknowledged = verdicts.repeated = len(before) - len(refused)
+            documents = [each for each in documents if each.record.offset >= lane.position]
+            if not documents:
+                return verdicts
+        failures: list[Failure] = []
+        while True:
+            lane.begin()
+            sent = self._sent(lane.producer, of_rows, documents)
+            if not sent.failures:
+                break
+            # A message that was refused spoils its transaction, so the others are sent in another one.
+            failures += sent.failures
+            require_some(sent, failures, self._topic)
+            if len(failures) > MAX_FAILURES:
+                raise SinkRefused(
+                    f"{self._topic} refused more than {MAX_FAILURES} documents of one batch: {failures[-1].reason}"
+                )
+            wrong = {each.record.position for each in failures}
+            documents = [each for each in documents if each.record.position not in wrong]
+            lane.abort()
+        hit("sink.produced")
+        lane.commit(max(batch.end, lane.position), {each.record.offset: each.kind for each in failures})
+        hit("sink.sent")
+        verdicts.bulks = 1
+        verdicts.acknowledged += sent.acknowledged
+        verdicts.failures += failures
+        return verdicts
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _documents(self, batch: Batch) -> Iterable[Action]:
+        if batch.documents is not None:
+            return batch.documents
+        return documents_of(batch, key=() if self._key is None else (self._key,))
+
+    def _sent(self, producer: Producer, of_rows: bool, documents: Iterable[Action]) -> Verdicts:
+        """Send `documents` and wait for each answer. Raises SinkBusy, SinkRefused."""
         verdicts = Verdicts(bulks=1)
         trouble: list[KafkaError] = []
 
@@ -179,23 +281,22 @@ class KafkaSink:
                     ("millrace-row", str(record.offset)),
                 ]
                 partition = record.offset % self._partitions if record.key is None else _ANY
-                self._produce(action, record.key, headers, partition, on_delivery, verdicts)
+                self._produce(producer, action, record.key, headers, partition, on_delivery, verdicts)
             else:
                 headers = [(POSITION, record.position.encode())]
-                self._produce(action, action.id.encode(), headers, _ANY, on_delivery, verdicts)
-        left = self._producer.flush(SECONDS + 5)
-        if left or trouble:
+                self._produce(producer, action, action.id.encode(), headers, _ANY, on_delivery, verdicts)
+        left = producer.flush(SECONDS + 5)
+        if left or (trouble and not (verdicts.failures and self._transactional)):
             error = trouble[0] if trouble else None
             said = error.str() if error is not None else f"{left} records got no answer"
             if error is not None and error.code() in _REFUSED:
                 raise SinkRefused(f"{self._topic}: {said}")
             raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0)
-        require_some(verdicts, verdicts.failures, self._topic)
-        hit("sink.sent")
         return verdicts
 
     def _produce(
         self,
+        producer: Producer,
         action: Action,
         key: bytes | None,
         headers: Headers,
@@ -206,7 +307,7 @@ class KafkaSink:
         deadline: float | None = None
         while True:
             try:
-                self._producer.produce(
+                producer.produce(
                     self._declared.topic, action.body, key, partition, on_delivery=on_delivery, headers=headers
                 )
             except BufferError:
@@ -214,20 +315,15 @@ class KafkaSink:
                 deadline = now + SECONDS if deadline is None else deadline
                 if now > deadline:
                     raise SinkBusy(f"{self._topic}: the brokers take nothing", retry_after=1.0) from None
-                self._producer.poll(0.1)
+                producer.poll(0.1)
             except KafkaException as error:
                 if error.args[0].code() not in _OWN_FAULT:
                     raise SinkBusy(f"{self._topic}: {error.args[0].str()}", retry_after=1.0) from None
                 verdicts.failures.append(_failure(action, error.args[0]))
                 return
             else:
-                self._producer.poll(0)
+                producer.poll(0)
                 return
-
-    def close(self) -> None:
-        """Give up what was not acknowledged: its batch is not taken. Idempotent."""
-        self._producer.purge()
-        self._producer.flush(1.0)
 
 
 def _failure(action: Action, error: KafkaError) -> Failure:
@@ -244,4 +340,5 @@ def _quiet() -> Any:
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> KafkaSink:
     """The sink that flow `flow` declares."""
-    return KafkaSink(declared, flush=flush)
+    guarantee: Guarantee = "exactly once" if declared.transactional else "at least once"
+    return KafkaSink(declared, flush=flush, flow=flow, guarantee=guarantee)

@@ -1,0 +1,114 @@
+"""A lane's transactions into a topic: each commits the messages of a batch together with the lane's position.
+
+The position is an offset that the transaction commits for a consumer group of the lane (sendOffsetsToTransaction), on
+partition 0 of the output topic, as Kafka's own consume-and-produce loops do. So a reader of committed messages
+(``isolation.level=read_committed``) sees a batch and its position, or neither, and the next owner of the lane reads how
+far it is. Transactional id and group have one name, the lane's: to begin, a producer takes the id over, which ends the
+transaction that a former owner left open, and fences the former owner.
+
+The brokers forget the offsets of a group that commits nothing for ``offsets.retention.minutes`` (7 days). Then the
+runner's own position is all there is, and it is as new, unless the worker was killed between the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from millrace.base.errors import SinkBusy, SinkRefused
+
+MAX_FAILURES: Final = 100
+"""Documents of one batch that may be too large: their positions are stored beside the lane's, in 4 KiB."""
+SECONDS: Final = 30.0
+"""Longest wait for a transaction's coordinator."""
+_FENCED: Final = frozenset(
+    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.FENCED_INSTANCE_ID}
+)
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError._UNSUPPORTED_FEATURE,
+    }
+)
+
+
+class Transactions:
+    """The transactions of a lane that this process owns until another one begins."""
+
+    def __init__(
+        self,
+        producer: Mapping[str, Any],
+        client: Mapping[str, Any],
+        topic: str,
+        *,
+        name: str,
+        generation: int = 0,
+        logger: Any = None,
+    ) -> None:
+        """Take over the lane `name`. `producer` and `client` are settings of a producer and of any client.
+
+        Raises SinkBusy, SinkRefused.
+        """
+        self.generation = generation
+        self.position = 0
+        """The position after the last batch that was committed."""
+        self.failures: dict[int, str] = {}
+        """By position, the code of documents of that batch that the topic refused."""
+        self._name, self._place = name, TopicPartition(topic, 0)
+        self.producer = Producer({**producer, "transactional.id": name}, logger=logger)
+        self._group = Consumer({**client, "group.id": name, "enable.auto.commit": False}, logger=logger)
+        try:
+            self.producer.init_transactions(SECONDS)
+            (found,) = self._group.committed([self._place], timeout=SECONDS)
+        except KafkaException as error:
+            self.close()
+            raise self.whole(error.args[0]) from None
+        if found.error is not None:
+            self.close()
+            raise self.whole(found.error)
+        if found.offset >= 0:
+            stored = json.loads(found.metadata or "{}")
+            if stored.get("generation", 0) > generation:
+                self.close()
+                raise SinkBusy(f"lane {name}: its position was set by hand meanwhile", retry_after=1.0)
+            if stored.get("generation", 0) == generation:
+                self.position = found.offset
+                self.failures = {int(place): code for place, code in stored.get("failures", {}).items()}
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.producer.begin_transaction()
+
+    def commit(self, position: int, failures: Mapping[int, str]) -> None:
+        """Commit what was produced, and `position` with the positions of documents that are not in it."""
+        stored = json.dumps({"generation": self.generation, "failures": failures}, separators=(",", ":"))
+        offset = TopicPartition(self._place.topic, 0, position, stored)
+        self.producer.send_offsets_to_transaction([offset], self._group.consumer_group_metadata(), SECONDS)
+        self.producer.commit_transaction(SECONDS)
+        self.position, self.failures = position, dict(failures)
+
+    def abort(self) -> None:
+        """Take back what was produced."""
+        self.producer.purge()
+        self.producer.abort_transaction(SECONDS)
+
+    def whole(self, error: KafkaError) -> SinkBusy | SinkRefused:
+        """Return `error` as a fault of the sink."""
+        if error.code() in _REFUSED:
+            return SinkRefused(f"transactions of {self._name}: {error.str()}")
+        words = "another worker has taken it over" if error.code() in _FENCED else error.str()
+        return SinkBusy(f"transactions of {self._name}: {words}", retry_after=1.0)
+
+    def close(self) -> None:
+        """Leave an open transaction to the next owner. Idempotent."""
+        self.producer.purge()
+        with suppress(KafkaException, RuntimeError):
+            self.producer.flush(1.0)
+        with suppress(KafkaException, RuntimeError):
+            self._group.close()
