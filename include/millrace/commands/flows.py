@@ -161,7 +161,7 @@ def check(context: JsonContext, name: AnyName = None, config: Config = None) -> 
 
 def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
     from millrace.flows.declare.part import invalid
-    from millrace.flows.registry import sink_kinds
+    from millrace.flows.registry import promise_of
 
     if (problem := pipeline.unordered()) is not None:
         raise invalid([problem])
@@ -172,7 +172,7 @@ def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
         "source": pipeline.source.kind,
         "steps": len(pipeline.steps),
         "sink": pipeline.sink.kind,
-        "guarantee": sink_kinds()[pipeline.sink.kind].guarantee,
+        "guarantee": promise_of(pipeline.source, pipeline.sink),
         **({"error topic": pipeline.errors_topic} if collection is None else {"dead letters": collection}),
     }
 

@@ -1,4 +1,4 @@
-"""What a flow promises for a batch that is repeated. Imports nothing heavy.
+"""What a flow promises for a batch that is repeated, by its source and its sink. Imports nothing heavy.
 
 - ``exactly once``: a batch that was taken before has no second effect.
 - ``effectively once``: a repeated batch is sent again, and changes nothing: ids and versions identify its rows.
@@ -9,9 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from millrace.base.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from millrace.flows.kinds import SinkKind, SourceKind
 
 Guarantee = Literal["exactly once", "effectively once", "at least once", "at most once"]
 GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly once", "at least once", "at most once")
@@ -29,3 +32,19 @@ def require_guarantee(guarantee: str, kind: str) -> None:
     """Raise InvalidArgument if a sink of `kind` does not offer `guarantee`."""
     if guarantee not in OFFERED[kind]:
         raise InvalidArgument(f"the guarantee is one of {', '.join(map(repr, OFFERED[kind]))}, not {guarantee!r}")
+
+
+def guarantee_of(source: SourceKind, sink: SinkKind, declared: Any) -> str:
+    """Return what documents of a `source` get in the sink `declared` of kind `sink`: a guarantee, and how, in words."""
+    if not source.repeatable:
+        return "at most once: the source cannot be read again, so what a crash interrupts is lost"
+    found = sink.guarantee if sink.of is None else sink.of(declared)
+    if source.numbered or level(found) != "exactly once":
+        return found
+    return sink.unnumbered or "at least once: records share positions, so a repeated range is written again"
+
+
+def level(words: str) -> Guarantee:
+    """Return the guarantee at the beginning of `words`; one that is not known promises no more than at least once."""
+    found = words.partition(":")[0].partition(";")[0]
+    return found if found in (*GUARANTEES, "effectively once") else "at least once"

@@ -7,7 +7,9 @@ wherever a declaration is checked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from millrace.flows.declare.part import Part
 
@@ -24,7 +26,13 @@ class SinkKind:
     make: str
     """``module:function``, from (declared, settings, *, flow, flush) to a millrace.flows.sinks.sink.Sink."""
     guarantee: str
-    """What becomes of a document that is written twice, in one sentence for people."""
+    """What becomes of a document that is written twice: a guarantee (millrace.flows.guarantee), and how, after a colon.
+
+    An exactly-once sink stores each lane's position."""
+    of: Callable[[Any], str] | None = None
+    """Returns the same for a declaration, if it depends on that."""
+    unnumbered: str = ""
+    """The same of an exactly-once sink, for a source whose records share positions. Empty: at least once."""
     truncates: bool = False
     """Whether it removes all of its rows for a truncation (:func:`millrace.flows.records.is_truncation`), which is the
     first record of its batch."""

@@ -25,6 +25,7 @@ from pydantic import Field
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
+from millrace.flows.guarantee import guarantee_of
 from millrace.flows.kinds import SinkKind as SinkKind
 from millrace.flows.kinds import SourceKind as SourceKind
 from millrace.flows.sinks.collection.model import KIND as COLLECTION_SINK
@@ -75,6 +76,11 @@ def kinds_listed() -> list[dict[str, str]]:
     sources = [("source", each.name, each.package, each.words) for each in source_kinds().values()]
     sinks = [("sink", each.name, each.package, each.guarantee) for each in sink_kinds().values()]
     return [dict(zip(("part", "kind", "package", "promise"), row, strict=True)) for row in sources + sinks]
+
+
+def promise_of(source: Source, sink: Sink) -> str:
+    """Return the guarantee of documents from `source` in `sink`, and how, in words."""
+    return guarantee_of(source_kinds()[source.kind], sink_kinds()[sink.kind], sink)
 
 
 def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Mapping[str, _Kind]:

@@ -17,7 +17,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.part import Part
 from millrace.flows.declare.pipeline import AIRFLOW, Pipeline
 from millrace.flows.declare.steps import Lookup
-from millrace.flows.guarantee import GUARANTEES
+from millrace.flows.guarantee import GUARANTEES, level
 from millrace.flows.range_host.status import (
     SILENT_SECONDS,
     PipelineStatus,
@@ -28,7 +28,7 @@ from millrace.flows.range_host.status import (
 )
 from millrace.flows.range_host.supervision import End, last_pulse, read_end, read_status, read_worker_status
 from millrace.flows.range_host.trend import read_trend
-from millrace.flows.registry import sink_kinds
+from millrace.flows.registry import promise_of
 from millrace.flows.status import FlowState, FlowStatus, process_began
 from millrace.message.ids import tick_physical_ms
 from millrace.runtime.launch.folder import read_json
@@ -130,7 +130,7 @@ def described(pipeline: Pipeline) -> dict[str, Any]:
         "sink": sink,
         "writes": [sink, errors],
         "errors": errors,
-        "guarantee": sink_kinds()[pipeline.sink.kind].guarantee.partition(":")[0].partition(";")[0],
+        "guarantee": level(promise_of(pipeline.source, pipeline.sink)),
         "dag_id": dag_id(pipeline.id) if pipeline.deployment == AIRFLOW else "",
     }
 

@@ -54,6 +54,7 @@ KIND: Final = SinkKind(
     "collection",
     CollectionSink,
     "millrace.flows.sinks.collection.sink:made",
-    "exactly once: each lane has a journal; where records share positions, a row replaces the one of its key",
+    "exactly once: each lane has a journal",
+    unnumbered="effectively once: a row replaces the one of its key",
     truncates=True,
 )

@@ -44,9 +44,18 @@ class KafkaSink(KafkaCluster):
         return f"kafka:{self.topic}"
 
 
+_PLAIN: Final = "at least once; the header millrace.position tells a reader of repeats"
+
+
+def _promise(declared: KafkaSink) -> str:
+    return "exactly once: a transaction stores the position" if declared.transactional else _PLAIN
+
+
 KIND: Final = SinkKind(
     "kafka",
     KafkaSink,
     "millrace.flows.sinks.kafka.sink:made",
-    "at least once; the header millrace.position tells a reader of repeats",
+    _PLAIN,
+    of=_promise,
+    unnumbered=_PLAIN,
 )

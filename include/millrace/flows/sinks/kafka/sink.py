@@ -20,7 +20,7 @@ position (a redrive, a source that can stop only at the end of a range) is sent 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -226,21 +226,26 @@ class KafkaSink:
             if not documents:
                 return verdicts
         failures: list[Failure] = []
+        alone: set[str] = set()
         while True:
             lane.begin()
-            sent = self._sent(lane.producer, of_rows, documents)
+            sent = self._sent(lane.producer, of_rows, documents, alone)
             if not sent.failures:
                 break
-            # A message that was refused spoils its transaction, so the others are sent in another one.
-            failures += sent.failures
-            require_some(sent, failures, self._topic)
+            # What was refused spoils its transaction. One that is too large takes those with it that shared a request,
+            # so each of them is sent alone next, and is at fault if it is refused then.
+            lane.abort()
+            wrong = {each.record.position for each in sent.failures}
+            judged = [each for each in sent.failures if each.record.position in alone]
+            alone |= wrong
+            failures += judged
+            gone = {each.record.position for each in judged}
+            documents = [each for each in documents if each.record.position not in gone]
             if len(failures) > MAX_FAILURES:
                 raise SinkRefused(
-                    f"{self._topic} refused more than {MAX_FAILURES} documents of one batch: {failures[-1].reason}"
+                    f"{self._topic} refused {len(failures)} documents of one batch, the last of them"
+                    f" {failures[-1].record.position}: {failures[-1].reason}"
                 )
-            wrong = {each.record.position for each in failures}
-            documents = [each for each in documents if each.record.position not in wrong]
-            lane.abort()
         hit("sink.produced")
         lane.commit(max(batch.end, lane.position), {each.record.offset: each.kind for each in failures})
         hit("sink.sent")
@@ -256,9 +261,15 @@ class KafkaSink:
             return batch.documents
         return documents_of(batch, key=() if self._key is None else (self._key,))
 
-    def _sent(self, producer: Producer, of_rows: bool, documents: Iterable[Action]) -> Verdicts:
-        """Send `documents` and wait for each answer. Raises SinkBusy, SinkRefused."""
-        verdicts = Verdicts(bulks=1)
+    def _sent(
+        self, producer: Producer, of_rows: bool, documents: Iterable[Action], alone: Set[str] = frozenset()
+    ) -> Verdicts:
+        """Send `documents` in order and wait for each answer. Raises SinkBusy, SinkRefused.
+
+        Within a transaction, a refusal ends it, so nothing more is sent. Those at the positions `alone` go in requests
+        of their own.
+        """
+        verdicts, within = Verdicts(bulks=1), producer is not self._producer
         trouble: list[KafkaError] = []
 
         def told(action: Action) -> Callable[[KafkaError | None, Any], None]:
@@ -274,6 +285,9 @@ class KafkaSink:
 
         for action in documents:
             record, on_delivery = action.record, told(action)
+            by_itself = record.position in alone
+            if by_itself:
+                producer.flush(SECONDS + 5)
             if of_rows:
                 headers: Headers = [
                     ("millrace-stream", self._stream),
@@ -285,8 +299,12 @@ class KafkaSink:
             else:
                 headers = [(POSITION, record.position.encode())]
                 self._produce(producer, action, action.id.encode(), headers, _ANY, on_delivery, verdicts)
+            if by_itself:
+                producer.flush(SECONDS + 5)
+            if within and verdicts.failures:
+                break
         left = producer.flush(SECONDS + 5)
-        if left or (trouble and not (verdicts.failures and self._transactional)):
+        if left or (trouble and not (within and verdicts.failures)):
             error = trouble[0] if trouble else None
             said = error.str() if error is not None else f"{left} records got no answer"
             if error is not None and error.code() in _REFUSED:
@@ -317,6 +335,10 @@ class KafkaSink:
                     raise SinkBusy(f"{self._topic}: the brokers take nothing", retry_after=1.0) from None
                 producer.poll(0.1)
             except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    producer.flush(SECONDS + 5)  # a transaction that an earlier refusal ended, once it is told
+                    if verdicts.failures:
+                        return
                 if error.args[0].code() not in _OWN_FAULT:
                     raise SinkBusy(f"{self._topic}: {error.args[0].str()}", retry_after=1.0) from None
                 verdicts.failures.append(_failure(action, error.args[0]))

@@ -1,0 +1,42 @@
+"""The guarantee of a pair of source and sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.guarantee import guarantee_of, level
+from millrace.flows.registry import promise_of, sink_kinds, source_kinds
+
+KAFKA = {"kind": "kafka", "bootstrap": ["h:1"]}
+TOPIC = {**KAFKA, "topics": ["in"]}
+ROWS = {"kind": "collection", "collection": "c"}
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "promised"),
+    [
+        (TOPIC, ROWS, "exactly once"),
+        (ROWS, ROWS, "effectively once"),
+        (TOPIC, {**KAFKA, "topic": "out"}, "at least once"),
+        (TOPIC, {**KAFKA, "topic": "out", "transactional": True}, "exactly once"),
+        (ROWS, {**KAFKA, "topic": "out", "transactional": True}, "at least once"),
+        (TOPIC, {"kind": "delta", "table": "t"}, "exactly once"),
+        (TOPIC, {"kind": "opensearch", "hosts": ["http://h:1"], "index_base": "i", "ids": "key"}, "effectively once"),
+        (ROWS, {"kind": "opensearch", "hosts": ["http://h:1"], "index_base": "i", "ids": "key"}, "effectively once"),
+    ],
+)
+def test_a_pair_promises_what_both_allow(source: dict[str, Any], sink: dict[str, Any], promised: str) -> None:
+    more = {"errors": {"cluster": {"bootstrap": ["h:1"]}}} if source is ROWS else {}
+    pipeline = Pipeline.parse({"id": "p", "source": source, "sink": sink, **more})
+    assert level(promise_of(pipeline.source, pipeline.sink)) == promised
+
+
+def test_a_source_that_is_read_once_and_a_kind_with_other_words_promise_less() -> None:
+    once = replace(source_kinds()["kafka"], repeatable=False)
+    assert level(guarantee_of(once, sink_kinds()["delta"], None)) == "at most once"
+    other = replace(sink_kinds()["delta"], guarantee="perhaps, who knows")
+    assert level(guarantee_of(source_kinds()["kafka"], other, None)) == "at least once"
