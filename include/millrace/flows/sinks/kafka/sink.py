@@ -179,12 +179,11 @@ class KafkaSink:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def _write_lane(self, batch: Batch) -> Verdicts:
-        lane: Transactions | None = None
         try:
-            lane = self._lane(batch)
-            return self._once(lane, batch)
+            return self._once(self._lane(batch), batch)
         except BaseException as error:
-            self._lanes.pop(batch.lane, None)  # the next attempt takes the lane over, and reads how far it is
+            # The next attempt takes the lane over, and reads how far it is.
+            lane = self._lanes.pop(batch.lane, None)
             if lane is not None:
                 with suppress(KafkaException, RuntimeError):
                     lane.abort()
@@ -194,11 +193,12 @@ class KafkaSink:
             raise
 
     def _lane(self, batch: Batch) -> Transactions:
-        known = self._lanes.pop(batch.lane, None)
-        if known is not None and known.generation != batch.generation:
-            known.close()
-            known = None
-        self._lanes[batch.lane] = known or Transactions(
+        known = self._lanes.get(batch.lane)
+        if known is not None and known.generation == batch.generation:
+            return known
+        if known is not None:
+            self._lanes.pop(batch.lane).close()
+        self._lanes[batch.lane] = Transactions(
             self._settings,
             client_settings(self._declared),
             self._declared.topic,
@@ -234,7 +234,10 @@ class KafkaSink:
                 break
             # What was refused spoils its transaction. One that is too large takes those with it that shared a request,
             # so each of them is sent alone next, and is at fault if it is refused then.
-            lane.abort()
+            # The client does not get over a refusal within a transaction reliably, so the lane gets another one.
+            lane.close()
+            self._lanes.pop(batch.lane, None)
+            lane = self._lane(batch)
             wrong = {each.record.position for each in sent.failures}
             judged = [each for each in sent.failures if each.record.position in alone]
             alone |= wrong

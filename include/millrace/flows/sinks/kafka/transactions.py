@@ -13,6 +13,7 @@ runner's own position is all there is, and it is as new, unless the worker was k
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -28,6 +29,10 @@ SECONDS: Final = 30.0
 _FENCED: Final = frozenset(
     {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.FENCED_INSTANCE_ID}
 )
+_MOVING: Final = frozenset(
+    {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+)
+"""A group's coordinator is being found."""
 _REFUSED: Final = frozenset(
     {
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -65,13 +70,10 @@ class Transactions:
         self._group = Consumer({**client, "group.id": name, "enable.auto.commit": False}, logger=logger)
         try:
             self.producer.init_transactions(SECONDS)
-            (found,) = self._group.committed([self._place], timeout=SECONDS)
+            found = self._committed()
         except KafkaException as error:
             self.close()
             raise self.whole(error.args[0]) from None
-        if found.error is not None:
-            self.close()
-            raise self.whole(found.error)
         if found.offset >= 0:
             stored = json.loads(found.metadata or "{}")
             if stored.get("generation", 0) > generation:
@@ -80,6 +82,20 @@ class Transactions:
             if stored.get("generation", 0) == generation:
                 self.position = found.offset
                 self.failures = {int(place): code for place, code in stored.get("failures", {}).items()}
+
+    def _committed(self) -> TopicPartition:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                (found,) = self._group.committed([self._place], timeout=SECONDS)
+                if found.error is not None:
+                    raise KafkaException(found.error)
+            except KafkaException as error:
+                if error.args[0].code() not in _MOVING or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return found
 
     def begin(self) -> None:
         """Begin a transaction."""
