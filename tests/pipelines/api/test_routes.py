@@ -182,7 +182,7 @@ def test_what_is_wrong_is_said_by_field_and_nothing_is_made(service: Service) ->
         assert (status, found["error"]["code"]) == (422, "PIPELINE_INVALID")
         assert {each["field"]: each["message"] for each in found["error"]["problems"]} == {
             "flush.items": "is at least 1",
-            "source": "topics: name them, or say topics_regex; one of the two",
+            "source.topics": "name the topics, or say topics_regex; one of the two",
             "nonsense": "is no field of this",
         }
     assert service.ask("PUT", "pipelines/flights/validate", {**DECLARED, "id": "other"})[0] == 422
