@@ -38,7 +38,7 @@ DAG_PREFIX: Final = "pipeline_"
 """Of the DAGs that keep pipelines alive; who starts one runs a worker with the pipeline's secrets."""
 QUIET_SECONDS: Final = 10.0
 """A worker that has not spoken for so long is shown so; it speaks once a second."""
-_NAMED_BY: Final = ("topics", "topics_regex", "topic", "collection", "table", "index_base", "path", "folder", "name")
+_NAMED_BY: Final = ("topics", "topics_regex", "topic", "collection", "name", "table", "index_base", "path", "folder")
 """Fields of sources and sinks that name what is read or written; those of kinds of other packages, too."""
 _STATES: Final = {
     State.UNASSIGNED: FlowState.STARTING,
