@@ -197,5 +197,5 @@ def server_number(name: str) -> int:
     return 1_000_000 + int.from_bytes(digest[:4], "big") % 2_000_000_000
 
 
-if __name__ == "__main__":
-    sys.exit(exit_code(lambda: print(os.pathsep.join(debezium_jars(Settings.load(), deadline=900)))))  # noqa: T201
+if __name__ == "__main__":  # prints the class path, for tools/capture_jar.sh
+    sys.exit(exit_code(lambda: sys.stdout.write(os.pathsep.join(debezium_jars(Settings.load(), deadline=900)))))
