@@ -167,14 +167,15 @@ class _Watcher(threading.Thread):
     def run(self) -> None:
         client = OpenSearch(self._flights.opensearch.url, timeout=5, max_retries=0)
         while not self.end.wait(0.1):
+            seen = self.seen  # another one from a kill of OpenSearch on, whatever is answered meanwhile
             with suppress(OpenSearchException):
                 found = client.mget(index=self._flights.id, body={"ids": [f"k{n}" for n in range(KEYS)]})
                 self.looks += 1
                 for doc in found["docs"]:
                     if doc.get("found"):
-                        if doc["_version"] < self.seen.get(doc["_id"], -1):
-                            self.back.append(f"{doc['_id']}: {doc['_version']} after {self.seen[doc['_id']]}")
-                        self.seen[doc["_id"]] = doc["_version"]
+                        if doc["_version"] < seen.get(doc["_id"], -1):
+                            self.back.append(f"{doc['_id']}: {doc['_version']} after {seen[doc['_id']]}")
+                        seen[doc["_id"]] = doc["_version"]
 
 
 @pytest.fixture
