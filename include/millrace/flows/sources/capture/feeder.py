@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
@@ -81,10 +85,11 @@ class Feeder(Closeable):
         while not self._stop.is_set():
             try:
                 self._capture()
-            except MillraceError as error:
+            except (MillraceError, OSError, sqlite3.Error, msgspec.MsgspecError) as error:
                 if self._stop.is_set():
                     return
-                self._spool.note(error=str(error))
+                with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
+                    self._spool.note(error=str(error))
                 lost = isinstance(error, CaptureEnded) and any(words in str(error).lower() for words in _LOST)
                 if lost and self._again:
                     _logger.warning("%s: %s; a new snapshot begins", self._table, error)
