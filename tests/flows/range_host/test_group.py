@@ -82,6 +82,7 @@ class _Worker:
 
     def plans(self) -> list[Work]:
         """What it would read now, at most a range of each task."""
+        self.schedule._planner._looked = 0.0  # type: ignore[attr-defined]  # however short ago it looked at the topics
         following = self.schedule.next_offset(START)
         return [] if following == START else self.schedule.plan(following)
 
