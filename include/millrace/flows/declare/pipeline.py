@@ -14,12 +14,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from millrace.flows.declare.errors import Errors as Errors
 from millrace.flows.declare.expressions import UNCOMPILED
 from millrace.flows.declare.part import (
     MAX_DEPTH,
     Part,
     Problem,
-    TopicName,
     check_depth,
     invalid,
     problems_of,
@@ -42,27 +42,6 @@ VERSION: Final = 1
 
 PipelineId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 """Also a part of names of topics, folders, runs and consumer groups."""
-
-
-class Errors(Part):
-    """Where records go that fail: an error topic, which has the record as it came, with Kafka Connect's headers that
-    say where it failed and why; or a collection of dead letters."""
-
-    topic: TopicName | None = words("its name; empty: <id>.errors", default=None)
-    cluster: KafkaCluster | None = words("its brokers; empty: the source's", default=None)
-    create: bool = words("make it where it is not there", default=True)
-    collection: str | None = words(
-        "a collection of dead letters of this deployment, in place of a topic",
-        default=None,
-        min_length=1,
-        max_length=255,
-    )
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if self.collection is not None and (self.topic is not None or self.cluster is not None):
-            raise ValueError("collection is in place of a topic and its cluster: say one of them")
-        return self
 
 
 class Recovery(Part):

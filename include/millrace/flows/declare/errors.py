@@ -1,0 +1,88 @@
+"""What becomes of records that fail: where they go, how often they are tried, and how many of them stop the flow.
+
+One model for every form of declaration and both hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from millrace.flows.declare.part import Part, TopicName, words
+from millrace.flows.kafka.cluster import KafkaCluster
+
+MAX_SKIPPED: Final = 1_000
+"""Records that a declaration may name to be skipped."""
+
+
+class ErrorLimit(Part):
+    """How many records may fail before the flow stops. Each lane counts its records in windows, one after the other.
+
+    A window ends after `over` records. The counts are part of the lane's position, so a restart keeps them.
+    """
+
+    share: float | None = words("the largest share of a lane's window that may fail", default=None, ge=0, le=1)
+    count: int | None = words(
+        "the most records that may fail in the present windows of all lanes together", default=None, ge=0, le=1 << 53
+    )
+    over: int = words("records of a lane in one window", default=10_000, ge=1, le=1 << 53)
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        if self.share is None and self.count is None:
+            raise ValueError("says no limit: give share, count or both")
+        return self
+
+    def exceeded(self, windows: list[tuple[int, int]]) -> str:
+        """Return in words the limit that `windows` exceed: of each lane the records in and those failed; or ""."""
+        failed = sum(errors for _, errors in windows)
+        if self.count is not None and failed > self.count:
+            return f"{failed} records failed in the present windows, and errors.limit.count is {self.count}"
+        for records, errors in windows:
+            size = max(records, self.over)
+            if self.share is not None and errors > self.share * size:
+                return f"{errors} of {size} records of a lane failed, and errors.limit.share is {self.share:g}"
+        return ""
+
+
+class SkippedRecord(Part):
+    """A record that is put aside without being transformed or written."""
+
+    lane: str = words("its lane, such as flights-0", min_length=1, max_length=512)
+    position: int = words("its position in the lane: of a topic the offset", ge=0, le=(1 << 63) - 1)
+
+
+class Errors(Part):
+    """Where records go that fail: an error topic, which has the record as it came, with Kafka Connect's headers that
+    say where it failed and why; or a collection of dead letters."""
+
+    topic: TopicName | None = words("its name; empty: <id>.errors", default=None)
+    cluster: KafkaCluster | None = words("its brokers; empty: the source's", default=None)
+    create: bool = words("make it where it is not there", default=True)
+    collection: str | None = words(
+        "a collection of dead letters of this deployment, in place of a topic",
+        default=None,
+        min_length=1,
+        max_length=255,
+    )
+    tries: int = words(
+        "attempts of a record that the sink refuses by itself, before it is put aside", default=3, ge=1, le=1_000
+    )
+    in_a_row: int = words(
+        "records that the sink refuses one after another, taking none between, from which on the sink is at fault:"
+        " the flow stops, and none of them is put aside",
+        default=20,
+        ge=1,
+        le=1_000_000,
+    )
+    limit: ErrorLimit | None = words("how many records may fail before the flow stops; empty: any number", default=None)
+    skip: Annotated[tuple[SkippedRecord, ...], Field(max_length=MAX_SKIPPED)] = words(
+        "records to be put aside without being transformed or written", default=()
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.collection is not None and (self.topic is not None or self.cluster is not None):
+            raise ValueError("collection is in place of a topic and its cluster: say one of them")
+        return self
