@@ -21,6 +21,7 @@ KNOWN_ENTRIES: Final = frozenset(
         "collections",
         "coord",
         "deletes",
+        "demo-capture",
         "demo-streams",
         "deployment.json",
         "derived",

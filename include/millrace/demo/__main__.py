@@ -16,6 +16,9 @@ pipeline that its service stores in MariaDB, and runs a search.
 
 ``--streams`` (``make run STREAMS=1``) runs three streaming queries over the flights while they are fed, and compares
 each result with DuckDB's.
+
+``--capture`` (``make run CDC=1``) writes to databases in transactions, kills reader, engine, database and log server
+meanwhile, and compares the collections that capture the databases with them.
 """
 
 from __future__ import annotations
@@ -81,6 +84,12 @@ def main() -> int:
                 from millrace.demo.streaming.run import run_streams
 
                 return run_streams(
+                    settings, ROOT, rows=options.rows, seconds=options.seconds, console=console, stop=stop
+                )
+            if options.capture:
+                from millrace.demo.capture.run import run_capture
+
+                return run_capture(
                     settings, ROOT, rows=options.rows, seconds=options.seconds, console=console, stop=stop
                 )
             with (
@@ -208,6 +217,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--streams", action="store_true", help="run streaming queries over the flights and compare them with DuckDB"
+    )
+    parser.add_argument(
+        "--capture", action="store_true", help="capture databases that are written to, through kills of every process"
     )
     parser.add_argument(
         "--meta",
