@@ -627,6 +627,37 @@ def show_offsets(context: JsonContext, name: Name) -> None:
     _print_offsets(found, as_json=context.as_json)
 
 
+@app.command()
+def ticks(
+    context: JsonContext,
+    name: Name,
+    transaction: Annotated[
+        str, typer.Option("--transaction", metavar="ID", help="Only the first tick that holds this one: a GTID.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="The newest N.", min=1)] = 20,
+) -> None:
+    """List the ticks at which a captured database's collections hold whole transactions of it.
+
+    Example: `millrace flows ticks shop`
+
+    Example: `millrace flows ticks shop --transaction 0-1-4711`
+    """
+    from millrace.flows.sources.capture.ticks import recorded_ticks, tick_of
+
+    settings = context.settings
+    flow = _found(settings, name)
+    found = (
+        [tick_of(settings, flow.name, transaction)] if transaction else recorded_ticks(settings, flow.name, limit=limit)
+    )
+    rows = [
+        {"tick": each.tick, "transaction": each.mark.source or "snapshot", "source_time": iso_time(each.mark.moment) if each.mark.moment else ""}
+        for each in found
+    ]
+    print_rows(
+        rows, columns=("tick", "transaction", "source_time"), as_json=context.as_json, empty="None is recorded yet."
+    )
+
+
 @offsets.command("set")
 def set_offsets(
     context: JsonContext,

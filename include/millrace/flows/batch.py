@@ -18,7 +18,7 @@ millrace.flows.conversion turns documents into rows and rows into documents. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -45,6 +45,8 @@ class Batch:
     generation: int = 0
     """How often the lane's position was set by hand. What a sink stores of an earlier generation says nothing of this
     one."""
+    columns: Mapping[str, Any] | None = None
+    """The columns of the table that captured records are rows of (millrace.flows.sources.capture); None: not known."""
     frame: Callable[[], Any] | None = None
     """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
 

@@ -33,6 +33,9 @@ class SinkKind:
     """Returns the same for a declaration, if it depends on that."""
     unnumbered: str = ""
     """The same of an exactly-once sink, for a source whose records share positions. Empty: at least once."""
+    ticks: str = ""
+    """``module:function``, from (declared, settings, topics) to a millrace.flows.sinks.sink.Ticks, if the sink has a
+    time at which all that it acknowledged is read."""
     truncates: bool = False
     """Whether it removes all of its rows for a truncation (:func:`millrace.flows.records.is_truncation`), which is the
     first record of its batch."""
@@ -61,6 +64,9 @@ class SourceKind:
     """Whether all records of a key are in one lane, in order, so that positions are versions."""
     repeatable: bool = True
     """Whether a range can be read again. If not, what a crash interrupts is lost: at most once."""
+    transactional: bool = False
+    """Whether transactions go over several lanes, so that ticks are recorded at which the sink has whole ones
+    (`Source.settle`)."""
     feeder: str = ""
     """``module:function``, from (declared, settings, *, group) to what a worker runs beside its tasks: it gathers what
     the lanes then have, and is closed with the worker. One with a feeder runs in a worker of the service."""

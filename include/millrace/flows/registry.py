@@ -46,6 +46,7 @@ from millrace.flows.sources.mariadb.model import MariaDbSource
 
 if TYPE_CHECKING:
     from millrace.flows.sinks.sink import Sink as AnySink
+    from millrace.flows.sinks.sink import Ticks
     from millrace.flows.sources.source import Feeder, LaneReader
     from millrace.flows.sources.source import Source as AnySource
 
@@ -141,6 +142,13 @@ def sink_of(declared: Sink, settings: Settings, *, flow: str, flush: Flush) -> A
     """Return the sink that flow `flow` declares, not opened. Raises InvalidSettings if no such kind is installed."""
     make = _function(_installed(sink_kinds(), declared.kind, "sink").make)
     found: AnySink = make(declared, settings, flow=flow, flush=flush)
+    return found
+
+
+def ticks_of(declared: Sink, settings: Settings, topics: Sequence[str]) -> Ticks | None:
+    """Return the ticks of what `declared` holds of `topics`; None for a sink without such a time."""
+    place = _installed(sink_kinds(), declared.kind, "sink").ticks
+    found: Ticks | None = _function(place)(declared, settings, topics) if place else None
     return found
 
 

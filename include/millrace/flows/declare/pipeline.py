@@ -135,6 +135,12 @@ class Pipeline(Part):
             for part in (self.source, self.sink):
                 if getattr(part, "collection", None) == self.errors.collection:
                     raise ValueError("errors.collection is that of the source or the sink: dead letters need their own")
+        several = len(getattr(self.source, "names", ())) > 1
+        if several and isinstance(self.sink, CollectionSink) and not self.sink.divided:
+            raise ValueError(
+                f"sink.collection: each table has its own collection: name it by the table, as in"
+                f" '{{table}}' or '{self.sink.collection}_{{table}}'"
+            )
         if source_kinds()[self.source.kind].feeder and self.deployment == AIRFLOW:
             raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
         if (

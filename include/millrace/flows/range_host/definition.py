@@ -37,7 +37,8 @@ from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
 from millrace.flows.range_host.task import BULKS, Done, Task, Work
 from millrace.flows.range_host.topic_admin import require_no_loop
-from millrace.flows.registry import feeder_of, sink_of, source_of
+from millrace.flows.registry import feeder_of, sink_of, source_kinds, source_of, ticks_of
+from millrace.flows.sinks.sink import Ticks
 from millrace.flows.sources.division import LeasedMember, Member
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
@@ -259,6 +260,10 @@ class PipelinePlanner(Planner[Work, int]):
         self._settings, self._id = run.settings, run.pipeline.id
         self._topics = run.places()
         self._positions = Positions(ensure_positions(positions_uri(run.settings, run.pipeline.id)))
+        self._ticks: Ticks | None = None
+        if source_kinds()[run.pipeline.source.kind].transactional:
+            topics = [topic for topic, _ in self._topics.partitions()]
+            self._ticks = ticks_of(run.pipeline.sink, run.settings, topics)
         self._unclaimed: set[str] = set()
         self._lost: dict[str, float] = {}
         """Tasks that another worker claimed, though the group has not taken them from this one; since when."""
@@ -279,6 +284,10 @@ class PipelinePlanner(Planner[Work, int]):
         rests = resting(tasks_path(self._settings, self._id, self._run.worker), now=time.time()) | without
         found = []
         positions = self._positions.now()
+        limits: Mapping[str, int] = {}
+        if self._ticks is not None:
+            standing = {task: each.position for task, each in positions.items()}
+            limits = self._topics.settle(standing, self._ticks.now, wait=target is None)
         for task, ends in self._look().items():
             if held is not None and task not in held:
                 continue
@@ -287,6 +296,7 @@ class PipelinePlanner(Planner[Work, int]):
             known = positions.get(task)
             stands = ends.low if known is None else known.position
             end = ends.high if target is None else min(ends.high, target.get(task, stands))
+            end = min(end, limits.get(task, end))
             # One that stands beyond the end is planned, too: its task says what is wrong with it.
             if stands < end or stands > ends.high:
                 found.append(PendingRange(task, 0 if known is None else known.commits, end))
@@ -327,6 +337,8 @@ class PipelinePlanner(Planner[Work, int]):
 
     def close(self) -> None:
         self._topics.close()
+        if self._ticks is not None:
+            self._ticks.close()
 
     def _look(self) -> dict[str, Ends]:
         now = time.monotonic()

@@ -29,6 +29,7 @@ from millrace.flows.range_host.status import (
 from millrace.flows.range_host.supervision import End, last_pulse, read_end, read_status, read_worker_status
 from millrace.flows.range_host.trend import read_trend
 from millrace.flows.registry import promise_of
+from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.status import FlowState, FlowStatus, process_began
 from millrace.message.ids import tick_physical_ms
 from millrace.runtime.launch.folder import read_json
@@ -38,7 +39,18 @@ DAG_PREFIX: Final = "pipeline_"
 """Of the DAGs that keep pipelines alive; who starts one runs a worker with the pipeline's secrets."""
 QUIET_SECONDS: Final = 10.0
 """A worker that has not spoken for so long is shown so; it speaks once a second."""
-_NAMED_BY: Final = ("topics", "topics_regex", "topic", "collection", "name", "table", "index_base", "path", "folder")
+_NAMED_BY: Final = (
+    "topics",
+    "topics_regex",
+    "topic",
+    "collection",
+    "names",
+    "name",
+    "table",
+    "index_base",
+    "path",
+    "folder",
+)
 """Fields of sources and sinks that name what is read or written; those of kinds of other packages, too."""
 _STATES: Final = {
     State.UNASSIGNED: FlowState.STARTING,
@@ -120,7 +132,10 @@ def described(pipeline: Pipeline) -> dict[str, Any]:
     """Return what a pipeline reads and writes, each as ``kind:name``, and what it promises."""
     kind, names = pipeline.source.kind, _names(pipeline.source)
     lookups = [f"collection:{each.collection}" for each in pipeline.steps if isinstance(each, Lookup)]
-    sink = f"{pipeline.sink.kind}:{','.join(_names(pipeline.sink))}"
+    written = _names(pipeline.sink)
+    if isinstance(pipeline.sink, CollectionSink) and pipeline.sink.divided:
+        written = tuple(dict.fromkeys(pipeline.sink.of(each) for each in names))
+    sink = f"{pipeline.sink.kind}:{','.join(written)}"
     collection = pipeline.errors.collection
     errors = f"kafka:{pipeline.errors_topic}" if collection is None else f"collection:{collection}"
     return {
@@ -128,7 +143,7 @@ def described(pipeline: Pipeline) -> dict[str, Any]:
         "source": f"{kind}:{','.join(names)}",
         "reads": list(dict.fromkeys([*(f"{kind}:{each}" for each in names), *lookups])),
         "sink": sink,
-        "writes": [sink, errors],
+        "writes": [*(f"{pipeline.sink.kind}:{each}" for each in written), errors],
         "errors": errors,
         "guarantee": level(promise_of(pipeline.source, pipeline.sink)),
         "dag_id": dag_id(pipeline.id) if pipeline.deployment == AIRFLOW else "",

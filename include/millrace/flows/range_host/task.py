@@ -132,16 +132,24 @@ class Task:
         begun = time.thread_time()
         total = Done(work.channel, work.base, work.start, work.end, topic_id=work.topic_id)
         for batch in self.long_polling(work):
-            total = self._take(total, batch.records or (), batch.end)
+            total = self._take(total, batch)
         return replace(total, cpu_seconds=total.cpu_seconds + time.thread_time() - begun)
 
-    def _take(self, total: Done, records: Sequence[Record], position: int) -> Done:
+    def _take(self, total: Done, read: Batch) -> Done:
         """One more part of a range; when this returns, it is acknowledged."""
+        records, position = read.records or (), read.end
         begun = time.monotonic()
         transformed = self.process_json(records)
         processed = time.monotonic()
         generation = 0 if total.base is None else total.base.generation
-        batch = Batch(self._name, total.position, position, documents=transformed.actions, generation=generation)
+        batch = Batch(
+            self._name,
+            total.position,
+            position,
+            documents=transformed.actions,
+            generation=generation,
+            columns=read.columns,
+        )
         written = self.execute(batch)
         hit("pipeline.written")
         failures = [*transformed.failures, *written.failures]

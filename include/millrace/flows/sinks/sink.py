@@ -100,3 +100,15 @@ class Sink(Protocol):
     def close(self) -> None:
         """Release what the sink holds. Idempotent."""
         ...
+
+
+class Ticks(Protocol):
+    """The time of a sink whose reads take a tick."""
+
+    def now(self) -> int:
+        """Return a tick after all that was acknowledged, and before all that will be. Raises LogUnavailable."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...

@@ -13,7 +13,7 @@ The promises, which the conformance suite tests:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from millrace.flows.batch import Batch
@@ -73,6 +73,15 @@ class Source(Protocol):
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Tell others of the positions (topic, partition, offset) that were reached. Errors are ignored."""
         return
+
+    def settle(self, positions: Mapping[str, int], tick: Callable[[], int], *, wait: bool = True) -> Mapping[str, int]:
+        """Hear of the committed positions before ranges are planned; return the position that a lane may go to now.
+
+        A source of transactions over several lanes holds lanes at the end of one until all of them are there, and then
+        records `tick`, at which the sink has it whole. If no tick can be had it tries again, unless `wait` is false. A
+        lane that is absent has no limit.
+        """
+        return {}
 
     def close(self) -> None:
         """Release what the source holds. Idempotent."""

@@ -28,7 +28,7 @@ def test_a_fault_of_any_kind_is_noted_and_tried_again(
     monkeypatch.setattr(feeder, "Engine", start)
     monkeypatch.setattr(feeder, "_FIRST_PAUSE", 0.01)
     settings = Settings(data_dir=tmp_path / "data")
-    with feeder.Feeder(settings, tmp_path / "spool", table="d.t", properties={}, max_bytes=1):
+    with feeder.Feeder(settings, tmp_path / "spool", tables=["d.t"], properties={}, max_bytes=1):
         until(lambda: len(started) > 2, "it is tried again", seconds=10)
     with Spool(tmp_path / "spool") as spool:
         assert spool.standing().error == str(fault)

@@ -9,7 +9,7 @@ import pytest
 from millrace.flows.conversion import KeyedRow, row_of
 from millrace.flows.records import Action, Record, is_truncation
 from millrace.flows.sources.capture.lane import CapturedRows
-from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.flows.sources.source import Limits
 from millrace.message.schema import CollectionSchema
 
@@ -23,7 +23,10 @@ def _records(folder: Path, *lines: bytes) -> list[list[Record]]:
                 {"name": "n", "type": "bytes", "meaning": "Decimal"},
             ]
         }
-        spool.append(lines, len(lines), partition={}, offset={}, complete=True, columns=[("d.t", columns)])
+        changes = [("d.t", each) for each in lines]
+        described = [("d.t", columns, 0)]
+        end = [Mark(len(lines), "", 1)]
+        spool.append(changes, end, partition={}, offset={}, complete=True, columns=described)
         end = spool.standing().high
     rows, start, found = CapturedRows(folder, "d.t"), 0, []
     while start < end:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
 import millrace.testing
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
+from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.capture.ticks import spool_folder
 from tests.flows.sources.mariadb.test_table import Shop
 from tests.waiting import until
 
@@ -94,6 +100,113 @@ def test_a_collection_follows_a_table_through_kills_truncation_and_a_new_snapsho
             worker.join(60)
         assert not worker.is_alive()
         assert not raised
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_transactions(tmp_path: Path) -> None:
+    """Transactions move between two tables; at each recorded tick both hold what the database held after one."""
+    dice = random.Random(3)
+    shop = Shop(tmp_path, "id int primary key, total int")
+    shop.execute(
+        "create table parts (id int, number int, amount int, primary key (id, number))",
+        "insert into items select seq, 0 from seq_1_to_50",
+    )
+    source = {**shop.declared.model_dump(mode="json", exclude={"table"}), "tables": ["items", "parts"]}
+    declared = Pipeline.parse(
+        {
+            "id": "together",
+            "source": {**source, "password": shop.password},
+            "sink": {"kind": "collection", "collection": "my_{table}"},
+            "errors": {"collection": "orders_errors"},
+        }
+    )
+    states: dict[str, tuple[list[Any], list[Any]]] = {}
+
+    def state() -> tuple[list[Any], list[Any]]:
+        return _rows(shop), sorted(shop.execute("select * from parts"))
+
+    def change(number: int) -> None:
+        with shop.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(f"use {shop.database}")
+            cursor.execute("begin")
+            for _ in range(dice.randrange(1, 5)):
+                key = dice.randrange(1, 60)
+                if dice.random() < 0.3:
+                    cursor.execute("delete from parts where id = %s", (key,))
+                    cursor.execute("delete from items where id = %s", (key,))
+                else:
+                    cursor.execute("insert into items values (%s, 1) on duplicate key update total = total + 1", (key,))
+                    cursor.execute("insert into parts values (%s, %s, 1)", (key, 10 * number + dice.randrange(10)))
+            cursor.execute("commit")
+            cursor.execute("select @@last_gtid")
+            states[cursor.fetchone()[0]] = state()
+
+    with millrace.testing.deployment(shop.settings.data_dir) as db:
+        db.create_collection("my_items", {"id": "int64", "total": "int64?"}, key="id", vchannels=2)
+        db.create_collection(
+            "my_parts", {"id": "int64", "number": "int64", "amount": "int64?"}, key=["id", "number"], vchannels=2
+        )
+
+        def held(**at: Any) -> tuple[list[Any], list[Any]]:
+            first, second = (
+                sorted(tuple(row.values()) for row in db[name].read(**at).to_pylist())
+                for name in ("my_items", "my_parts")
+            )
+            return first, second
+
+        definition = PipelineRun(shop.settings, declared)
+        with working(definition) as check:
+            until(lambda: check() and held() == state(), "the collections have the snapshot", seconds=90)
+            for number in range(60):
+                with suppress(pymysql.err.IntegrityError):
+                    change(number)
+                if number in (20, 40):
+                    _kill(definition, shop)
+            until(lambda: check() and held() == state(), "the collections follow", seconds=90)
+            last = list(states)[-1]
+            folder = spool_folder(shop.settings, declared.group)
+            with Spool(folder) as spool:
+                until(lambda: spool.ticks()[-1].mark.source == last, "the last one is recorded", seconds=30)
+                recorded = spool.ticks()
+        assert len(recorded) > 3
+        assert _children() == 0, "one engine served both tables, and ended"
+        for each in recorded:
+            if each.mark.source:  # a transaction, not the snapshot
+                assert held(at=each.tick) == states[each.mark.source], each
+
+
+@contextmanager
+def working(definition: PipelineRun) -> Iterator[Callable[[], bool]]:
+    """Run a flow in a thread; yield a check that raises what ended it."""
+    stop, raised = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            run(definition, stop=stop)
+        except BaseException as error:
+            raised.append(error)
+
+    def check() -> bool:
+        if raised:
+            raise raised[0]
+        return True
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield check
+    finally:
+        stop.set()
+        worker.join(60)
+    assert not worker.is_alive()
+    check()
+
+
+def _children() -> int:
+    import psutil
+
+    return sum("millrace.CaptureEngine" in child.cmdline() for child in psutil.Process().children())
 
 
 def _rows(shop: Shop) -> list[tuple[Any, ...]]:

@@ -21,8 +21,9 @@ from millrace.flows.records import Record, is_truncation
 from millrace.flows.registry import feeder_of, reader_of, source_of
 from millrace.flows.sources.capture.feeder import Feeder
 from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.mariadb.model import MariaDbSource
-from millrace.flows.sources.mariadb.table import check_server, folder_of
+from millrace.flows.sources.mariadb.table import check_server
 from millrace.flows.sources.source import Limits
 from tests import running_brokers
 from tests.waiting import until
@@ -123,7 +124,9 @@ def test_a_table_and_its_changes_come_with_whole_transactions_and_continue_after
         )
         shop.reaches()
         with pytest.raises(StreamBusy):
-            Feeder(shop.settings, folder_of(shop.settings, shop.group), table=shop.lane, properties={}, max_bytes=1)
+            Feeder(
+                shop.settings, spool_folder(shop.settings, shop.group), tables=[shop.lane], properties={}, max_bytes=1
+            )
     shop.execute("insert into items values (1000, 'between two runs', 1)")
     with shop.captured() as feeder:
         shop.reaches()
@@ -166,7 +169,7 @@ def test_what_a_server_lacks_is_said_before_anything_starts(tmp_path: Path) -> N
 def test_a_snapshot_that_is_killed_is_seen_by_nobody_and_begins_anew(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "id int primary key, name varchar(200), amount bigint")
     shop.execute("insert into items select seq, repeat('n', 180), seq from seq_1_to_60000")
-    folder = folder_of(shop.settings, shop.group)
+    folder = spool_folder(shop.settings, shop.group)
     with shop.captured() as feeder:
         with Spool(folder) as spool:
             until(lambda: spool.standing().next > 2048, "a part of the snapshot is in the spool", seconds=60)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Final, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from millrace.flows.declare.part import Part, words
 from millrace.flows.kinds import SinkKind
@@ -18,7 +19,11 @@ class CollectionSink(Part):
     of_documents: ClassVar = frozenset({"tombstones"})
 
     kind: Literal["collection"] = "collection"
-    collection: str = words("its name", min_length=1, max_length=255)
+    collection: str = words(
+        "its name; with {table}, {database}, {schema} or {topic} in it, each topic or table has its own",
+        min_length=1,
+        max_length=255,
+    )
     tombstones: Literal["delete", "ignore", "error"] = words(
         "what a record without a value does to its key", default="delete"
     )
@@ -39,6 +44,23 @@ class CollectionSink(Part):
             raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
         return self
 
+    @field_validator("collection")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        unknown = set(re.findall(r"\{([^{}]*)\}", text)) - set(_places(""))
+        if unknown or text.count("{") != text.count("}"):
+            raise ValueError(f"takes {', '.join(f'{{{each}}}' for each in _places(''))} in braces")
+        return text
+
+    @property
+    def divided(self) -> bool:
+        """Whether each topic has a collection of its own."""
+        return "{" in self.collection
+
+    def of(self, topic: str) -> str:
+        """Return the collection of a topic, or of a table ``database.table``."""
+        return self.collection.format(**_places(topic)) if self.divided else self.collection
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns that `key` lists. Empty, a collection that is made gets a generated primary key."""
@@ -50,11 +72,17 @@ class CollectionSink(Part):
         return f"collection:{self.collection}"
 
 
+def _places(topic: str) -> dict[str, str]:
+    place, _, table = topic.rpartition(".")
+    return {"table": table, "database": place, "schema": place, "topic": topic}
+
+
 KIND: Final = SinkKind(
     "collection",
     CollectionSink,
-    "millrace.flows.sinks.collection.sink:made",
+    "millrace.flows.sinks.collection.routes:made",
     "exactly once: each lane has a journal",
+    ticks="millrace.flows.sinks.collection.routes:ticks_of",
     unnumbered="effectively once: a row replaces the one of its key",
     truncates=True,
 )

@@ -62,11 +62,9 @@ from millrace.flows.sinks.collection.changes import KIND, Folded, fold
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.journal import FolderJournal, Journal, PlacedMessage
 from millrace.flows.sinks.collection.lane import LaneJournal
-from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.placed import fitting, halves
 from millrace.flows.sinks.collection.poison import in_order, letters, redriven, sift
 from millrace.flows.sinks.memory import Noted
-from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts, require_some
 from millrace.message import builders
 from millrace.message.ids import collection_id_of, pchannel_of
@@ -523,8 +521,3 @@ def _replace(rows: Sequence[tuple[Action, KeyedRow]], collection: Collection) ->
         collection.upsert(new).checked()
     if gone:
         collection.delete(gone).checked()
-
-
-def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> CollectionSink:
-    """The sink that flow `flow` declares."""
-    return CollectionSink(settings, declared.collection, flow=flow)

@@ -46,6 +46,8 @@ class Event(msgspec.Struct, rename={"table": "t", "operation": "o", "key": "k", 
     snapshot: str | None = msgspec.field(name="s", default=None)
     milliseconds: int = msgspec.field(name="m", default=0)
     transaction: str | None = msgspec.field(name="g", default=None)
+    described: bool = msgspec.field(name="d", default=False)
+    """Whether the table has the columns of the next `Columns` of the batch from here on."""
     notification: str = msgspec.field(name="n", default="")
     partition: Any = msgspec.field(name="p", default=None)
     offset: Any = msgspec.field(name="f", default=None)
@@ -65,7 +67,7 @@ class History(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns of a table from here on."""
+    """The columns of a table, from the event of the next batch on that is `described`."""
 
     table: str
     description: dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from millrace.base.errors import CaptureEnded, DeadlineExceeded, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.engine import Batch, Columns, Engine, History
-from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.runtime.supervisor import RestartBackoff
 
 CHANGES: Final = frozenset("cudrt")
@@ -40,13 +40,14 @@ class Feeder(Closeable):
         settings: Settings,
         folder: Path,
         *,
-        table: str,
+        tables: Sequence[str],
         properties: Mapping[str, str],
         max_bytes: int,
         snapshot_again: bool = False,
     ) -> None:
         self._settings, self._folder = settings, folder
-        self._table, self._properties = table, properties
+        self._tables, self._properties = frozenset(tables), properties
+        self._name = ", ".join(tables) if len(tables) < 4 else f"{tables[0]} and {len(tables) - 1} more"
         self._max_bytes, self._again = max_bytes, snapshot_again
         self._spool = Spool(folder, write=True)
         self._stop = threading.Event()
@@ -78,7 +79,7 @@ class Feeder(Closeable):
             while not spool.standing().complete:
                 if not end.pause(0.1):
                     error = spool.standing().error
-                    raise DeadlineExceeded(f"the snapshot of {self._table} did not end within {seconds:.0f} s. {error}")
+                    raise DeadlineExceeded(f"the snapshot of {self._name} did not end within {seconds:.0f} s. {error}")
 
     def _run(self) -> None:
         backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -92,13 +93,13 @@ class Feeder(Closeable):
                     self._spool.note(error=str(error))
                 lost = isinstance(error, CaptureEnded) and any(words in str(error).lower() for words in _LOST)
                 if lost and self._again:
-                    _logger.warning("%s: %s; a new snapshot begins", self._table, error)
+                    _logger.warning("%s: %s; a new snapshot begins", self._name, error)
                     self._spool.begin_epoch()
                     continue
                 backoff.record_failure(str(error))
                 pause = backoff.remaining_pause()
                 words = "declare on_loss: snapshot, to read the table anew" if lost else f"again in {pause:.0f} s"
-                _logger.warning("%s: %s (%s)", self._table, error, words)
+                _logger.warning("%s: %s (%s)", self._name, error, words)
                 self._stop.wait(pause)
 
     def _capture(self) -> None:
@@ -119,16 +120,15 @@ class Feeder(Closeable):
             self._engine = engine  # closed by `close` from now on; before, by the loop's condition
         replaces = now.epoch > 1 and not now.complete
         history: list[str] = []
-        columns: list[tuple[str, dict[str, Any]]] = []
+        columns: list[Columns] = []
         complete = now.complete
         try:
             while not self._stop.is_set():
                 match engine.read():
                     case History(record):
                         history.append(record)
-                    case Columns(table, description):
-                        if table == self._table:
-                            columns.append((table, description))
+                    case Columns() as description:
+                        columns.append(description)
                     case batch:
                         self._wait_for_room(complete)
                         complete |= self._take(batch, history, columns, replaces=replaces, complete=complete)
@@ -145,33 +145,44 @@ class Feeder(Closeable):
         self,
         batch: Batch,
         history: list[str],
-        columns: list[tuple[str, dict[str, Any]]],
+        columns: Sequence[Columns],
         *,
         replaces: bool,
         complete: bool,
     ) -> bool:
         """Put a batch into the spool. Return whether the snapshot is complete."""
-        lines: list[bytes] = [b'{"o":"t"}'] if replaces else []  # what an earlier snapshot gave is replaced
-        boundary: int | None = None
+        changes: list[tuple[str, bytes]] = []
+        if replaces:  # what an earlier snapshot gave
+            changes += [(table, b'{"o":"t"}') for table in sorted(self._tables)]
+        marks: list[Mark] = []
+        described: list[tuple[str, dict[str, Any], int]] = []
+        waiting = iter(columns)
         moment = 0
         for line, event in zip(batch.lines, batch.events, strict=True):
-            if event.operation in CHANGES and event.table == self._table:
-                lines.append(line)
+            if event.described:
+                found = next(waiting)
+                if found.table in self._tables:
+                    described.append((found.table, found.description, len(changes)))
+            if event.operation in CHANGES and event.table in self._tables:
+                changes.append((event.table, line))
                 moment = event.milliseconds
                 if event.operation == "t":  # DDL commits by itself
-                    boundary = len(lines)
-            elif event.operation in ("BEGIN", "END"):
-                boundary = len(lines)
+                    marks.append(Mark(len(changes), event.transaction or "", moment))
+            elif event.operation == "END":
+                marks.append(Mark(len(changes), event.transaction or "", event.milliseconds or moment))
+            elif event.operation == "BEGIN" and (not marks or marks[-1].number < len(changes)):
+                marks.append(Mark(len(changes), "", moment))
             elif event.notification == _COMPLETED:
-                complete, boundary = True, len(lines)
+                complete = True
+                marks.append(Mark(len(changes), "", moment))
         last = batch.events[-1]
         self._spool.append(
-            lines,
-            boundary,
+            changes,
+            marks,
             partition=last.partition,
             offset=last.offset,
             history=history,
-            columns=columns,
+            columns=described,
             complete=complete,
             moment=moment,
         )

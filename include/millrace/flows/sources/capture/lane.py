@@ -1,4 +1,4 @@
-"""A captured table as a lane: the changes that its spool has, as records.
+"""Captured tables as lanes: the changes that their spool has, as records.
 
 A record's key is the row's primary key: the text of one column's value, or a JSON list of several. Its value is the
 row after the change as JSON, or None for a delete. Headers have the operation (`millrace.op`: c, u, d, r, t) and the
@@ -8,13 +8,15 @@ operation ``t`` without key and value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from millrace.base.errors import LogRegressed, PositionTruncated
+from millrace.base.errors import LogRegressed, MillraceError, PositionTruncated
 from millrace.flows.batch import Batch
 from millrace.flows.records import BINARY, OPERATION, Record, is_truncation
 from millrace.flows.sources.capture.engine import Event
@@ -22,33 +24,109 @@ from millrace.flows.sources.capture.spool import Change, Spool
 from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, task_of
 
 TRANSACTION: Final = "millrace.transaction"
+LONGEST_WAIT: Final = 30.0
+"""Seconds for which a lane waits for others at a mark."""
 _event: Final = msgspec.json.Decoder(Event)
 _values: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_logger: Final = logging.getLogger(__name__)
 
 
-class CapturedTable(Source):
-    """The one lane of a captured table."""
+class CapturedTables(Source):
+    """The lanes of captured tables, one for each."""
 
-    def __init__(self, folder: Path, table: str) -> None:
+    def __init__(self, folder: Path, tables: Sequence[str]) -> None:
         self._spool = Spool(folder)
-        self._table = table
+        self._tables = tuple(tables)
+        self._seen: tuple[tuple[int, int], dict[str, Ends]] | None = None
+        self._since = time.monotonic()
+        """When the lanes got their target."""
+        self._left: int | None = None
+        """The mark that not all lanes reached in time; None: no lane is left behind."""
+        self._limits: dict[str, int] = {}
+        self._asked: Any = None
+        """Of what `settle` has nothing to do."""
 
     def partitions(self) -> list[tuple[str, int]]:
-        return [(self._table, 0)]
+        return [(table, 0) for table in self._tables]
 
     def ends(self) -> dict[str, Ends]:
-        found = self._spool.standing()
-        return {task_of(self._table, 0): Ends(found.low, found.high)}
+        version = self._spool.version()
+        if self._seen is None or self._seen[0] != version:
+            self._seen = version, self._ends(self._spool.standing().high)
+        return dict(self._seen[1])
+
+    def _ends(self, until: int) -> dict[str, Ends]:
+        found = {}
+        for table in self._tables:
+            low = self._spool.low(table)
+            found[task_of(table, 0)] = Ends(low, max(low, self._spool.end_of(table, until)))
+        return found
 
     def at(self, milliseconds: int) -> dict[str, int]:
         """A capture has no index by time: a moment is after all changes if it is after the newest, else before all."""
-        found = self._spool.standing()
-        return {task_of(self._table, 0): found.high if milliseconds > found.moment else found.low}
+        moment = self._spool.standing().moment
+        return {task: each.high if milliseconds > moment else each.low for task, each in self.ends().items()}
 
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Let the spool forget what the flow has passed."""
-        for _, _, position in offsets:
-            self._spool.trim(position)
+        for table, _, position in offsets:
+            self._spool.trim(table, position)
+
+    def settle(self, positions: Mapping[str, int], tick: Callable[[], int], *, wait: bool = True) -> Mapping[str, int]:
+        """As millrace.flows.sources.source.Source says: lanes go to a mark, their target, before any goes on.
+
+        A lane that others have waited for during LONGEST_WAIT is not waited for until it has passed that mark.
+        """
+        asked = self._spool.version(), tuple(sorted(positions.items()))
+        if asked != self._asked:
+            self._move(positions, tick, wait)
+            self._asked = self._spool.version(), asked[1]
+            target = self._spool.target()
+            self._limits = {} if target is None else {task: each.high for task, each in self._ends(target).items()}
+        elif self._limits and self._waited():
+            self._asked = None
+        return self._limits
+
+    def _move(self, positions: Mapping[str, int], tick: Callable[[], int], wait: bool) -> None:
+        high, target = self._spool.standing().high, self._spool.target()
+        if target is None:
+            if self._left is None or self._reached(self._left, positions):
+                self._go(high)
+            return
+        ends = self._ends(target)
+        if any(positions.get(task, 0) > each.high for task, each in ends.items()):  # set by hand
+            self._go(high)
+        elif all(positions.get(task) == each.high for task, each in ends.items()):
+            if self._recorded(target, tick, wait) and target < high:
+                self._go(high)
+        elif target < high and self._waited():
+            behind = [task for task, each in ends.items() if positions.get(task, 0) < each.high]
+            _logger.warning("%s is not waited for: no ticks are recorded until it follows", ", ".join(behind))
+            self._go(None)
+            self._left = target
+
+    def _reached(self, number: int, positions: Mapping[str, int]) -> bool:
+        return all(positions.get(task, 0) >= each.high for task, each in self._ends(number).items())
+
+    def _recorded(self, target: int, tick: Callable[[], int], wait: bool) -> bool:
+        """Record a tick for the mark at `target`, once. Returns False if none could be had, to try again."""
+        mark, newest = self._spool.mark(target - 1, target), self._spool.ticks(limit=1)
+        if mark is None or (newest and newest[-1].mark == mark):
+            return True
+        try:
+            self._spool.record(tick(), mark)
+        except MillraceError as error:
+            if wait and not self._waited():
+                return False
+            _logger.warning("no tick is recorded for %s: %s", mark.source or mark.number, error)
+        return True
+
+    def _waited(self) -> bool:
+        return time.monotonic() - self._since > LONGEST_WAIT
+
+    def _go(self, target: int | None) -> None:
+        self._spool.aim(target)
+        self._since, self._left = time.monotonic(), None
 
     def close(self) -> None:
         self._spool.close()
@@ -63,35 +141,51 @@ class CapturedRows(LaneReader):
 
     def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
         """As millrace.flows.sources.source.LaneReader says. A batch ends with a source transaction, if one fits."""
-        now = self._spool.standing()
-        if start < now.low:
+        low = self._spool.low(self._table)
+        if start < low:
             raise PositionTruncated(
-                f"{self._table}: the change {start} was passed and removed; the earliest is {now.low}: take a new"
+                f"{self._table}: the change {start} was passed and removed; the earliest is {low}: take a new"
                 " snapshot (`millrace flows offsets` shows the position)",
-                earliest=(now.low, 0),
+                earliest=(low, 0),
             )
-        if start > now.high:
-            raise LogRegressed(f"{self._table}: the position {start} is after the newest change {now.high}")
-        end = min(end, now.high)
-        binary = _binary(self._spool.columns())
-        found: list[Change] = []
-        size, boundary = 0, 0
-        for changes, at in self._spool.read(start, end):
-            found += changes
-            size += sum(len(each.line) for each in changes)
-            boundary = at if start < at <= end else boundary
-            if len(found) >= limits.records or size >= limits.size:
-                break
-        else:
-            boundary = end  # everything up to the end, which readers see because a transaction ends there
-        if not boundary:
-            boundary = found[-1].number + 1 if found else end  # a part of a transaction that is larger than a batch
-        records = [self._record(each, binary) for each in found if each.number < boundary]
+        high = self._spool.end_of(self._table, self._spool.standing().high)
+        if start > max(low, high):
+            raise LogRegressed(f"{self._table}: the position {start} is after the newest change {high}")
+        end = min(end, high)
+        columns, changed = self._spool.columns(self._table, start)
+        if changed is not None and changed <= start:
+            columns, changed = self._spool.columns(self._table, changed)
+        found, after = self._within(start, end if changed is None else min(end, changed), end, limits)
+        binary = _binary(columns)
+        records = [self._record(each, binary) for each in found]
         for place, each in enumerate(records):
             if place and is_truncation(each):  # the first of a batch, as a sink wants it
-                records, boundary = records[:place], each.offset
+                records, after = records[:place], each.offset
                 break
-        yield Batch(task_of(self._table, 0), start, boundary, records=records)
+        yield Batch(task_of(self._table, 0), start, after, records=records, columns=columns)
+
+    def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[list[Change], int]:
+        """Return changes from `start` on, up to the end of a transaction within `limits`, and the position after them.
+
+        None is at or after `stop`; a transaction that is larger than a batch is split.
+        """
+        found: list[Change] = []
+        size, cut = 0, None
+        for part in self._spool.read(self._table, start, stop):
+            for each in part:
+                if found and (len(found) >= limits.records or size >= limits.size):
+                    cut = each.number
+                    break
+                found.append(each)
+                size += len(each.line)
+            if cut is not None:
+                break
+        if cut is None:
+            return found, end if stop == end else stop
+        mark = self._spool.mark(start, cut)
+        if mark is not None and mark.number > found[0].number:
+            found = [each for each in found if each.number < mark.number]
+        return found, found[-1].number + 1
 
     def close(self) -> None:
         self._spool.close()

@@ -4,11 +4,13 @@ Changes, the engine's offset and its schema history change in one synced transac
 acknowledgement. So a change is in the spool once, whenever anything is killed: a batch that was not acknowledged is
 either not there, and the engine reads it again, or there together with the offset after it.
 
-Each change has a number, its position in the lane; numbers never repeat. Readers see changes up to the end of the
-newest whole source transaction, and nothing of a snapshot before it is complete: a snapshot that was interrupted begins
-anew as another *epoch*, and what was read of it is removed.
+Changes of all tables have numbers of one sequence, and numbers never repeat. A table's lane has the numbers of its
+changes as positions, with gaps. A *mark* is the end of a source transaction: the number after its last change. So lanes
+that have passed a mark agree on what they hold. Readers see changes up to the newest mark, and nothing of a snapshot
+before it is complete: a snapshot that was interrupted begins anew as another *epoch*, and what was read of it is
+removed.
 
-One process writes (it holds the lock of the folder); any may read.
+One process writes (it holds the lock of the folder); any may read, trim and record ticks.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from millrace.base.closeable import Closeable
@@ -28,25 +32,61 @@ from millrace.base.errors import InvalidSettings, StreamBusy, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the file's tables."""
+MAX_TICKS: Final = 10_000
+"""Recorded ticks that are kept, the newest ones."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 _TABLES: Final = """
 create table if not exists state (name text primary key, value text not null);
 create table if not exists history (number integer primary key, record text not null);
-create table if not exists columns (number integer primary key, name text not null, description text not null);
-create table if not exists changes (
-    first integer primary key, count integer not null, boundary integer not null, size integer not null,
-    bytes integer not null, body blob not null);
+create table if not exists columns (
+    number integer primary key, name text not null, description text not null, since integer);
+create table if not exists parts (
+    number integer primary key, name text not null, first integer not null, after integer not null,
+    size integer not null, bytes integer not null, places blob, body blob not null, unique (name, first));
+create table if not exists marks (number integer primary key, source text not null, moment integer not null);
+create table if not exists lanes (name text primary key, trimmed integer not null);
+create table if not exists ticks (
+    tick integer primary key, number integer not null, source text not null, moment integer not null);
 """
+_FROM_1: Final = """
+alter table columns add column since integer;
+insert into parts (name, first, after, size, bytes, places, body)
+    select coalesce((select name from columns limit 1), ''), first, first + count, size, bytes, null, body from changes;
+insert into marks select first + boundary, '', 0 from changes where boundary > 0;
+insert or ignore into lanes select name, (select value from state where name = 'trimmed') from
+    (select name from columns limit 1) where exists (select 1 from state where name = 'trimmed');
+insert or replace into state select 'bytes', json(coalesce(sum(bytes), 0)) from parts;
+drop table changes;
+"""
+"""One table's changes were numbered without gaps, so their places are known."""
 
 
 class Change(NamedTuple):
-    """One change of the table."""
+    """One change of a table."""
 
     number: int
     line: bytes
     """As the engine wrote it: :class:`millrace.flows.sources.capture.engine.Event`."""
+
+
+class Mark(NamedTuple):
+    """The end of a source transaction."""
+
+    number: int
+    """The number after its last change."""
+    source: str
+    """The transaction, as the database names it (a GTID); empty: the end of a snapshot, or a database without names."""
+    moment: int
+    """Milliseconds since 1970 of its last change, by the database's clock."""
+
+
+class Recorded(NamedTuple):
+    """A tick at which the collections hold all transactions up to one of the source, and nothing of later ones."""
+
+    tick: int
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +99,6 @@ class Standing:
     complete: bool = False
     """Whether the snapshot is complete."""
     epoch: int = 0
-    low: int = 0
-    """After the changes that were removed: the earliest position that can be read."""
     high: int = 0
     """After the newest change that readers see."""
     next: int = 0
@@ -97,7 +135,18 @@ class Spool(Closeable):
             self.close()
             raise UnsupportedVersion(f"{path} has version {version}, and this build supports {VERSION}")
         if version < VERSION:
-            self._db.executescript(f"begin immediate; {_TABLES} pragma user_version = {VERSION}; commit;")
+            with self._writing():
+                self._upgrade()
+
+    def _upgrade(self) -> None:
+        (version,) = self._db.execute("pragma user_version").fetchone()  # another process may have done it meanwhile
+        if version == VERSION:
+            return
+        for statement in _TABLES.split(";"):
+            self._db.execute(statement)
+        for statement in _FROM_1.split(";") if version else ():
+            self._db.execute(statement)
+        self._db.execute(f"pragma user_version = {VERSION}")
 
     def close(self) -> None:
         """Idempotent."""
@@ -107,139 +156,264 @@ class Spool(Closeable):
 
     def standing(self) -> Standing:
         """Return where the capture stands, of one moment."""
-        rows = self._db.execute(
-            "select name, value from state union all select 'bytes', json(coalesce(sum(bytes), 0)) from changes"
-        ).fetchall()
-        found = {name: json.loads(value) for name, value in rows}
+        found = {name: json.loads(value) for name, value in self._db.execute("select name, value from state")}
         high = found.get("boundary", 0) if found.get("complete") else found.get("begun", 0)
         return Standing(
             partition=found.get("partition"),
             offset=found.get("offset"),
             complete=found.get("complete", False),
             epoch=found.get("epoch", 0),
-            low=found.get("trimmed", 0),
             high=high,
             next=found.get("next", 0),
-            bytes=found["bytes"],
+            bytes=found.get("bytes", 0),
             error=found.get("error", ""),
             moment=found.get("moment", 0),
         )
+
+    def version(self) -> tuple[int, int]:
+        """Return what is another value after each change of the file."""
+        (version,) = self._db.execute("pragma data_version").fetchone()
+        return version, self._db.total_changes
 
     def history(self) -> list[str]:
         """Return the engine's schema history."""
         return [record for (record,) in self._db.execute("select record from history order by number")]
 
-    def columns(self) -> dict[str, Any] | None:
-        """Return the newest description of the table's columns."""
-        row = self._db.execute("select description from columns order by number desc limit 1").fetchone()
-        return None if row is None else json.loads(row[0])
+    def columns(self, table: str, number: int) -> tuple[dict[str, Any] | None, int | None]:
+        """Return the columns of a table at the change `number`, and the change from which it has others."""
+        row = self._db.execute(
+            "select description from columns where name = ? and coalesce(since, 0) <= ? order by number desc limit 1",
+            (table, number),
+        ).fetchone()
+        later = "select min(since) from columns where name = ? and since > ?"
+        (change,) = self._db.execute(later, (table, number)).fetchone()
+        return None if row is None else json.loads(row[0]), change
 
     def note(self, **state: Any) -> None:
         """Store facts of `Standing`, synced."""
-        self._write(state)
+        with self._writing():
+            self._state(state)
 
     def begin_epoch(self) -> int:
         """Begin a snapshot: forget the offset, the schema history, and what was read of an incomplete snapshot.
 
         Returns the number of the epoch.
         """
-        now = self.standing()
-        self._db.execute("begin immediate")
-        try:
+        with self._writing():
+            now = self.standing()
             if not now.complete:
-                self._db.execute("delete from changes where first >= ?", (now.high,))
+                self._remove("first >= ?", now.high)
+                self._db.execute("delete from columns where since > ?", (now.high,))
+            self._db.execute("delete from marks where number > ?", (now.high,))
             self._db.execute("delete from history")
             self._db.execute("delete from state where name in ('partition', 'offset')")
             self._state({"epoch": now.epoch + 1, "complete": False, "begun": now.high, "next": now.next})
-            self._db.execute("commit")
-        except BaseException:
-            self._db.execute("rollback")
-            raise
         return now.epoch + 1
 
     def append(
         self,
-        lines: Sequence[bytes],
-        boundary: int | None,
+        changes: Sequence[tuple[str, bytes]],
+        marks: Sequence[Mark],
         *,
         partition: Any,
         offset: Any,
         history: Sequence[str] = (),
-        columns: Sequence[tuple[str, dict[str, Any]]] = (),
+        columns: Sequence[tuple[str, dict[str, Any], int]] = (),
         complete: bool | None = None,
         moment: int | None = None,
     ) -> int:
-        """Append changes with the offset after them, synced; return the number after the last one.
+        """Append changes, each with its table, and the offset after them, synced; return the number after the last one.
 
-        After the first `boundary` of them a source transaction ends; None: within one.
+        A mark's number is here that of changes before it in `changes`. `columns` are descriptions of tables, each
+        with the place in `changes` from which the table has them.
         """
-        (row,) = self._db.execute("select coalesce(max(value), '0') from state where name = 'next'").fetchone()
-        first = int(row)
-        state: dict[str, Any] = {"partition": partition, "offset": offset, "next": first + len(lines), "error": ""}
-        if boundary is not None:
-            state["boundary"] = first + boundary
-        if complete is not None:
-            state["complete"] = complete
-        if moment:
-            state["moment"] = moment
-        self._db.execute("begin immediate")
-        try:
-            if lines:
-                text = b"\n".join(lines)
-                body = _CODEC.compress(text, asbytes=True)
-                self._db.execute(
-                    "insert into changes values (?, ?, ?, ?, ?, ?)",
-                    (first, len(lines), boundary or 0, len(text), len(body), body),
-                )
+        with self._writing():
+            (row,) = self._db.execute("select coalesce(max(value), '0') from state where name = 'next'").fetchone()
+            first = int(row)
+            state: dict[str, Any] = {"partition": partition, "offset": offset, "next": first + len(changes)}
+            state["error"] = ""
+            if marks:
+                state["boundary"] = first + marks[-1].number
+            if complete is not None:
+                state["complete"] = complete
+            if moment:
+                state["moment"] = moment
+            self._db.executemany(
+                "insert into marks values (?, ?, ?)"
+                " on conflict (number) do update set source = excluded.source, moment = excluded.moment",
+                [(first + each.number, each.source, each.moment) for each in marks],
+            )
+            state["bytes"] = self._kept() + self._add(changes, first)
             self._db.executemany("insert into history (record) values (?)", [(each,) for each in history])
-            for name, description in columns:
-                self._db.execute(
-                    "insert into columns (name, description) values (?, ?)", (name, json.dumps(description))
-                )
+            for name, description, place in columns:
+                found, _ = self.columns(name, first + place)
+                if found != description:
+                    self._db.execute(
+                        "insert into columns (name, description, since) values (?, ?, ?)",
+                        (name, json.dumps(description), first + place),
+                    )
             self._state(state)
             hit("capture.spooling")
+        return first + len(changes)
+
+    def _add(self, changes: Sequence[tuple[str, bytes]], first: int) -> int:
+        """Store the changes by table; return their bytes."""
+        places: dict[str, list[int]] = {}
+        for place, (name, _) in enumerate(changes):
+            places.setdefault(name, []).append(place)
+        total = 0
+        for name, mine in places.items():
+            text = b"\n".join(changes[place][1] for place in mine)
+            body = _CODEC.compress(text, asbytes=True)
+            begin, after = first + mine[0], first + mine[-1] + 1
+            gaps = None
+            if after - begin != len(mine):
+                gaps = _CODEC.compress((np.array(mine, np.uint32) - np.uint32(mine[0])).tobytes(), asbytes=True)
+                gaps = len(mine).to_bytes(4, "big") + gaps
+            total += len(body)
+            self._db.execute(
+                "insert into parts (name, first, after, size, bytes, places, body) values (?, ?, ?, ?, ?, ?, ?)",
+                (name, begin, after, len(text), len(body), gaps, body),
+            )
+        return total
+
+    # --- lanes -------------------------------------------------------------------------------------------------------
+
+    def low(self, table: str) -> int:
+        """Return the earliest position of a table that can be read: after the changes that were removed."""
+        row = self._db.execute("select trimmed from lanes where name = ?", (table,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def end_of(self, table: str, number: int) -> int:
+        """Return the position after the last change of a table before `number`."""
+        row = self._db.execute(
+            "select first, after, places from parts where name = ? and first < ? order by first desc limit 1",
+            (table, number),
+        ).fetchone()
+        if row is None:
+            return self.low(table)
+        first, after, gaps = row
+        if after <= number:
+            return int(after)
+        places = _places(gaps, after - first)
+        return first + int(places[np.searchsorted(places, number - first) - 1]) + 1
+
+    def next_of(self, table: str, number: int) -> int | None:
+        """Return where the next part of a table begins from `number` on."""
+        found = self._db.execute("select min(first) from parts where name = ? and first >= ?", (table, number))
+        (first,) = found.fetchone()
+        return None if first is None else int(first)
+
+    def mark(self, after: int, until: int) -> Mark | None:
+        """Return the last mark that is greater than `after`, and at most `until`."""
+        row = self._db.execute(
+            "select number, source, moment from marks where number > ? and number <= ? order by number desc limit 1",
+            (after, until),
+        ).fetchone()
+        return None if row is None else Mark(*row)
+
+    def trim(self, table: str, position: int) -> None:
+        """Remove the changes of a table that lie in parts before `position`, and marks that no table needs any more."""
+        last = "select max(after) from parts where name = ? and after <= ?"
+        (end,) = self._db.execute(last, (table, position)).fetchone()
+        if end is None:
+            return
+        with self._writing():
+            self._remove("name = ? and first < ?", table, end)
+            self._db.execute(
+                "insert into lanes values (?, ?) on conflict (name) do update set trimmed = excluded.trimmed",
+                (table, end),
+            )
+            (oldest,) = self._db.execute(
+                "select coalesce(min(first), (select value from state where name = 'next')) from parts"
+            ).fetchone()
+            self._db.execute(
+                "delete from marks where number < ? and number < (select max(number) from marks)", (oldest,)
+            )
+            self._db.execute(
+                "delete from columns where exists (select 1 from columns as newer where newer.name = columns.name"
+                " and newer.number > columns.number and newer.since <= ?)",
+                (end,),
+            )
+        self._db.execute("pragma incremental_vacuum(256)").fetchall()
+
+    def read(self, table: str, start: int, end: int) -> Iterator[list[Change]]:
+        """Yield the changes of a table from `start` on and before `end` in stored parts."""
+        parts = self._db.execute(
+            "select number from parts where name = ? and after > ? and first < ? order by first", (table, start, end)
+        ).fetchall()
+        for (part,) in parts:
+            row = self._db.execute(
+                "select first, after, size, places, body from parts where number = ?", (part,)
+            ).fetchone()
+            if row is None:
+                raise InvalidSettings(f"changes of {table} from {start} on were removed while they were read")
+            first, after, size, gaps, body = row
+            lines = _CODEC.decompress(body, decompressed_size=size, asbytes=True).split(b"\n")
+            numbers = (first + _places(gaps, after - first)).tolist()
+            yield [Change(each, line) for each, line in zip(numbers, lines, strict=True) if start <= each < end]
+
+    # --- ticks -------------------------------------------------------------------------------------------------------
+
+    def target(self) -> int | None:
+        """Return the mark that all lanes go to before any goes on; None: they go on as they can."""
+        row = self._db.execute("select value from state where name = 'target'").fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def aim(self, number: int | None) -> None:
+        """Set the target."""
+        self.note(target=number)
+
+    def record(self, tick: int, mark: Mark) -> None:
+        """Store that the collections hold at `tick` what the source held at `mark`."""
+        with self._writing():
+            self._db.execute("insert or replace into ticks values (?, ?, ?, ?)", (tick, *mark))
+            self._db.execute(
+                "delete from ticks where tick < (select min(tick) from"
+                " (select tick from ticks order by tick desc limit ?))",
+                (MAX_TICKS,),
+            )
+
+    def ticks(self, *, limit: int = MAX_TICKS) -> list[Recorded]:
+        """Return the newest recorded ticks, oldest first."""
+        rows = self._db.execute(
+            "select tick, number, source, moment from ticks order by tick desc limit ?", (limit,)
+        ).fetchall()
+        return [Recorded(tick, Mark(number, source, moment)) for tick, number, source, moment in reversed(rows)]
+
+    # --- the file ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._db.execute("begin immediate")
+        try:
+            yield
             self._db.execute("commit")
         except BaseException:
             self._db.execute("rollback")
             raise
-        return first + len(lines)
 
-    def trim(self, position: int) -> None:
-        """Remove the changes that lie wholly before `position`."""
-        last = "select max(first + count) from changes where first + count <= ?"
-        (end,) = self._db.execute(last, (position,)).fetchone()
-        if end is None:
-            return
-        self._db.execute("begin immediate")
-        self._db.execute("delete from changes where first < ?", (end,))
-        self._state({"trimmed": end})
-        self._db.execute("commit")
-        self._db.execute("pragma incremental_vacuum(256)").fetchall()
+    def _kept(self) -> int:
+        row = self._db.execute("select value from state where name = 'bytes'").fetchone()
+        return 0 if row is None else int(json.loads(row[0]))
 
-    def read(self, start: int, end: int) -> Iterator[tuple[list[Change], int]]:
-        """Yield the changes from `start` on and before `end` in stored portions, each with its last boundary.
-
-        The boundary is the position after the last change that ends a source transaction, 0 without one.
-        """
-        places = self._db.execute(
-            "select first from changes where first + count > ? and first < ? order by first", (start, end)
-        ).fetchall()
-        for (first,) in places:
-            row = self._db.execute("select size, boundary, body from changes where first = ?", (first,)).fetchone()
-            if row is None:
-                raise InvalidSettings(f"changes from {first} on were removed while they were read")
-            size, boundary, body = row
-            lines = _CODEC.decompress(body, decompressed_size=size, asbytes=True).split(b"\n")
-            found = [Change(first + place, line) for place, line in enumerate(lines) if start <= first + place < end]
-            yield found, first + boundary if boundary else 0
-
-    def _write(self, state: dict[str, Any]) -> None:
-        self._db.execute("begin immediate")
-        self._state(state)
-        self._db.execute("commit")
+    def _remove(self, where: str, *values: Any) -> None:
+        found = self._db.execute(f"select coalesce(sum(bytes), 0) from parts where {where}", values)
+        (gone,) = found.fetchone()
+        self._db.execute(f"delete from parts where {where}", values)
+        self._state({"bytes": self._kept() - gone})
 
     def _state(self, state: dict[str, Any]) -> None:
+        pairs: Iterable[tuple[str, str]] = [(name, json.dumps(value)) for name, value in state.items()]
         self._db.executemany(
-            "insert into state values (?, ?) on conflict (name) do update set value = excluded.value",
-            [(name, json.dumps(value)) for name, value in state.items()],
+            "insert into state values (?, ?) on conflict (name) do update set value = excluded.value", pairs
         )
+
+
+def _places(gaps: bytes | None, count: int) -> np.ndarray:
+    """The numbers of a part's changes, less the first one."""
+    if gaps is None:
+        return np.arange(count, dtype=np.int64)
+    size = 4 * int.from_bytes(gaps[:4], "big")
+    raw = _CODEC.decompress(gaps[4:], decompressed_size=size, asbytes=True)
+    return np.frombuffer(raw, np.uint32).astype(np.int64)

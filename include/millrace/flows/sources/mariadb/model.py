@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, StringConstraints, model_validator
 
 from millrace.flows.declare.part import Part, Secret, words
 from millrace.flows.kinds import SourceKind
 
+TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^.`]+$")]
+
 
 class MariaDbSource(Part):
-    """The rows of a table, and then each change of it, from the server's binary log. One task."""
+    """The rows of tables, and then each change of them, from the server's binary log. A task for each table."""
 
     kind: Literal["mariadb"] = "mariadb"
     host: str = words("name or address of the server", min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_.:-]+$")
@@ -20,7 +24,10 @@ class MariaDbSource(Part):
     password: Secret = words("of the user", default=Secret(""))
     tls: Literal["disable", "trust", "verify-ca", "verify-full"] = words("of the connection", default="disable")
     database: str = words("", min_length=1, max_length=64, pattern=r"^[^.`]+$")
-    table: str = words("with a primary key", min_length=1, max_length=64, pattern=r"^[^.`]+$")
+    table: TableName | None = words("the one that is captured, with a primary key", default=None)
+    tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words(
+        "several of them in place of one, by one engine", default=()
+    )
     start: Literal["earliest", "latest"] = words(
         "a snapshot of the table first, or only changes from now on", default="earliest"
     )
@@ -32,10 +39,23 @@ class MariaDbSource(Part):
         "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
     )
 
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if (self.table is None) == (not self.tables):
+            raise ValueError("say one table, or several tables")
+        if len(set(self.tables)) < len(self.tables):
+            raise ValueError("tables names one twice")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, each with its database: the topics of its lanes."""
+        return tuple(f"{self.database}.{each}" for each in self.tables or (self.table,))
+
     @property
     def name(self) -> str:
-        """The table with its database."""
-        return f"{self.database}.{self.table}"
+        """The tables in one text."""
+        return ",".join(self.names)
 
 
 KIND: Final = SourceKind(
@@ -43,5 +63,6 @@ KIND: Final = SourceKind(
     MariaDbSource,
     "millrace.flows.sources.mariadb.table:source_of",
     "millrace.flows.sources.mariadb.table:reader_of",
+    transactional=True,
     feeder="millrace.flows.sources.mariadb.table:feeder_of",
 )

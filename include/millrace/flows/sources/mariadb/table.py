@@ -1,45 +1,41 @@
-"""How a table of MariaDB is captured: the checks of its server, and the engine's properties."""
+"""How tables of MariaDB are captured: the checks of its server, and the engine's properties."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.engine import server_number
 from millrace.flows.sources.capture.feeder import Feeder
-from millrace.flows.sources.capture.lane import CapturedRows, CapturedTable
+from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
+from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.mariadb.model import MariaDbSource
 
 _CONNECT_SECONDS: Final = 10
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL"}
-_SPOOLS: Final = "captures"
 
 
-def folder_of(settings: Settings, group: str) -> Path:
-    """Where the spool of the flow with this consumer group is."""
-    return settings.data_dir / _SPOOLS / group
-
-
-def source_of(declared: MariaDbSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> CapturedTable:
-    """Return the lane that is declared."""
-    return CapturedTable(folder_of(settings, group), declared.name)
+def source_of(
+    declared: MariaDbSource, settings: Settings, *, group: str, standing: Mapping[str, int]
+) -> CapturedTables:
+    """Return the lanes that are declared."""
+    return CapturedTables(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: MariaDbSource, settings: Settings, *, group: str, topic: str, partition: int) -> CapturedRows:
-    """Return a reader of it."""
-    return CapturedRows(folder_of(settings, group), declared.name)
+    """Return a reader of one of them."""
+    return CapturedRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Feeder:
-    """Check the server, and start what captures the table. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    """Check the server, and start what captures the tables. Raises InvalidSettings, LogUnavailable, StreamBusy."""
     check_server(declared)
     return Feeder(
         settings,
-        folder_of(settings, group),
-        table=declared.name,
+        spool_folder(settings, group),
+        tables=declared.names,
         properties=properties_of(declared, group),
         max_bytes=declared.spool_mib << 20,
         snapshot_again=declared.on_loss == "snapshot",
@@ -59,7 +55,7 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
         "database.ssl.mode": declared.tls,
         "database.server.id": str(server_number(group)),
         "database.include.list": _literal(declared.database),
-        "table.include.list": f"{_literal(declared.database)}\\.{_literal(declared.table)}",
+        "table.include.list": ",".join(_literal(each) for each in declared.names),
         "snapshot.mode": "initial" if declared.start == "earliest" else "no_data",
         "provide.transaction.metadata": "true",
         "include.schema.changes": "false",
@@ -78,7 +74,7 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
 
 
 def check_server(declared: MariaDbSource) -> None:
-    """Check that the server writes a binary log with whole rows, and that the table has a primary key.
+    """Check that the server writes a binary log with whole rows, and that the tables have a primary key.
 
     Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
     """
@@ -110,27 +106,31 @@ def check_server(declared: MariaDbSource) -> None:
                     how if name == "log_bin" else f"run `SET GLOBAL {name} = '{wanted}'`, and in the configuration too"
                 )
                 raise InvalidSettings(f"MariaDB {declared.host}: {name} is {found}, and capture needs {wanted}: {how}")
-        kind = _one(
-            cursor,
-            "select table_type from information_schema.tables where table_schema = %s and table_name = %s",
-            declared.database,
-            declared.table,
+        for table in declared.names:
+            _check_table(cursor, declared, table)
+
+
+def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
+    place = table.split(".", 1)
+    kind = _one(
+        cursor,
+        "select table_type from information_schema.tables where table_schema = %s and table_name = %s",
+        *place,
+    )
+    if kind != "BASE TABLE":
+        words = "does not exist" if kind is None else f"is a {str(kind).lower()}, and has no changes in the log"
+        raise InvalidSettings(f"MariaDB {declared.host}: {table} {words}")
+    keys = _one(
+        cursor,
+        "select count(*) from information_schema.key_column_usage where table_schema = %s and table_name = %s"
+        " and constraint_name = 'PRIMARY'",
+        *place,
+    )
+    if not keys:
+        raise InvalidSettings(
+            f"MariaDB {declared.host}: {table} has no primary key, by which changes find their rows:"
+            f" run `ALTER TABLE {table} ADD PRIMARY KEY (...)`"
         )
-        if kind != "BASE TABLE":
-            words = "does not exist" if kind is None else f"is a {str(kind).lower()}, and has no changes in the log"
-            raise InvalidSettings(f"MariaDB {declared.host}: {declared.name} {words}")
-        keys = _one(
-            cursor,
-            "select count(*) from information_schema.key_column_usage where table_schema = %s and table_name = %s"
-            " and constraint_name = 'PRIMARY'",
-            declared.database,
-            declared.table,
-        )
-        if not keys:
-            raise InvalidSettings(
-                f"MariaDB {declared.host}: {declared.name} has no primary key, by which changes find their rows:"
-                f" run `ALTER TABLE {declared.name} ADD PRIMARY KEY (...)`"
-            )
 
 
 def _one(cursor: Any, query: str, *values: str) -> Any:

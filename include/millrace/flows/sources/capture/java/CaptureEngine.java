@@ -232,8 +232,7 @@ public final class CaptureEngine {
                 json.setRootValueSeparator(null);
                 for (int place = 0; place < events.size(); place++) {
                     SourceRecord record = events.get(place).value();
-                    describe(record);
-                    event(json, record, place == events.size() - 1);
+                    event(json, record, describe(record), place == events.size() - 1);
                     json.writeRaw('\n');
                 }
                 json.close();
@@ -248,12 +247,12 @@ public final class CaptureEngine {
             }
         }
 
-        /** Send the columns of the record's table, if they are not the ones that were sent last. */
-        private void describe(SourceRecord record) throws IOException {
+        /** Send the columns of the record's table, if they are not the ones that were sent last. Returns whether it did. */
+        private boolean describe(SourceRecord record) throws IOException {
             Schema schema = record.valueSchema();
             Field after = schema == null ? null : schema.field("after");
             if (after == null || known.putIfAbsent(schema, true) != null) {
-                return;
+                return false;
             }
             ByteArrayOutputStream body = new ByteArrayOutputStream();
             JsonGenerator json = JSON.createGenerator(body);
@@ -285,9 +284,11 @@ public final class CaptureEngine {
             json.writeEndObject();
             json.close();
             String name = table((Struct) record.value());
-            if (!Arrays.equals(described.put(name, body.toByteArray()), body.toByteArray())) {
-                send('S', body.toByteArray());
+            if (Arrays.equals(described.put(name, body.toByteArray()), body.toByteArray())) {
+                return false;
             }
+            send('S', body.toByteArray());
+            return true;
         }
 
         private static String table(Struct value) {
@@ -296,8 +297,8 @@ public final class CaptureEngine {
             return source.getString(outer == null ? "db" : "schema") + "." + source.getString("table");
         }
 
-        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction; p, f the offset. */
-        private static void event(JsonGenerator json, SourceRecord record, boolean last) throws IOException {
+        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction, d described; p, f the offset. */
+        private static void event(JsonGenerator json, SourceRecord record, boolean described, boolean last) throws IOException {
             json.writeStartObject();
             Struct value = record.value() instanceof Struct ? (Struct) record.value() : null;
             Schema schema = record.valueSchema();
@@ -307,6 +308,9 @@ public final class CaptureEngine {
                 json.writeStringField("o", value.getString("op"));
                 json.writeStringField("s", source.getString("snapshot"));
                 json.writeNumberField("m", source.getInt64("ts_ms"));
+                if (described) {
+                    json.writeBooleanField("d", true);
+                }
                 if (record.key() instanceof Struct) {
                     json.writeFieldName("k");
                     struct(json, (Struct) record.key());
@@ -324,6 +328,7 @@ public final class CaptureEngine {
             } else if (value != null && schema.field("status") != null) {  // BEGIN and END of a transaction
                 json.writeStringField("o", value.getString("status"));
                 json.writeStringField("g", value.getString("id"));
+                json.writeNumberField("m", value.getInt64("ts_ms"));
             } else if (value != null && schema.field("aggregate_type") != null) {  // a notification
                 json.writeStringField("o", "notification");
                 json.writeStringField("n", value.getString("aggregate_type") + ": " + value.getString("type"));

@@ -1,0 +1,82 @@
+"""The collections of a flow: one, or one for each topic; and the ticks at which they are read together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from millrace.base.closeable import Closeable
+from millrace.base.settings import Settings
+from millrace.client.database import Database, connect
+from millrace.flows.batch import Batch
+from millrace.flows.sinks.collection.model import CollectionSink as Declared
+from millrace.flows.sinks.collection.sink import CollectionSink
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.sink import Sink, Ticks, Verdicts
+
+
+def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> Sink:
+    """Return the sink that flow `flow` declares."""
+    if declared.divided:
+        return RoutedCollections(settings, declared, flow=flow)
+    return CollectionSink(settings, declared.collection, flow=flow)
+
+
+class RoutedCollections(Closeable):
+    """Documents into the collection of their topic. All of a batch are of one topic."""
+
+    def __init__(self, settings: Settings, declared: Declared, *, flow: str) -> None:
+        self._settings, self._declared, self._flow = settings, declared, flow
+        self._sinks: dict[str, CollectionSink] = {}
+
+    def check(self, schema: pa.Schema, /) -> None:
+        """Rows have no topics: only documents come here."""
+
+    def open(self) -> None:
+        """Collections are opened as documents come for them."""
+
+    def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
+        return {lane: place for sink in self._sinks.values() for lane, place in sink.standing(lanes).items()}
+
+    def write(self, batch: Batch, /) -> Verdicts:
+        """As millrace.flows.sinks.sink.Sink says."""
+        topic = batch.lane.rpartition("-")[0]
+        if topic not in self._sinks:
+            self._sinks[topic] = CollectionSink(self._settings, self._declared.of(topic), flow=self._flow)
+        return self._sinks[topic].write(batch)
+
+    def close(self) -> None:
+        """Idempotent."""
+        while self._sinks:
+            self._sinks.popitem()[1].close()
+
+
+class CollectionTicks(Closeable):
+    """Ticks of several collections."""
+
+    def __init__(self, settings: Settings, names: Sequence[str]) -> None:
+        self._settings, self._names = settings, names
+        self._database: Database | None = None
+
+    def now(self) -> int:
+        """As millrace.flows.sinks.sink.Ticks says. Raises LogUnavailable, CollectionNotFound, DeadlineExceeded."""
+        if self._database is None:
+            self._database = connect(settings=self._settings)
+        log = self._database.connection
+        channels = {each for name in self._names for each in self._database.definition(name, cached=True).pchannels}
+        newest = max(log.tick(each, persist=False) for each in sorted(channels))
+        for each in sorted(channels):
+            log.confirm(each, newest)  # what is appended from now on has a later tick, on each of them
+        return newest
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._database is not None:
+            self._database.close()
+        self._database = None
+
+
+def ticks_of(declared: Declared, settings: Settings, topics: Sequence[str]) -> Ticks:
+    """Return the ticks of the collections of `topics`."""
+    return CollectionTicks(settings, list(dict.fromkeys(declared.of(each) for each in topics)))
