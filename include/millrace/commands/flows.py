@@ -650,7 +650,11 @@ def ticks(
         [tick_of(settings, flow.name, transaction)] if transaction else recorded_ticks(settings, flow.name, limit=limit)
     )
     rows = [
-        {"tick": each.tick, "transaction": each.mark.source or "snapshot", "source_time": iso_time(each.mark.moment) if each.mark.moment else ""}
+        {
+            "tick": each.tick,
+            "transaction": each.mark.source or "snapshot",
+            "source_time": iso_time(each.mark.moment) if each.mark.moment else "",
+        }
         for each in found
     ]
     print_rows(
