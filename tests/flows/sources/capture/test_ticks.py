@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +14,12 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.commands.main import app
 from millrace.flows.range_host.status import pipeline_folder
+from millrace.flows.sinks.collection.routes import CollectionTicks
 from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.flows.sources.capture.ticks import recorded_ticks, spool_folder, tick_of
+from millrace.testing import deployment
+from tests.docs.pages import python_blocks
+from tests.docs.test_examples import run
 
 
 @pytest.fixture
@@ -56,3 +62,22 @@ def test_a_command_lists_them(settings: Settings) -> None:
     assert [(each["tick"], each["transaction"]) for each in rows][:2] == [(100, "snapshot"), (200, "0-1-10")]
     told = CliRunner().invoke(app, [*base, "--transaction", "0-1-15"])
     assert [each["tick"] for each in json.loads(told.stdout)] == [300]
+
+
+def test_the_page_s_tables_are_read_at_one_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    with deployment() as db:
+        monkeypatch.setenv("MILLRACE_DATA", str(db.settings.data_dir))
+        for name in ("shop_orders", "shop_order_lines"):
+            db.create_collection(name, {"id": "int64"}, key="id").insert([{"id": 1}])
+        with (
+            Spool(spool_folder(db.settings, "millrace-shop")) as spool,
+            closing(CollectionTicks(db.settings, ["shop_orders", "shop_order_lines"])) as ticks,
+        ):
+            spool.record(ticks.now(), Mark(2, "0-1-10", 0))
+        for name in ("shop_orders", "shop_order_lines"):
+            db[name].insert([{"id": 2}])
+        names: dict[str, Any] = {}
+        for each in python_blocks("docs/capture.md"):
+            run(each.text, names)
+        names["db"].close()
+    assert [names["orders"].num_rows, names["lines"].num_rows] == [1, 1]
