@@ -18,13 +18,13 @@ millrace.flows.conversion turns documents into rows and rows into documents. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
 
-from millrace.flows.records import Action, Record
+from millrace.flows.records import Action, Record, is_truncation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +59,27 @@ class Batch:
         """Return `rows` as one table. A batch without columns gives an empty table."""
         found = list(self.rows or ())
         return pa.Table.from_batches(found) if found else pa.table({})
+
+
+def parts_at_truncations(batch: Batch) -> Iterator[Batch]:
+    """Yield `batch` in parts that follow one another: a truncation is the first document of its part, as sinks want it.
+
+    A batch without documents, or that moves no position, is one part.
+    """
+    documents = batch.documents
+    places = (
+        []
+        if documents is None or batch.end == batch.start
+        else [place for place, each in enumerate(documents) if place and is_truncation(each.record)]
+    )
+    if documents is None or not places:
+        yield batch
+        return
+    start = batch.start
+    for first, last in zip([0, *places], [*places, len(documents)], strict=True):
+        end = batch.end if last == len(documents) else documents[last].record.offset
+        yield replace(batch, start=start, end=end, documents=documents[first:last])
+        start = end
 
 
 def outside_of_ranges(documents: Iterable[Action]) -> list[Batch]:

@@ -18,6 +18,8 @@ class Record(NamedTuple):
     timestamp: int
     """Milliseconds since 1970, as the topic has it."""
     headers: Sequence[tuple[str, bytes | None]] = ()
+    original: Record | None = None
+    """As it was received, if a format of the source decoded it: what a dead letter keeps."""
 
     @property
     def position(self) -> str:
@@ -65,6 +67,10 @@ class Failure(NamedTuple):
     kind: str
     """A stable name of the fault."""
     reason: str
+
+    def as_received(self) -> Failure:
+        """Return the failure of the record as it was received."""
+        return self if self.record.original is None else self._replace(record=self.record.original)
 
 
 VALUE_CONVERTER = "VALUE_CONVERTER"

@@ -268,7 +268,7 @@ class _Redrive:
             self._opened = True
         for batch in outside_of_ranges(done.actions):
             verdicts = self._sink.write(batch)
-            failures += verdicts.failures
+            failures += [each.as_received() for each in verdicts.failures]
             counts["written"] += verdicts.acknowledged - verdicts.stale
             counts["stale"] += verdicts.stale
         hit("redrive.written")

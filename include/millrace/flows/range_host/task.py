@@ -14,7 +14,7 @@ from typing import Any, Final
 from millrace.base.errors import LogRegressed, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.flows.batch import Batch
+from millrace.flows.batch import Batch, parts_at_truncations
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.place import ErrorPlace, errors_of
 from millrace.flows.range_host.in_hand import InHand
@@ -152,7 +152,7 @@ class Task:
         )
         written = self.execute(batch)
         hit("pipeline.written")
-        failures = [*transformed.failures, *written.failures]
+        failures = [*transformed.failures, *(each.as_received() for each in written.failures)]
         if failures:
             self.fail(failures)
         hit("pipeline.failures")
@@ -203,7 +203,15 @@ class Task:
         if not self._opened:
             self._sink.open()
             self._opened = True
-        return self._sink.write(batch)
+        verdicts: Verdicts | None = None
+        for part in parts_at_truncations(batch):
+            written = self._sink.write(part)
+            if verdicts is None:
+                verdicts = written
+            else:
+                verdicts.add(written)
+        assert verdicts is not None, "a batch has at least one part"
+        return verdicts
 
     def fail(self, failures: Sequence[Failure]) -> None:
         """Into the error topic or the collection of dead letters, acknowledged."""

@@ -15,12 +15,15 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from millrace.base.errors import MillraceError
+from millrace.flows.debezium.events import Events
+from millrace.flows.debezium.events import Rules as EventRules
 from millrace.flows.declare.paths import split
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup, Step
 from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
 from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record, is_truncation
 from millrace.flows.registry import sink_kinds
+from millrace.flows.sources.kafka.events import event_rules_of, registry_of
 from millrace.flows.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
 from millrace.runtime.sandbox.errors import TooMuchWork
 
@@ -80,6 +83,8 @@ class Rules(NamedTuple):
     version_field: str | None = None
     truncates: bool = False
     """Whether the sink can remove all of its rows."""
+    debezium: EventRules | None = None
+    """How the source's change events are read; None: its values are documents."""
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Rules:
@@ -87,7 +92,13 @@ class Rules(NamedTuple):
         versions = ids not in _PLACES and bool(getattr(pipeline.sink, "versions", False))
         field = getattr(pipeline.sink, "version_field", None)
         return cls(
-            pipeline.steps, ids, versions, pipeline.sink.tombstones, field, sink_kinds()[pipeline.sink.kind].truncates
+            pipeline.steps,
+            ids,
+            versions,
+            pipeline.sink.tombstones,
+            field,
+            sink_kinds()[pipeline.sink.kind].truncates,
+            event_rules_of(pipeline.source),
         )
 
 
@@ -110,6 +121,11 @@ class Transform:
         self._ordered_by = None if rules.version_field is None else getter(split(rules.version_field))
         self._decode, self._encode = decoded, encoded
         self._context = Context()
+        self._events: Events | None = None
+        if rules.debezium is not None:
+            # Rules alone have no registry, which may have a password: they decode JSON.
+            registry = None if isinstance(pipeline, Rules) else registry_of(pipeline.source)
+            self._events = Events(rules.debezium, registry)
 
     def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:
         """Return every record's outcome; `hand` is called with each one that reaches the steps.
@@ -121,17 +137,28 @@ class Transform:
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
         by_position, versions = self._ids in _PLACES, self._versions
         take = None if hand is None else hand.take
+        change = None if self._events is None else self._events.change
         try:
-            for record in records:
-                stage, step = VALUE_CONVERTER, "json"
+            for received in records:
+                record, ordered = received, None
+                stage, step = VALUE_CONVERTER, "json" if change is None else "debezium"
                 try:
                     value = record.value
-                    if value is None:
-                        actions.append(self._tombstone(record))
-                        continue
-                    if len(value) > MAX_DOCUMENT_BYTES:
+                    if value is not None and len(value) > MAX_DOCUMENT_BYTES:
                         raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
-                    document = decode(value)
+                    document = None
+                    if change is not None:
+                        found = change(record)
+                        if found is None:
+                            done.filtered += 1
+                            continue
+                        record, document, ordered = found
+                        value = record.value
+                    if value is None:
+                        actions.append(self._tombstone(record, ordered))
+                        continue
+                    if document is None:
+                        document = decode(value)
                     if type(document) is not dict:
                         raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
                     stage = TRANSFORMATION
@@ -144,26 +171,26 @@ class Transform:
                             break
                     else:
                         step = "id"
-                        found = record.position if by_position else self._id(record, context)
+                        name = record.position if by_position else self._id(record, context)
                         body = encode(document)
                         if len(body) > MAX_DOCUMENT_BYTES:
                             raise Refused("TOO_LARGE", f"the document grew to {len(body)} bytes")
                         step = "version"
-                        version = self._version(record, document) if versions else None
-                        actions.append(Action(record, found, body, version))
+                        version = self._version(record, document, ordered) if versions else None
+                        actions.append(Action(record, name, body, version))
                 except _Ignored:
                     done.filtered += 1
                 except Refused as error:
-                    failures.append(Failure(record, stage, step, error.kind, str(error)))
+                    failures.append(Failure(received, stage, step, error.kind, str(error)))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    failures.append(Failure(record, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
+                    failures.append(Failure(received, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
                 except RecursionError:
-                    failures.append(Failure(record, stage, step, "TOO_DEEP", "it is nested too deep"))
+                    failures.append(Failure(received, stage, step, "TOO_DEEP", "it is nested too deep"))
                 except MillraceError:
                     raise
                 except Exception as error:
                     # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
-                    failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))
+                    failures.append(Failure(received, stage, step, type(error).__name__, str(error)[:300]))
         finally:
             if hand is not None:
                 hand.leave()
@@ -181,14 +208,20 @@ class Transform:
         `at` is called with each step before it runs. Raises the errors of `keep`, and MemoryError.
         """
         shown: list[Shown] = []
-        context, document = Context(), None
-        context.record = record
-        step = "json"
+        context, document, ordered = Context(), None, None
+        step = "json" if self._events is None else "debezium"
         try:
+            if self._events is not None:
+                found = self._events.change(record)
+                if found is None:
+                    return Sample((), "filtered")
+                record, document, ordered = found
+            context.record = record
             if record.value is None:
-                made = self._tombstone(record)
+                made = self._tombstone(record, ordered)
                 return Sample((), "delete", made.id, made.version)
-            document = self._decode(record.value)
+            if document is None:
+                document = self._decode(record.value)
             if type(document) is not dict:
                 raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
             for step, apply in self._operators:
@@ -198,11 +231,11 @@ class Transform:
                     return Sample(tuple(shown), "filtered")
                 shown.append(Shown(step, "document", keep(document)))
             step = "id"
-            found = record.position if self._ids in _PLACES else self._id(record, context)
+            name = record.position if self._ids in _PLACES else self._id(record, context)
             self._encode(document)
             step = "version"
-            version = self._version(record, document) if self._versions else None
-            return Sample(tuple(shown), "index", found, version, keep(document))
+            version = self._version(record, document, ordered) if self._versions else None
+            return Sample(tuple(shown), "index", name, version, keep(document))
         except _Ignored:
             return Sample(tuple(shown), "ignored")
         except (TooMuchWork, MemoryError):
@@ -221,10 +254,10 @@ class Transform:
             return context.id
         return _key(record)
 
-    def _version(self, record: Record, document: Document) -> int:
-        """The record's offset, or what the document itself says. Raises Refused."""
+    def _version(self, record: Record, document: Document, ordered: int | None) -> int:
+        """What the event's source says, the record's offset, or what the document itself says. Raises Refused."""
         if self._ordered_by is None:
-            return record.offset
+            return record.offset if ordered is None else ordered
         value = self._ordered_by(document)
         found = -1
         if type(value) is int:
@@ -239,7 +272,7 @@ class Transform:
             )
         return found
 
-    def _tombstone(self, record: Record) -> Action:
+    def _tombstone(self, record: Record, ordered: int | None = None) -> Action:
         if self._tombstones == "ignore":
             raise _Ignored
         if self._tombstones == "error":
@@ -255,7 +288,8 @@ class Transform:
                 "TOMBSTONE",
                 f"the record has no value, and by ids from {self._ids} nothing can be deleted: ids by key can",
             )
-        return Action(record, _key(record), None, record.offset if self._versions else None)
+        version = record.offset if ordered is None else ordered
+        return Action(record, _key(record), None, version if self._versions else None)
 
 
 def _key(record: Record) -> str:

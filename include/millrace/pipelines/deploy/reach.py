@@ -11,12 +11,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
 
 from millrace.flows.declare.addresses import address_of, host_of, is_forbidden, leads_astray
 from millrace.flows.declare.part import Problem, invalid
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.kafka.model import KafkaSource
 
 
 def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
@@ -56,6 +58,8 @@ def _hosts(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
             )
         elif isinstance(part, KafkaCluster):
             yield from ((f"{path}.bootstrap.{place}", host_of(each)) for place, each in enumerate(part.bootstrap))
+        if isinstance(part, KafkaSource) and part.debezium.registry is not None:
+            yield f"{path}.debezium.registry.url", host_of(urlsplit(part.debezium.registry.url).netloc)
 
 
 def _matches(host: str, pattern: str) -> bool:

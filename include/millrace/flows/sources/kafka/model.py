@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from millrace.flows.debezium.model import FORMAT, Debezium
 from millrace.flows.declare.part import TopicName, words
 from millrace.flows.declare.rows import TopicStart, Watermark
 from millrace.flows.kafka.cluster import KafkaCluster
@@ -27,12 +28,12 @@ def _pattern(text: str) -> str:
 
 
 class KafkaSource(KafkaCluster):
-    """Records of plain topics, whose values are JSON: as documents, or as the rows of a Spark query."""
+    """Records of plain topics, whose values are JSON or change events: as documents, or as the rows of a Spark query."""
 
     of_rows: ClassVar = frozenset(
         {"name", "columns", "record", "start", "tombstones", "dead_letters", "watermark", "max_bytes", "max_records"}
     )
-    of_documents: ClassVar = frozenset({"topics_regex", "assignment", "offset_reset"})
+    of_documents: ClassVar = frozenset({"topics_regex", "assignment", "offset_reset", "format", "debezium"})
 
     kind: Literal["kafka"] = "kafka"
     topics_regex: Annotated[str, StringConstraints(max_length=500), AfterValidator(_pattern)] = words(
@@ -61,6 +62,10 @@ class KafkaSource(KafkaCluster):
     isolation: Literal["read_committed", "read_uncommitted"] = words(
         "whether records of open or aborted transactions are read", default="read_committed"
     )
+    format: Literal["json", "debezium"] = words(
+        "of values: JSON documents, or change events of Debezium, in JSON or Avro", default="json"
+    )
+    debezium: Debezium = words("how its events are read", default_factory=Debezium)
     name: str = words("of the table of rows; empty: the topic's", default="")
     columns: dict[str, str] = words(
         'fields of the values with their types ("int64"; "string?" may be missing or null) as columns; empty: the'
@@ -90,6 +95,10 @@ class KafkaSource(KafkaCluster):
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaSource:
+        if self.format != FORMAT and self.debezium != Debezium():
+            raise ValueError("debezium: its fields are of the format debezium: say format: debezium")
+        if self.debezium.truncates == "apply" and len(self.topics) != 1:
+            raise ValueError("debezium.truncates: several topics have no common order, so apply takes one topic")
         if len(set(self.topics)) < len(self.topics):
             raise ValueError("topics: each once")
         if self.max_poll_interval_ms < self.session_timeout_ms:

@@ -117,6 +117,11 @@ class Topics(Source):
                         if known is None
                         else error_of(known.error, f"topic {topic}")
                     )
+                if self._source.debezium.truncates == "apply" and len(known.partitions) > 1:
+                    raise InvalidSettings(
+                        f"topic {topic} has {len(known.partitions)} partitions, which order no truncation among the"
+                        " other changes: say debezium.truncates: error or ignore, or use a topic of one partition"
+                    )
                 found += [(topic, partition) for partition in sorted(known.partitions)]
             self._partitions, self._looked = found, time.monotonic()
         return self._partitions

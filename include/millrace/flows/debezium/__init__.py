@@ -1,0 +1,1 @@
+"""Debezium's change events: read from topics of Kafka, and written to them (docs/capture.md)."""
