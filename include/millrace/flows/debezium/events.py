@@ -186,7 +186,8 @@ class Events:
         except msgspec.ValidationError as error:
             raise Refused("ENVELOPE", f"no event of Debezium: {error}") from None
         if event.op is msgspec.UNSET:
-            return self._other(value)
+            _require_control(value)
+            return None
         before, after = bytes(event.before), bytes(event.after)
         return self._event(
             record,
@@ -290,29 +291,6 @@ class Events:
                 self._repeats.clear()
             found = self._repeats[lane] = Repeats(self._rules.repeats)
         return found.is_repeat(source, operation, record.key, record.offset)
-
-    def _other(self, value: bytes) -> None:
-        """A record without an operation: one that is known to change no row, or an error. Raises Refused."""
-        found = decoded(value)
-        if type(found) is dict:
-            if isinstance(found.get("payload"), dict) and "schema" in found:
-                found = found["payload"]
-            names = found.keys()
-            heartbeat = "ts_ms" in names and len(names) == 1
-            transaction = found.get("status") in ("BEGIN", "END") and "id" in names
-            notification = "aggregate_type" in names and "type" in names
-            if (
-                heartbeat
-                or transaction
-                or notification
-                or {"ddl", "source"} <= names
-                or {"ddl", "databaseName"} <= names
-            ):
-                return
-        raise Refused(
-            "ENVELOPE",
-            "no event of Debezium: it has no op; if the connector unwraps its events, say debezium.unwrapped: true",
-        )
 
     # --- unwrapped rows ----------------------------------------------------------------------------------------------
 
@@ -450,6 +428,24 @@ def _parsed(schema: bytes | int) -> Column:
         return _column(schema)
     except msgspec.DecodeError as error:
         raise Refused("SCHEMA", f"no schema of Kafka Connect: {error}"[:500]) from None
+
+
+def _require_control(value: bytes) -> None:
+    """Raise Refused for a record without an operation, unless it is of those that change no row."""
+    found = decoded(value)
+    if type(found) is dict:
+        if isinstance(found.get("payload"), dict) and "schema" in found:
+            found = found["payload"]
+        names = found.keys()
+        heartbeat = "ts_ms" in names and len(names) == 1
+        transaction = found.get("status") in ("BEGIN", "END") and "id" in names
+        notification = "aggregate_type" in names and "type" in names
+        if heartbeat or transaction or notification or {"ddl", "source"} <= names or {"ddl", "databaseName"} <= names:
+            return
+    raise Refused(
+        "ENVELOPE",
+        "no event of Debezium: it has no op; if the connector unwraps its events, say debezium.unwrapped: true",
+    )
 
 
 def _fill_unavailable(row: Any, old: Any) -> None:

@@ -136,7 +136,7 @@ class SchemaRegistry:
             answer = connection.getresponse()
             body = answer.read(_MAX_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise LogUnavailable(f"{what}: {error or type(error).__name__}") from None
+            raise LogUnavailable(f"{what}: {type(error).__name__}: {error}") from None
         finally:
             connection.close()
         if answer.status in (401, 403):

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from millrace.base.errors import MillraceError
-from millrace.flows.debezium.events import Events
+from millrace.flows.debezium.events import Change, Events
 from millrace.flows.debezium.events import Rules as EventRules
 from millrace.flows.declare.paths import split
 from millrace.flows.declare.pipeline import Pipeline
@@ -137,7 +137,7 @@ class Transform:
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
         by_position, versions = self._ids in _PLACES, self._versions
         take = None if hand is None else hand.take
-        change = None if self._events is None else self._events.change
+        change = None if self._events is None else self._change
         try:
             for received in records:
                 record, ordered = received, None
@@ -148,11 +148,7 @@ class Transform:
                         raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
                     document = None
                     if change is not None:
-                        found = change(record)
-                        if found is None:
-                            done.filtered += 1
-                            continue
-                        record, document, ordered = found
+                        record, document, ordered = change(record)
                         value = record.value
                     if value is None:
                         actions.append(self._tombstone(record, ordered))
@@ -212,10 +208,7 @@ class Transform:
         step = "json" if self._events is None else "debezium"
         try:
             if self._events is not None:
-                found = self._events.change(record)
-                if found is None:
-                    return Sample((), "filtered")
-                record, document, ordered = found
+                record, document, ordered = self._change(record)
             context.record = record
             if record.value is None:
                 made = self._tombstone(record, ordered)
@@ -246,6 +239,13 @@ class Transform:
         except (Exception, RecursionError) as error:
             shown.append(Shown(step, "error", None, str(error)[:300]))
             return Sample(tuple(shown), "error", reason=str(error)[:300])
+
+    def _change(self, record: Record) -> Change:
+        assert self._events is not None, "the source has events"
+        found = self._events.change(record)
+        if found is None:
+            raise _Ignored
+        return found
 
     def _id(self, record: Record, context: Context) -> str:
         if self._ids == "template":

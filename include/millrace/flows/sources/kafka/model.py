@@ -28,7 +28,7 @@ def _pattern(text: str) -> str:
 
 
 class KafkaSource(KafkaCluster):
-    """Records of plain topics, whose values are JSON or change events: as documents, or as the rows of a Spark query."""
+    """Records of plain topics, whose values are JSON or change events: documents, or the rows of a Spark query."""
 
     of_rows: ClassVar = frozenset(
         {"name", "columns", "record", "start", "tombstones", "dead_letters", "watermark", "max_bytes", "max_records"}
