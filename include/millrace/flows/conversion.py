@@ -94,13 +94,13 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     names = schema.key_names
     if action.body is None:
         values = [action.id] if len(names) == 1 else _listed(action.id, names)
-        keys = [_from_json(value, types[name], name) for name, value in zip(names, values, strict=True)]
+        keys = [value_of(value, types[name], name) for name, value in zip(names, values, strict=True)]
         return KeyedRow(keys[0] if len(names) == 1 else tuple(keys), None)
     document = decoded(action.body)
     missing = [name for name in names if document.get(name) is None]
     if missing:
         raise ValueError(f"the document has no {', '.join(missing)}, which is the collection's key")
-    row = {name: _from_json(value, types.get(name, ""), name) for name, value in document.items()}
+    row = {name: value_of(value, types.get(name, ""), name) for name, value in document.items()}
     for name in binary_columns(action.record):
         if isinstance(row.get(name), str) and types.get(name, "").endswith("binary"):
             row[name] = base64.b64decode(row[name], validate=True)
@@ -118,8 +118,8 @@ def _listed(key: str, names: Sequence[str]) -> list[Any]:
     return found
 
 
-def _from_json(value: Any, kind: str, name: str) -> Any:
-    """A value of a field's type, where JSON has it as text."""
+def value_of(value: Any, kind: str, name: str) -> Any:
+    """Return JSON's value of the field `name` as its type `kind` has it. Raises ValueError, TypeError."""
     if not isinstance(value, str):
         if isinstance(value, int | float) and kind.startswith("decimal"):
             return Decimal(value.text if isinstance(value, Digits) else str(value))

@@ -160,6 +160,13 @@ class Pipeline(Part):
                 "source.assignment, resources.workers: on Spark one query reads all lanes, in as many tasks as the"
                 " cluster has cores: say all, and one worker, or deployment: service"
             )
+        if getattr(self.sink, "history", None) is not None:
+            if not source_kinds()[self.source.kind].ordered_by_key:
+                raise ValueError(f"sink.history: a {self.source.kind} may have changes of one key in several lanes")
+            if isinstance(self.source, KafkaSource) and len(self.source.topics) != 1:
+                raise ValueError(
+                    "sink.history: changes of one key come from one topic, whose partitions are by that key"
+                )
         output = getattr(self.sink, "topic", None)
         comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
         if comes_back and self._one_cluster():

@@ -43,12 +43,14 @@ _SUFFIX: Final = ".arrow"
 class LaneJournal:
     """A lane that this process owns until another one claims it."""
 
-    def __init__(self, settings: Settings, flow: str, lane: str, *, collection: int, generation: int) -> None:
+    def __init__(self, settings: Settings, flow: str, lane: str, *, collection: int, generation: int | None) -> None:
         """Claim the lane. `collection` is the sink's id; a journal of another, or of an older generation, is empty.
+        Without a `generation`, it is that of the journal.
 
         Raises SinkBusy if other workers claim it at the same time, or its position was set by hand since.
         """
-        self.generation = generation
+        self._asked = generation
+        self.generation = generation or 0
         self._lane, self._collection = lane, collection
         try:
             self._store: ConditionalStore = conditional(store_at(settings.table_uri(f"{LANES}/{flow}")))
@@ -127,6 +129,8 @@ class LaneJournal:
     def _understood(self, batch: InFlight, facts: dict[str, Any]) -> InFlight | None:
         """Take over what is stored; return the batch to send, if there is one."""
         self.producer_id = facts["producer_id"]
+        if self._asked is None:
+            self.generation = facts["generation"]
         if facts["generation"] > self.generation:
             raise SinkBusy(f"lane {self._lane}: its position was set by hand meanwhile", retry_after=1.0)
         self.position, self.failures = 0, {}

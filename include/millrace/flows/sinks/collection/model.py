@@ -11,12 +11,55 @@ from millrace.flows.declare.part import Part, words
 from millrace.flows.kinds import SinkKind
 from millrace.flows.sinks.models import names_of
 
+ALL_COLUMNS: Final = "*"
+
+
+class History(Part):
+    """Every version of a row, with the time for which it was valid (SCD type 2), in place of the newest one alone."""
+
+    sequence: str | None = words(
+        "a field of the documents that orders the changes of a key; empty: the order of the source",
+        default=None,
+        min_length=1,
+        max_length=255,
+    )
+    columns: tuple[str, ...] = words(
+        "columns whose change makes a version, or * for all; empty: each change makes one",
+        default=(),
+        max_length=1000,
+    )
+    deletes: dict[str, tuple[str | int | bool, ...]] = words(
+        "field: its values in documents that are deletes", default_factory=dict, max_length=16
+    )
+    valid_from: str = words("column with the sequence that a version begins at", default="valid_from", min_length=1)
+    valid_to: str = words(
+        "column with the sequence that ended it; null while it is valid", default="valid_to", min_length=1
+    )
+    current: str = words("column that says whether it is valid now", default="current", min_length=1)
+    version: str = words("last column of the key: 0 for the newest change", default="version", min_length=1)
+    versions: str = words("column with the number of other changes, of the newest", default="versions", min_length=1)
+    deleted: str = words("column that says whether a change is a delete", default="deleted", min_length=1)
+    changed_at: str = words("column with the change's own sequence", default="changed_at", min_length=1)
+
+    @model_validator(mode="after")
+    def _names_apart(self) -> History:
+        if len(set(self.own)) < len(self.own):
+            raise ValueError("two columns of the history have the same name")
+        return self
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The columns that a document does not have."""
+        return (
+            self.version, self.versions, self.valid_from, self.valid_to, self.current, self.deleted, self.changed_at
+        )  # fmt: skip
+
 
 class CollectionSink(Part):
     """Rows, or documents as rows, of a collection of this deployment; a document's tombstone deletes its key's row."""
 
     of_rows: ClassVar = frozenset({"mode", "partition", "partition_by", "dead_letters", "create", "key"})
-    of_documents: ClassVar = frozenset({"tombstones"})
+    of_documents: ClassVar = frozenset({"tombstones", "history"})
 
     kind: Literal["collection"] = "collection"
     collection: str = words(
@@ -27,6 +70,7 @@ class CollectionSink(Part):
     tombstones: Literal["delete", "ignore", "error"] = words(
         "what a record without a value does to its key", default="delete"
     )
+    history: History | None = words("keep every version of a row; empty: the newest alone", default=None)
     mode: Literal["append", "upsert", "changes"] = words("what a row does to the one of its key", default="append")
     partition: str | None = words("of all rows", default=None)
     partition_by: str | None = words("a column with the name of a row's partition", default=None)

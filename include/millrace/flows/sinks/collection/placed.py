@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -19,11 +19,12 @@ from millrace.message.payload.rows import decode_rows, encode_rows
 from millrace.message.types import MessageType
 
 Rows = list[tuple[Action, KeyedRow]]
+_T = TypeVar("_T")
 _PLACE: Final = "_place"
 _STEP: Final = "collection"
 
 
-def placed_messages(rows: Rows, collection: CollectionInfo) -> list[PlacedMessage]:
+def placed_messages(rows: Sequence[tuple[Action, KeyedRow]], collection: CollectionInfo) -> list[PlacedMessage]:
     """Return messages that replace the rows of these keys, or delete them: the last of each key counts.
 
     Raises InvalidArgument if a row does not fit.
@@ -33,14 +34,7 @@ def placed_messages(rows: Rows, collection: CollectionInfo) -> list[PlacedMessag
     gone = [(key, place) for key, (row, place) in last.items() if row is None]
     found: list[PlacedMessage] = []
     if new:
-        table = conform([row for row, _ in new], collection)
-        names = table.column_names
-        table = table.append_column(_PLACE, pa.array([place for _, place in new], pa.int64()))
-        for vchannel, partition, part in split_rows(table, collection, None, None):
-            made = insert_message(
-                part.select(names), collection, vchannel=vchannel, partition_id=partition, upsert=True
-            )
-            found.append(_placed(made, part))
+        found += placed_upserts(conform([row for row, _ in new], collection), [place for _, place in new], collection)
     if gone:
         keys = key_rows([key for key, _ in gone], collection)
         names = keys.schema.names
@@ -51,21 +45,36 @@ def placed_messages(rows: Rows, collection: CollectionInfo) -> list[PlacedMessag
     return found
 
 
+def placed_upserts(rows: pa.Table, places: Sequence[int], collection: CollectionInfo) -> list[PlacedMessage]:
+    """Return messages that upsert `rows` that conform to the collection, each from the document at its place."""
+    found: list[PlacedMessage] = []
+    names = rows.column_names
+    placed = rows.append_column(_PLACE, pa.array(places, pa.int64()))
+    for vchannel, partition, part in split_rows(placed, collection, None, None):
+        made = insert_message(part.select(names), collection, vchannel=vchannel, partition_id=partition, upsert=True)
+        found.append(_placed(made, part))
+    return found
+
+
 def fitting(rows: Rows, collection: CollectionInfo) -> tuple[Rows, list[PlacedMessage], list[Failure]]:
     """Return the rows that fit with their messages, and a failure for each other row."""
     try:
         return rows, placed_messages(rows, collection), []
     except InvalidArgument:
-        good, failures = _separate(rows, lambda part: placed_messages(part, collection))
+        good, failures = separate(rows, lambda part: placed_messages(part, collection))
         return good, placed_messages(good, collection), failures
 
 
-def _separate(rows: Rows, fits: Callable[[Rows], Any]) -> tuple[Rows, list[Failure]]:
+def separate(
+    rows: Sequence[tuple[Action, _T]], fits: Callable[[Sequence[tuple[Action, _T]]], Any]
+) -> tuple[list[tuple[Action, _T]], list[Failure]]:
     """Return the rows that `fits` takes without InvalidArgument, in their order, and a failure for each other one.
 
     If few of n rows do not fit, `fits` is called about log n times for each.
     """
-    parts, good, failures = [rows] if rows else [], Rows(), list[Failure]()
+    parts: list[Sequence[tuple[Action, _T]]] = [rows] if rows else []
+    good: list[tuple[Action, _T]] = []
+    failures: list[Failure] = []
     while parts:
         part = parts.pop()
         try:

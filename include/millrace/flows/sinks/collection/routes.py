@@ -20,7 +20,7 @@ def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> 
     """Return the sink that flow `flow` declares."""
     if declared.divided:
         return RoutedCollections(settings, declared, flow=flow)
-    return CollectionSink(settings, declared.collection, flow=flow)
+    return CollectionSink(settings, declared.collection, flow=flow, history=declared.history)
 
 
 class RoutedCollections(Closeable):
@@ -43,7 +43,9 @@ class RoutedCollections(Closeable):
         """As millrace.flows.sinks.sink.Sink says."""
         topic = batch.lane.rpartition("-")[0]
         if topic not in self._sinks:
-            self._sinks[topic] = CollectionSink(self._settings, self._declared.of(topic), flow=self._flow)
+            self._sinks[topic] = CollectionSink(
+                self._settings, self._declared.of(topic), flow=self._flow, history=self._declared.history
+            )
         return self._sinks[topic].write(batch)
 
     def close(self) -> None:

@@ -60,9 +60,11 @@ from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure, is_truncation
 from millrace.flows.sinks.collection.changes import KIND, Folded, fold
 from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.history import Change, KeyHistory, Row
 from millrace.flows.sinks.collection.journal import FolderJournal, Journal, PlacedMessage
 from millrace.flows.sinks.collection.lane import LaneJournal
-from millrace.flows.sinks.collection.placed import fitting, halves
+from millrace.flows.sinks.collection.model import History
+from millrace.flows.sinks.collection.placed import fitting, halves, placed_upserts
 from millrace.flows.sinks.collection.poison import in_order, letters, redriven, sift
 from millrace.flows.sinks.memory import Noted
 from millrace.flows.sinks.sink import Verdicts, require_some
@@ -107,10 +109,12 @@ class CollectionSink(Closeable):
         dead_letters: str | None = None,
         stream: str = "",
         flow: str = "",
+        history: History | None = None,
     ) -> None:
         """Make a sink; one with a `memory` (a folder of the query's checkpoint) is opened, and takes rows.
 
-        `flow` is the name of documents' lanes; without one there are no journals of lanes.
+        `flow` is the name of documents' lanes; without one there are no journals of lanes. With `history`, the rows
+        of documents are kept in all their versions (millrace.flows.sinks.collection.history).
 
         `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
         is the name of their stream. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
@@ -131,6 +135,7 @@ class CollectionSink(Closeable):
         self._collection: Collection | None = None
         """Takes documents."""
         self._flow = flow
+        self._history = history
         self._lanes: dict[str, _Lane] = {}
         self._journal: Journal | None = None
         self._plain: Producer | None = None
@@ -144,6 +149,8 @@ class CollectionSink(Closeable):
         try:
             if self._memory is None:
                 self._collection = self._client.collection(self._name)
+                if self._history is not None:
+                    KeyHistory(self._history, self._collection.definition)
                 return
             for name in filter(None, (self._name, self._letters)):
                 self._newest_chain(self._client.definition(name))
@@ -202,7 +209,7 @@ class CollectionSink(Closeable):
         documents, raises SinkBusy, SinkRefused.
         """
         if batch.documents is not None:
-            if self._flow and batch.end > batch.start:
+            if self._flow and (batch.end > batch.start or self._history is not None):
                 return self._write_lane(batch, batch.documents)
             return self._write_documents(batch.documents)
         if self._journal is not None:
@@ -266,15 +273,15 @@ class CollectionSink(Closeable):
 
     def _lane(self, batch: Batch) -> _Lane:
         known = self._lanes.get(batch.lane)
-        if known is not None and known.files.generation == batch.generation:
+        moves = batch.end > batch.start
+        if known is not None and (known.files.generation == batch.generation or not moves):
             return known
         if known is not None:
             self._lanes.pop(batch.lane).journal.close()
         collection = self._client.definition(self._name)
         self._newest_chain(collection)
-        files = LaneJournal(
-            self._settings, self._flow, batch.lane, collection=collection.id, generation=batch.generation
-        )
+        generation = batch.generation if moves else None
+        files = LaneJournal(self._settings, self._flow, batch.lane, collection=collection.id, generation=generation)
 
         def divide(message: MutableMessage, answer: AppendRejected) -> Sequence[MutableMessage] | None:
             if answer.reason not in _OF_ROWS or not isinstance(message, PlacedMessage):
@@ -291,37 +298,68 @@ class CollectionSink(Closeable):
 
     def _once(self, lane: _Lane, batch: Batch, documents: Sequence[Action]) -> Verdicts:
         files, verdicts = lane.files, Verdicts()
-        before = [each for each in documents if each.record.offset < files.position]
+        moves = batch.end > batch.start
+        before = [each for each in documents if moves and each.record.offset < files.position]
         for each in before:
             refused = files.failures.get(each.record.offset)
             if refused is not None:
                 words = refused[1] or "an earlier attempt refused it"
                 verdicts.failures.append(Failure(each.record, TASK_PUT, STEP, refused[0], words))
         verdicts.repeated = verdicts.acknowledged = len(before) - len(verdicts.failures)
-        documents = [each for each in documents if each.record.offset >= files.position]
+        documents = [each for each in documents if not moves or each.record.offset >= files.position]
         if not documents:
             return verdicts
         collection = self._client.definition(self._name)
-        emptied = self._emptied(documents, collection, batch)
-        rows, failures = self._rows_of(documents[1:] if emptied else documents, collection.schema)
-        rows, placed, misfits = fitting(rows, collection)
-        failures += misfits
-        if rows or emptied:
+        taken, messages, failures = self._placed(documents, collection, batch)
+        if messages:
             verdicts.bulks = 1
             own = {each.record.offset: (each.kind, each.reason) for each in failures}
-            files.move(batch.end, start=batch.start, failures=own)
-            lane.journal.write(Noted(1), [*emptied, *placed])
-            by_chain = [each for each, _ in rows if each.record.offset in files.failures]
+            if moves:
+                files.move(batch.end, start=batch.start, failures=own)
+            lane.journal.write(Noted(1), messages)
+            by_chain = [each for each in taken if each.record.offset in files.failures]
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)
         verdicts.failures += failures
         try:
             require_some(verdicts, verdicts.failures, f"collection {self._name}")
         except SinkRefused:
-            if rows:
+            if taken and moves:
                 files.withdraw(batch.start)
             raise
         return verdicts
+
+    def _placed(
+        self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
+    ) -> tuple[list[Action], list[MutableMessage], list[Failure]]:
+        """Return the documents that fit, their messages, and a failure for each other document."""
+        if self._history is not None:
+            return self._versions(KeyHistory(self._history, collection), documents, collection, batch)
+        emptied = self._emptied(documents, collection, batch)
+        rows, failures = self._rows_of(documents[1:] if emptied else documents, collection.schema)
+        rows, placed, misfits = fitting(rows, collection)
+        return [each for each, _ in rows], [*emptied, *placed], failures + misfits
+
+    def _versions(
+        self, rules: KeyHistory, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
+    ) -> tuple[list[Action], list[MutableMessage], list[Failure]]:
+        """The same of a history. Nobody else changes these keys meanwhile, or what this returns cannot be journaled."""
+        assert self._collection is not None, "documents go into a sink without a memory"
+        rows = self._collection
+
+        def find(keys: Sequence[Row]) -> Sequence[Row]:
+            return rows.get(list(keys)).to_pylist() if keys else []
+
+        closed: list[Change] = []
+        if is_truncation(documents[0].record):
+            whole, documents = documents[0], documents[1:]
+            closed = rules.closings(whole, rows.stream(where=rules.is_current, columns=list(rules.key)))
+        changes, failures = rules.changes(documents)
+        written = rules.revise([*closed, *changes], find, again=batch.end == batch.start)
+        table = pa.Table.from_pylist([each.row for each in written], schema=collection.schema.arrow())
+        placed = placed_upserts(table, [each.place for each in written], collection)
+        failed = {id(each.record) for each in failures}
+        return [each for each in documents if id(each.record) not in failed], list(placed), failures
 
     def _emptied(self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch) -> list[MutableMessage]:
         """Return the messages that remove all rows, if the batch begins with a truncation."""
