@@ -26,6 +26,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.flows.range_host.positions import positions_of
+from millrace.flows.sinks.collection.history import history_schema
 from millrace.runtime.child_processes import ChildProcess
 from millrace.testing import Deployment
 from tests.flows.range_host.flights import Flights
@@ -149,6 +150,35 @@ def test_a_worker_that_dies_at_a_step_writes_no_row_of_a_collection_twice(
     places = positions_of(flights.settings, flights.id).values()
     assert sum(each.records_in for each in places) == len(told)
     assert sum(each.records_error for each in places) == len(told) - len(good)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["sink.journaled", "sink.sent", "pipeline.written", "pipeline.committed"])
+def test_a_worker_that_dies_at_a_step_makes_no_version_twice(
+    tmp_path: Path, point: str, deployed: Callable[[Settings], Deployment]
+) -> None:
+    """Changes come out of order and twice; the history is what they are in order."""
+    flights = Flights(tmp_path, flush={"items": 10, "seconds": 0.2, "mib": 1})
+    db = deployed(flights.settings)
+    schema = history_schema(
+        db.create_collection("plain", {"id": "string", "flight": "int64?"}, key="id").schema, clock="int64"
+    )
+    db.create_collection("out", schema, vchannels=2)
+    flights.declared["sink"] = {"kind": "collection", "collection": "out", "history": {"sequence": "at"}}
+    dice = random.Random(point)
+    changes = [(f"k{number % 7}", {"id": f"k{number % 7}", "flight": number, "at": number}) for number in range(200)]
+    told = sorted(changes, key=lambda each: each[1]["at"] + dice.randrange(30)) + changes[50:70]
+    flights.send(told)
+    worker = Worker(tmp_path, flights)
+    for visit in (1, 2):
+        assert worker.start("--until-end", failpoint=f"{point}@{visit}").wait(deadline=60) != 0
+    worker.to_the_end(60)
+    found = db.collection("out").read().to_pylist()
+    versions = sorted((row["id"], row["valid_from"], row["valid_to"], row["flight"]) for row in found)
+    assert versions == sorted(
+        (key, each["at"], each["at"] + 7 if each["at"] + 7 < 200 else None, each["flight"]) for key, each in changes
+    )
+    assert sum(row["versions"] or 0 for row in found) == len(changes) - 7
 
 
 class _Watcher(threading.Thread):

@@ -28,6 +28,9 @@ from millrace.flows.sinks.collection.model import History
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.testing import Deployment
+from tests.docs.code_facts import ROOT
+from tests.docs.pages import python_blocks
+from tests.docs.test_examples import run as run_block
 
 PLAIN = CollectionSchema(
     (
@@ -352,3 +355,30 @@ def test_a_truncation_closes_what_is_current(db: Deployment) -> None:
     assert found == [("a", "Oslo", 0, 2), ("b", "Rome", 1, 2), ("b", "Kiel", 3, None)]
     with _sink(db, History(sequence="at")) as sink, pytest.raises(SinkRefused, match=r"leave out history\.sequence"):
         sink.write(Batch("in-9", 2, 3, documents=[emptied]))
+
+
+def test_the_page_s_collection_and_predicates(db: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, valid = python_blocks("docs/history.md")
+    monkeypatch.chdir(db.settings.data_dir.parent)
+    run_block(create.text, {})
+    rows = db["customers_history"]
+    history = History(sequence="updated_at", deletes={"op": ("D",)})
+    told = [("2026-02-01", "Oslo"), ("2026-04-01", "Rome"), ("2026-05-01", "")]
+    documents = [
+        Action(Record("in", 0, place, b"", b"", 0), "c17", json.dumps(body).encode(), None)
+        for place, (at, city) in enumerate(told)
+        if (body := {"id": "c17", "city": city, "updated_at": f"{at}T00:00:00Z", "op": "U" if city else "D"})
+    ]
+    with CollectionSink(db.settings, "customers_history", flow="page", history=history) as sink:
+        sink.write(Batch("in-0", 0, 3, documents=documents))
+    with patch.object(type(rows), "read", autospec=True, side_effect=type(rows).read) as read:
+        run_block(valid.text, {"db": db})
+    where = read.call_args.kwargs["where"]
+    assert rows.read(where=where)["city"].to_pylist() == ["Oslo"]
+    assert rows.get(("c17", 0))["deleted"].to_pylist() == [True]
+    for text, cities in (
+        ("current = true", set()),
+        ("id = 'c17' AND (valid_to > valid_from OR valid_to IS NULL)", {"Oslo", "Rome"}),
+    ):
+        assert text in (ROOT / "docs/history.md").read_text()
+        assert set(rows.read(where=text)["city"].to_pylist()) == cities
