@@ -160,10 +160,10 @@ class Pipeline(Part):
                 "source.assignment, resources.workers: on Spark one query reads all lanes, in as many tasks as the"
                 " cluster has cores: say all, and one worker, or deployment: service"
             )
-        if getattr(self.sink, "history", None) is not None:
+        if isinstance(self.sink, CollectionSink) and self.sink.history is not None:
             if not source_kinds()[self.source.kind].ordered_by_key:
                 raise ValueError(f"sink.history: a {self.source.kind} may have changes of one key in several lanes")
-            if isinstance(self.source, KafkaSource) and len(self.source.topics) != 1:
+            if isinstance(self.source, KafkaSource) and len(self.source.topics) != 1 and not self.sink.divided:
                 raise ValueError(
                     "sink.history: changes of one key come from one topic, whose partitions are by that key"
                 )
