@@ -16,8 +16,8 @@ from airflow.sdk import DAG, Asset
 
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
-from millrace.flows.declare.discovery import declared_stream, declared_streams
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.discovery import declared_flow, declared_flows
+from millrace.flows.declare.flow import Flow
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.spark_host.status import app_name, dag_id, run_id
 from millrace_airflow.defaults import WATCH_FOR, supervising_dag
@@ -62,7 +62,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
             if not end.pause(10.0):
                 return {"restarts": 0, "queries": {}}
         for name in self.streams:  # before a JVM starts: what cannot run fails at once, and is not tried again
-            stream = declared_stream(settings, name)
+            stream = declared_flow(settings, name, host="spark")
             if not Kept(settings, name).state.paused:
                 require_runnable(stream, check(settings, stream))
                 Kept(settings, name).startable(stream)
@@ -74,13 +74,13 @@ def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
     Raises InvalidStream: Airflow shows it as an import error.
     """
-    by_job: dict[str, list[Stream]] = {}
-    for each in declared_streams(settings or Settings.load()).values():
+    by_job: dict[str, list[Flow]] = {}
+    for each in declared_flows(settings or Settings.load(), host="spark").values():
         by_job.setdefault(each.job, []).append(each)
     return {dag_id(job): stream_dag(job, streams) for job, streams in sorted(by_job.items())}
 
 
-def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
+def stream_dag(job: str, streams: Sequence[Flow]) -> DAG:
     """The DAG that keeps one job of streams alive. It begins paused: unpause it to run the stream."""
     # A run fails only of what no retry cures: Airflow then pauses the DAG, where another run would fail the same way.
     with supervising_dag(
@@ -98,12 +98,12 @@ def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
     return dag
 
 
-def _words(job: str, streams: Sequence[Stream]) -> str:
-    lines = [f"Stream {job}: keeps its job alive (jobs/stream.py {job}).", ""]
+def _words(job: str, streams: Sequence[Flow]) -> str:
+    lines = [f"Flow {job}: keeps its job alive (jobs/stream.py {job}).", ""]
     for each in streams:
         lines.append(
-            f"- `{each.name}`: {each.source.target} to {each.sink.target},"
-            f" {each.chosen_guarantee}. {each.words}".rstrip()
+            f"- `{each.name}`: {each.row_source.target} to {each.row_sink.target},"
+            f" {each.chosen_guarantee}. {each.description}".rstrip()
         )
     return "\n".join(
         [*lines, "", "Pausing this DAG stops the job between two micro-batches; unpausing starts it again."]

@@ -177,7 +177,7 @@ def test_a_pipeline_that_has_run_is_known_by_its_name(ran: Deployment) -> None:
     into = ran.file("into.yaml", PIPELINE + "errors: {collection: letters}\n")
     checked = ran.as_json("flows", "check", str(into))
     assert ("error topic" in checked, checked["dead letters"]) == (False, "letters")
-    assert ran.as_json("flows", "explain", "late-flights")["declaration"]["id"] == "late-flights"
+    assert ran.as_json("flows", "explain", "late-flights")["declaration"]["name"] == "late-flights"
     known = "there are flights_hourly, hourly, late-flights, plain"
     assert known in ran.fails("STREAM_NOT_FOUND", "flows", "status", "absent")
     note_flow(ran.settings, Pipeline.parse(yaml.safe_load(PIPELINE) | {"id": "hourly"}))

@@ -102,7 +102,7 @@ def journal_of_a_load(folder: Path) -> Any:
 
 
 @newer
-def declared_stream(folder: Path) -> Any:
+def declared_flow(folder: Path) -> Any:
     stream = incarnations.Kept(Settings(data_dir=folder), "hourly")
     stream.keep(incarnations.State())
     assert stream.state == incarnations.State()

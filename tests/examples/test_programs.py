@@ -19,7 +19,7 @@ import pytest
 import millrace.testing
 from millrace.base.settings import Settings
 from millrace.flows.declare.checks import check
-from millrace.flows.declare.discovery import declared_stream
+from millrace.flows.declare.discovery import declared_flow
 from millrace.rpc.discovery import read_record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -94,7 +94,7 @@ def test_the_declared_stream_of_the_examples_can_run(
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     runpy.run_path(str(EXAMPLES / "declared_stream.py"), run_name="__main__")
-    stream = declared_stream(declared(deployment), "prices")
+    stream = declared_flow(declared(deployment), "prices")
     assert [str(each) for each in check(declared(deployment), stream)] == []
 
 

@@ -29,7 +29,7 @@ from millrace.brokers.kafka import KafkaBroker
 from millrace.demo.flights import flights, flights_schema
 from millrace.flows.declare.checks import check
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.discovery import declared_streams
+from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.file import read_pipeline
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.runtime.child_processes import ChildProcess
@@ -47,7 +47,7 @@ def test_the_examples_are_declarations_that_can_run(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("OPENSEARCH", "http://127.0.0.1:9200")
     assert read_pipeline(PIPELINE, Configuration()).source.kind == "collection"
     with millrace.testing.deployment(tmp_path / "data", stream_declarations=str(STREAMS)) as db:
-        found = declared_streams(db.settings, shipped=False)
+        found = declared_flows(db.settings, shipped=False)
         said = {name: [str(each) for each in check(db.settings, stream)] for name, stream in found.items()}
     missing = "source.dead_letters: there is no collection 'undecoded': `millrace flows errors create` makes it"
     assert said == {"rising_delays": [missing], "flights_by_origin": [missing]}
@@ -143,7 +143,7 @@ def test_topics_go_through_a_pattern_into_an_index_and_through_windows_into_a_co
         topic.end_of_time(days)
         run(db, tmp_path, [*stream, "rising_delays"], failpoint="into.operated")
         run(db, tmp_path, [*stream, "rising_delays"])
-    declared = declared_streams(db.settings)["rising_delays"]
+    declared = declared_flows(db.settings)["rising_delays"]
     assert declared.operator is not None
     assert declared.operator.pattern is not None
     known = some_flights.select(COLUMNS).filter(

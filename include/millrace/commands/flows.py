@@ -34,9 +34,10 @@ from millrace.commands.parts.output import (
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
+    from millrace.flows.declare.checks import Finding
+    from millrace.flows.declare.flow import Flow
     from millrace.flows.declare.pipeline import Pipeline
-    from millrace.flows.declare.stream import Stream
-    from millrace.flows.directory import Flow
+    from millrace.flows.directory import NamedFlow
     from millrace.flows.errors.letter import Letter
     from millrace.flows.errors.redrive import Redriven
     from millrace.flows.status import FlowStatus
@@ -52,13 +53,13 @@ app.add_typer(offsets, name="offsets")
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="FLOW", help="A declared stream, a pipeline that has run here, or the YAML or JSON file of a pipeline."
+        metavar="FLOW", help="A declared flow, a pipeline that has run here, or the YAML or JSON file of a pipeline."
     ),
 ]
 AnyName = Annotated[
     str | None, typer.Argument(metavar="[FLOW]", help="A flow, or the file of a pipeline. Default: all.")
 ]
-StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of a declared stream.")]
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of a declared flow on Spark.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The declaration, YAML or JSON; ${env:NAME} for secrets.")]
 Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="A pipeline-config.yaml with the defaults.")
@@ -114,7 +115,7 @@ def show_status(context: JsonContext, name: AnyName = None) -> None:
         print_rows(tasks, columns=_TASK, as_json=False, empty="It has no tasks yet.")
 
 
-def _tasks(settings: Settings, flow: Flow) -> list[dict[str, Any]]:
+def _tasks(settings: Settings, flow: NamedFlow) -> list[dict[str, Any]]:
     from millrace.flows.range_host.observed import observed
 
     tasks = () if flow.stream is not None else observed(settings, flow.name).tasks
@@ -123,10 +124,10 @@ def _tasks(settings: Settings, flow: Flow) -> list[dict[str, Any]]:
 
 @app.command()
 def check(context: JsonContext, name: AnyName = None, config: Config = None) -> None:
-    """Check whether flows can run. Starts nothing, contacts no broker and needs no Java.
+    """Check whether flows can run, and show where, with which guarantee. Starts nothing and needs no Java or broker.
 
-    Exits with code 1 if a flow cannot run. Without a name, checks the streams of the setting `stream_declarations`,
-    or those of the demo if the setting names none.
+    Exits with code 1 if a flow cannot run. Without a name, checks the flows of the setting `flow_declarations`, or
+    those of the demo if the setting names none.
 
     `millrace flows explain` also asks Spark which columns a transform returns, and whether state is bounded.
 
@@ -134,29 +135,47 @@ def check(context: JsonContext, name: AnyName = None, config: Config = None) -> 
 
     Example: `millrace flows check flights.yaml`
     """
-    from millrace.flows.declare.checks import checked
-    from millrace.flows.declare.discovery import declared_streams
+    from millrace.flows.declare.discovery import declared_flows
+    from millrace.flows.directory import NamedFlow
 
     settings = context.settings
     if name is None:
-        chosen = list((declared_streams(settings, shipped=False) or declared_streams(settings)).values())
+        every = declared_flows(settings, shipped=False) or declared_flows(settings)
+        chosen = [NamedFlow(each, flow, config=config) for each, flow in every.items()]
     else:
         flow = _found(settings, name, config)
-        if flow.stream is None:
+        if flow.declared is None:
             print_facts(_checked_pipeline(flow.pipeline(settings)), as_json=context.as_json)
             return
-        chosen = [flow.stream]
+        chosen = [flow]
     rows: list[dict[str, Any]] = []
-    for stream in chosen:
-        found = checked(settings, stream)
+    for each in chosen:
+        assert each.declared is not None, "it was found"
+        said = {"flow": each.name, "host": each.declared.host, "guarantee": each.declared.chosen_guarantee}
         rows += [
-            {"flow": stream.name, "level": each.level, "field": each.field, "words": each.words} for each in found
-        ] or [{"flow": stream.name, "level": "ok", "field": "", "words": ""}]
-    columns = ("flow", "level", "field", "words")
-    print_rows(rows, columns=columns, as_json=context.as_json, empty="No streams are declared.")
+            said | {"level": found.level, "field": found.field, "words": found.words}
+            for found in _checked(settings, each)
+        ]
+        if rows[-1:] == [] or rows[-1]["flow"] != each.name:
+            rows.append(said | {"level": "ok", "field": "", "words": ""})
+    columns = ("flow", "host", "guarantee", "level", "field", "words")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No flows are declared.")
     wrong = sorted({row["flow"] for row in rows if row["level"] == "error"})
     if wrong:
         raise InvalidStream(f"cannot run: {', '.join(wrong)}")
+
+
+def _checked(settings: Settings, flow: NamedFlow) -> list[Finding]:
+    """Return what is found of a declared flow without running it."""
+    from millrace.flows.declare.checks import Finding, checked
+
+    if flow.stream is not None:
+        return checked(settings, flow.stream)
+    try:
+        problem = flow.pipeline(settings).unordered()
+    except MillraceError as error:
+        return [Finding("error", "it", str(error))]
+    return [] if problem is None else [Finding("error", problem.field, problem.message)]
 
 
 def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
@@ -193,15 +212,17 @@ def explain(context: JsonContext, name: Name, config: Config = None) -> None:
     if flow.stream is not None:
         _explain_stream(settings, flow.stream, said, as_json=context.as_json)
         return
+    from millrace.flows.declare.file import flow_of
+
     pipeline = flow.pipeline(settings)
     problem = pipeline.unordered()
     findings = [] if problem is None else [f"error: {problem.field}: {problem.message}"]
-    facts = {**said, "declaration": pipeline.to_json(), "findings": findings}
+    facts = {**said, "declaration": flow_of(pipeline).to_json(), "findings": findings}
     print_facts(facts, as_json=context.as_json)
     _checked_pipeline(pipeline)
 
 
-def _explain_stream(settings: Settings, stream: Stream, said: dict[str, Any], *, as_json: bool) -> None:
+def _explain_stream(settings: Settings, stream: Flow, said: dict[str, Any], *, as_json: bool) -> None:
     from millrace.flows.declare.checks import checked, require_runnable
     from millrace.flows.spark_host.frames import found_by_spark
     from millrace.runtime.spark.session import session
@@ -216,7 +237,7 @@ def _explain_stream(settings: Settings, stream: Stream, said: dict[str, Any], *,
         findings += [each for each in more if each not in findings]
     facts: dict[str, Any] = {
         **said,
-        "declaration": stream.model_dump(mode="json", exclude_defaults=True),
+        "declaration": stream.to_json(),
         "findings": [f"{each.level}: {each}" for each in findings],
         "plan": plan,
     }
@@ -255,9 +276,9 @@ def run(
     from millrace.flows.range_host.supervisor import supervise
 
     pipeline = flow.pipeline(settings)  # errors of the declaration end the command, not a worker that restarts
-    assert flow.file is not None, "it was read"
     _report_missing_source(settings, pipeline)
-    raise typer.Exit(supervise(settings, flow.file, config=flow.config, until_end=until_end))
+    file = flow.worker_file(settings)
+    raise typer.Exit(supervise(settings, file, config=flow.config, until_end=until_end))
 
 
 def _report_missing_source(settings: Settings, pipeline: Pipeline) -> None:
@@ -318,14 +339,30 @@ def batch(
 @app.command()
 def show(
     context: CommandContext,
-    name: Annotated[str, typer.Argument(metavar="FLOW", help="A pipeline, or its file.")],
-    samples: Annotated[Path, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.")],
+    name: Name,
+    samples: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[SAMPLES]", help="Documents for a flow of steps, JSON, one a line.", show_default=False
+        ),
+    ] = None,
     config: Config = None,
 ) -> None:
-    """Show the result of each step of a pipeline for sample documents, as JSON. Writes nothing.
+    """Show a flow's declaration, with its host and guarantee, as JSON. With SAMPLES, the result of each of its steps.
+
+    A declaration of an earlier build (a stream, or a pipeline) is shown in the form of flows. Writes nothing.
+
+    Example: `millrace flows show flights_hourly`
 
     Example: `millrace flows show flights.yaml samples.jsonl`
     """
+    if samples is None:
+        flow = _found(context.settings, name, config)
+        from millrace.flows.declare.file import flow_of
+
+        declared = flow.stream or flow_of(flow.pipeline(context.settings))
+        print_json({"guarantee": declared.chosen_guarantee, **declared.to_json()})
+        return
     pipeline = _pipeline(context.settings, name, config, "show")
     from millrace.flows.records import Record
     from millrace.flows.transform.transform import Transform
@@ -363,8 +400,7 @@ def start(context: JsonContext, name: Name, config: Config = None) -> None:
         _require_not_in_foreground(settings, flow)
         from millrace.pipelines.deploy.deployment import start_worker
 
-        assert flow.file is not None, "it was read"
-        found = start_worker(settings, pipeline.id, flow.file, config=flow.config)
+        found = start_worker(settings, pipeline.id, flow.worker_file(settings), config=flow.config)
     print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
 
 
@@ -716,14 +752,14 @@ def _print_offsets(found: dict[str, int], *, as_json: bool) -> None:
     print_rows(rows, columns=("lane", "position"), as_json=as_json, empty="It has read nothing yet.")
 
 
-def _reset(settings: Settings, flow: Flow, to: str) -> dict[str, int]:
+def _reset(settings: Settings, flow: NamedFlow, to: str) -> dict[str, int]:
     from millrace.flows.range_host.offsets import offsets_at
     from millrace.flows.range_host.offsets import set_offsets as put_offsets
 
     return put_offsets(settings, flow.name, offsets_at(settings, _stopped_pipeline(settings, flow), to))
 
 
-def _stopped_pipeline(settings: Settings, flow: Flow) -> Pipeline:
+def _stopped_pipeline(settings: Settings, flow: NamedFlow) -> Pipeline:
     """Return the pipeline, which no worker runs. Raises PipelineBusy."""
     from millrace.flows.directory import status_of
     from millrace.flows.range_host.offsets import require_no_members
@@ -740,7 +776,7 @@ def _stopped_pipeline(settings: Settings, flow: Flow) -> Pipeline:
 # --- which flow -------------------------------------------------------------------------------------------------------
 
 
-def _found(settings: Settings, name: str, config: Path | None = None) -> Flow:
+def _found(settings: Settings, name: str, config: Path | None = None) -> NamedFlow:
     from millrace.flows.directory import SUFFIXES, find_flow
 
     if name.endswith(SUFFIXES):
@@ -748,18 +784,18 @@ def _found(settings: Settings, name: str, config: Path | None = None) -> Flow:
     return find_flow(settings, name, config=config)
 
 
-def _streams_of(settings: Settings, name: str) -> list[Stream]:
+def _streams_of(settings: Settings, name: str) -> list[Flow]:
     """Return the streams of the job `name`: one, or those of a group. Empty if no stream has that name or group."""
-    from millrace.flows.declare.discovery import declared_streams
+    from millrace.flows.declare.discovery import declared_flows
     from millrace.flows.directory import SUFFIXES
 
     if name.endswith(SUFFIXES):
         return []
-    known = declared_streams(settings)
+    known = declared_flows(settings, host="spark")
     return [each for each in known.values() if each.job == name] or [each for each in (known.get(name),) if each]
 
 
-def _stream(settings: Settings, name: str, command: str) -> Stream:
+def _stream(settings: Settings, name: str, command: str) -> Flow:
     flow = _found(settings, name)
     if flow.stream is None:
         raise InvalidArgument(f"{name!r} is a pipeline, and `{command}` is for streams")
@@ -781,14 +817,14 @@ def _facts(status: FlowStatus, *, as_json: bool) -> dict[str, Any]:
     return facts | {name: facts[name] and iso_time(round(facts[name] * 1e3)) for name in ("at", "since")}
 
 
-def _want(settings: Settings, flow: Flow, *, paused: bool) -> None:
+def _want(settings: Settings, flow: NamedFlow, *, paused: bool) -> None:
     from millrace.flows.range_host.supervision import want
 
     flow.require_own("pause" if paused else "resume")
     want(settings, flow.name, paused=paused)
 
 
-def _require_not_in_foreground(settings: Settings, flow: Flow) -> None:
+def _require_not_in_foreground(settings: Settings, flow: NamedFlow) -> None:
     """Raise PipelineBusy if a worker runs that nobody started in the background."""
     from millrace.flows.range_host.observed import observed, run_id
     from millrace.runtime.launch.launcher import Launcher

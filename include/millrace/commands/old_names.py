@@ -64,14 +64,14 @@ def show_status(context: JsonContext, name: Annotated[str | None, typer.Argument
 
     Example: `millrace streams status`
     """
-    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.declare.discovery import declared_flow
     from millrace.flows.spark_host.status import StreamStatus, flow_statuses, status
 
     if name is None:
         rows = [StreamStatus.of(each).to_json() for each in flow_statuses(context.settings)]
         print_rows(rows, columns=_MEASURED, as_json=context.as_json, empty="No streams are declared.")
         return
-    facts = status(context.settings, declared_stream(context.settings, name)).to_json()
+    facts = status(context.settings, declared_flow(context.settings, name, host="spark")).to_json()
     moment = {"at": None if facts["at"] is None else iso_time(round(facts["at"] * 1e3))}
     print_facts(facts if context.as_json else facts | moment, as_json=context.as_json)
 

@@ -1,4 +1,4 @@
-"""The flows of a data folder, whichever host runs them: declared streams, and pipelines that ran or are deployed."""
+"""The flows of a data folder, whichever host runs them: declared ones, and those of files that ran or are deployed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from millrace.base.errors import InvalidArgument, InvalidStream, PipelineBusy, PipelineNotFound, StreamNotFound
 from millrace.base.settings import Settings
-from millrace.flows.declare.discovery import declared_streams
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.discovery import declared_flows
+from millrace.flows.declare.flow import Flow
 from millrace.flows.spark_host import status as streams
 from millrace.flows.status import FlowStatus
 
@@ -22,26 +22,39 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True)
-class Flow:
-    """A flow that somebody named: a declared stream, or a pipeline with the file that declares it."""
+class NamedFlow:
+    """A flow that somebody named: a declared one, or one of a file."""
 
     name: str
-    stream: Stream | None = None
+    declared: Flow | None = None
     file: Path | None = None
     config: Path | None = None
     managed: bool = False
     """Whether the pipeline service starts and stops it."""
 
+    @property
+    def stream(self) -> Flow | None:
+        """The declaration, if it runs on Spark."""
+        return self.declared if self.declared is not None and self.declared.host == "spark" else None
+
     def pipeline(self, settings: Settings) -> Pipeline:
         """Read the pipeline's declaration. Raises PipelineInvalid, InvalidSettings, PipelineNotFound."""
         from millrace.flows.declare.configuration import Configuration
-        from millrace.flows.declare.file import read_pipeline
+        from millrace.flows.declare.file import read_pipeline, with_defaults
         from millrace.flows.declare.keys import Keys
 
+        defaults = Configuration() if self.config is None else Configuration.load(self.config)
+        if self.declared is not None:
+            return with_defaults(self.declared, defaults)
+        return read_pipeline(self.worker_file(settings), defaults, keys=Keys(settings.data_dir))
+
+    def worker_file(self, settings: Settings) -> Path:
+        """Return the file that a worker reads; a declared flow is written to one. Raises PipelineNotFound."""
+        if self.declared is not None:
+            return write_declared(settings, self.declared)
         if self.file is None:
             raise PipelineNotFound(f"it is not known which file declares the pipeline {self.name!r}: name the file")
-        defaults = Configuration() if self.config is None else Configuration.load(self.config)
-        return read_pipeline(self.file, defaults, keys=Keys(settings.data_dir))
+        return self.file
 
     def require_own(self, command: str) -> None:
         """Raise PipelineBusy if the pipeline service manages it."""
@@ -51,6 +64,28 @@ class Flow:
             )
 
 
+def declared_file(settings: Settings, name: str) -> Path:
+    """Return the file with which a declared flow of the range loop is handed to its worker."""
+    from millrace.flows.range_host.status import pipeline_folder
+
+    return pipeline_folder(settings, name) / "declared.json"
+
+
+def write_declared(settings: Settings, flow: Flow) -> Path:
+    """Write a declared flow to its worker's file, with its secrets sealed, for its owner alone. Raises InvalidSettings.
+
+    A worker reads it at its start: a declaration that changes meanwhile takes effect at the next one.
+    """
+    from millrace.base.files import make_folder, replace_json
+    from millrace.flows.declare.file import with_sealed
+    from millrace.flows.declare.keys import Keys
+
+    path = declared_file(settings, flow.name)
+    make_folder(path.parent)
+    replace_json(path, with_sealed(flow.to_json(unset=False), flow.secrets(), Keys(settings.data_dir)), synced=True)
+    return path
+
+
 def flow_statuses(settings: Settings, *, without: AbstractSet[str] = frozenset()) -> list[FlowStatus]:
     """Return the status of each flow, by name, but for the pipelines `without`.
 
@@ -58,22 +93,30 @@ def flow_statuses(settings: Settings, *, without: AbstractSet[str] = frozenset()
     """
     from millrace.flows.range_host import observed
 
-    names = [each for each in observed.pipelines_here(settings) if each not in without]
-    pipelines = [observed.flow_status(settings, each) for each in names]
-    return sorted([*streams.flow_statuses(settings), *pipelines], key=lambda each: (each.name, each.host))
+    declared = declared_flows(settings)
+    ours = {name: each for name, each in declared.items() if each.host == "range"}
+    found = [streams.flow_status(settings, each) for each in declared.values() if each.host == "spark"]
+    found += [
+        status_of(settings, NamedFlow(name, ours.get(name)))
+        for name in sorted({*observed.pipelines_here(settings), *ours})
+        if name not in without
+    ]
+    return sorted(found, key=lambda each: (each.name, each.host))
 
 
-def status_of(settings: Settings, flow: Flow) -> FlowStatus:
+def status_of(settings: Settings, flow: NamedFlow) -> FlowStatus:
     """Return the status of one flow."""
     from millrace.flows.range_host import observed
 
     if flow.stream is not None:
         return streams.flow_status(settings, flow.stream)
-    return observed.flow_status(settings, flow.name)
+    found = observed.flow_status(settings, flow.name)
+    never_ran = not found.reads and flow.declared is not None
+    return observed.with_description(found, flow.pipeline(settings)) if never_ran else found
 
 
-def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> Flow:
-    """Return the flow that `text` names: a declared stream, a pipeline that has run here, or a pipeline's file.
+def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> NamedFlow:
+    """Return the flow that `text` names: a declared one, one of a file that has run here, or a file.
 
     `config` has the defaults of a file's declaration. Raises StreamNotFound, InvalidStream, PipelineInvalid,
     InvalidSettings, and InvalidArgument if a stream and a pipeline have that name.
@@ -85,19 +128,21 @@ def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> F
 
     problem: InvalidStream | None = None
     try:
-        known = declared_streams(settings)
+        known = declared_flows(settings)
     except InvalidStream as error:
         known, problem = {}, error
     pipelines = observed.pipelines_here(settings)
-    if text in known and text in pipelines:
+    if text in known and known[text].host == "spark" and text in pipelines:
         raise InvalidArgument(f"a stream and a pipeline are named {text!r}: rename one, or name the pipeline's file")
+    if text in known and declaration_path(settings, text).exists():
+        raise InvalidArgument(f"the pipeline service manages another flow named {text!r}: rename the declared one")
     if text in known:
-        return Flow(text, stream=known[text])
+        return NamedFlow(text, known[text], config=config or _config(settings))
     if text in pipelines:
         noted = observed.read_flow(settings, text)
         file = Path(noted["file"]) if noted.get("file") else None
         where = Path(noted["config"]) if noted.get("config") else None
-        return Flow(text, file=file, config=config or where, managed=declaration_path(settings, text).exists())
+        return NamedFlow(text, file=file, config=config or where, managed=declaration_path(settings, text).exists())
     if problem is not None:
         raise problem
     names = ", ".join(sorted([*known, *pipelines])) or "none"
@@ -107,9 +152,13 @@ def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> F
     )
 
 
-def _of_file(settings: Settings, file: Path, config: Path | None) -> Flow:
+def _of_file(settings: Settings, file: Path, config: Path | None) -> NamedFlow:
     from millrace.flows.range_host.status import declaration_path
 
-    flow = Flow("", file=file, config=config)
+    flow = NamedFlow("", file=file, config=config)
     name = flow.pipeline(settings).id
-    return Flow(name, file=file, config=config, managed=declaration_path(settings, name).exists())
+    return NamedFlow(name, file=file, config=config, managed=declaration_path(settings, name).exists())
+
+
+def _config(settings: Settings) -> Path | None:
+    return Path(settings.pipeline_config) if settings.pipeline_config else None

@@ -13,9 +13,9 @@ from millrace.base.errors import InvalidStream, PipelineInvalid
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
 from millrace.flows.declare import spellings
-from millrace.flows.declare.discovery import declared_streams
+from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.declare.stream import From, FromTopics, Into, Stream
+from millrace.flows.declare.stream import From, FromTopics, Into, stream_of
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_streams.json").read_text(encoding="utf-8"))
 """Declarations with what the build of session 28 said of them."""
@@ -23,7 +23,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_streams.json").read_text(en
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=[each["what"] for each in GOLDEN])
 def test_a_stream_s_fingerprint_is_that_of_earlier_builds(golden: dict[str, Any]) -> None:
-    made = Stream.of(golden["declared"])
+    made = stream_of(golden["declared"])
     assert made.fingerprint() == golden["fingerprint"], "its checkpoint continues"
     assert {"source": made.source.identity(), "sink": spellings.sink_identity(made.sink)} == golden["identity"]
     assert [made.source.target, made.sink.target] == [golden["source"], golden["sink"]]
@@ -34,11 +34,11 @@ def test_a_stream_s_fingerprint_is_that_of_earlier_builds(golden: dict[str, Any]
 @pytest.mark.parametrize("golden", GOLDEN, ids=[each["what"] for each in GOLDEN])
 def test_parts_that_say_their_kind_declare_the_same_stream(golden: dict[str, Any]) -> None:
     parts = ("source", "sink", "late")
-    made = Stream.of(golden["declared"])
+    made = stream_of(golden["declared"])
     plain: dict[str, Any] = golden["declared"]
     shown = plain | {name: getattr(made, name).model_dump() for name in parts if name in plain}
     assert {shown[name]["kind"] for name in parts if name in plain} <= {*spellings.SINKS}
-    again = Stream.of(shown)
+    again = stream_of(shown)
     if golden["what"] != "kafka spaces":  # the addresses are shown as a list
         assert again == made
         assert again.fingerprint() == golden["fingerprint"]
@@ -50,7 +50,7 @@ def test_the_example_declares_what_it_declared_in_the_spelling_of_earlier_builds
     monkeypatch.setenv("KAFKA", "h:1")
     monkeypatch.setenv("OPENSEARCH", "http://h:2")
     example = ROOT.parent / "examples" / "mixed_flows.yaml"
-    found = declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(example)), shipped=False)
+    found = declared_flows(Settings(data_dir=tmp_path, stream_declarations=str(example)), shipped=False)
     assert {name: each.fingerprint() for name, each in found.items()} == {
         "rising_delays": "0da60cc4e4e6a494",
         "flights_by_origin": "b033ebab8bb9e5d8",
@@ -61,11 +61,11 @@ def test_the_example_declares_what_it_declared_in_the_spelling_of_earlier_builds
         source = {name: each for name, each in declared["source"].items() if name not in ("kind", "bootstrap")}
         before = declared | {"source": source | {"kafka": "h:1"}, "sink": spellings.stream_sink(made.sink)}
         assert "kind" not in before["source"] | before["sink"]
-        assert Stream.of(before) == made
+        assert stream_of(before) == made
 
 
 def test_the_words_of_python_are_the_kinds_models() -> None:
-    assert From(collection="c") == Stream.of({"name": "s", "source": "c", "sink": "d"}).source
+    assert From(collection="c") == stream_of({"name": "s", "source": "c", "sink": "d"}).source
     topics = FromTopics(kafka="h:1", topics=("a",), start="now")
     assert (topics.kind, topics.bootstrap, topics.start) == ("kafka", ("h:1",), "now")
     index = Into(opensearch={"hosts": ["http://h:1"], "index_base": "i"}, key="a, b")
@@ -92,7 +92,7 @@ def test_a_field_that_its_host_has_no_use_for_is_refused_by_its_path() -> None:
         stream: dict[str, Any] = {"name": "s", "source": kafka, "sink": kafka | {"topic": "b"}}
         del stream["sink"]["topics"]
         with pytest.raises(InvalidStream, match=f"{part}: {name} is for documents, and a Spark query has rows"):
-            Stream.of(stream | {part: stream[part] | {name: value}})
+            stream_of(stream | {part: stream[part] | {name: value}})
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_a_field_that_its_host_has_no_use_for_is_refused_by_its_path() -> None:
 )
 def test_a_problem_is_at_the_path_that_was_written(sink: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidStream, match=f"a stream: {path}"):
-        Stream.of({"name": "s", "source": "c", "sink": sink})
+        stream_of({"name": "s", "source": "c", "sink": sink})

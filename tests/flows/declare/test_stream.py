@@ -17,8 +17,9 @@ from millrace.base.errors import InvalidArgument, InvalidStream, StreamBusy, Str
 from millrace.base.settings import Settings
 from millrace.demo.streams import flights_hourly
 from millrace.flows.declare.checks import check, require_runnable
-from millrace.flows.declare.discovery import declared_stream, declared_streams
-from millrace.flows.declare.stream import From, Into, Stream
+from millrace.flows.declare.discovery import declared_flow, declared_flows
+from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.stream import From, Into, Stream, stream_of
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.incarnations import Begun, Kept, position
 from millrace.operations.backfill.derived import of_stream
@@ -43,28 +44,28 @@ AT = {"collection": "flights", "columns": ["id", "at", "delay"], "watermark": {"
 """A source with an event time."""
 
 
-def stream(**changes: Any) -> Stream:
-    return Stream.of({"name": "one", "source": "flights", "sink": "into", **changes})
+def stream(**changes: Any) -> Flow:
+    return stream_of({"name": "one", "source": "flights", "sink": "into", **changes})
 
 
 def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(PAGE, encoding="utf-8")
     settings = Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "mine.yaml"))
-    found = declared_stream(settings, "hourly")
+    found = declared_flow(settings, "hourly")
     assert found.source.watermark is not None
-    assert found == Stream.of(found.model_dump())
+    assert found == Flow.of(found.model_dump())
     assert found.chosen_guarantee == "exactly once"
-    assert "flights_hourly" in declared_streams(settings)
+    assert "flights_hourly" in declared_flows(settings)
     with pytest.raises(StreamNotFound, match="there are flights_hourly, hourly"):
-        declared_stream(settings, "other")
-    assert stream(transform=flights_hourly).transform == "millrace.demo.streams:flights_hourly"
+        declared_flow(settings, "other")
+    assert stream(transform=flights_hourly).transform.function == "millrace.demo.streams:flights_hourly"
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
         ({"name": "No"}, "name: "),
-        ({"source": {"collection": "a", "kind": "all"}}, "source.kind: "),
+        ({"source": {"collection": "a", "kind": "all"}}, "source: its 'kind' is one of"),
         (
             {"source": {"collection": "a", "after": 1, "snapshot": "now"}},
             "behind a tick .* or with a snapshot, not both",
@@ -79,7 +80,7 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"sink": {"kafka": "host:1"}}, "has its servers .* and a topic"),
         ({"transform": "here"}, "no module:function"),
         ({"transform": lambda frame: frame}, "no module:function"),
-        ({"transform": "a:b", "sql": "select 1"}, "a transform or sql, not both"),
+        ({"transform": "a:b", "sql": "select 1"}, "a function or sql, not both"),
         (
             {"guarantee": "exactly once", "sink": {"function": "a:b"}},
             "a function sink offers at least once, at most once",
@@ -87,7 +88,7 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"guarantee": "perhaps"}, "guarantee: "),
         ({"seconds": -1}, "seconds: "),
         ({"source": 7}, "source: "),
-        ({"tables": {"planes": {"collection": "planes"}}}, "tables are joined by a transform or sql"),
+        ({"tables": {"planes": {"collection": "planes"}}}, "tables are joined by a function or sql"),
         ({"operator": {"distinct": {"keys": ["id"]}}}, "an operator needs source.watermark"),
         ({"late": "late"}, "late rows are put aside by an operator"),
         (
@@ -131,7 +132,7 @@ def test_a_source_of_topics_is_checked_without_its_brokers(tmp_path: Path) -> No
     settings = Settings(data_dir=tmp_path)
     page = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"][1]
     (tmp_path / "topics.yaml").write_text(page, encoding="utf-8")
-    found = declared_stream(replace(settings, stream_declarations=str(tmp_path / "topics.yaml")), "flights_by_hour")
+    found = declared_flow(replace(settings, stream_declarations=str(tmp_path / "topics.yaml")), "flights_by_hour")
     assert (found.source.target, found.reads) == ("kafka:flights", ("kafka:flights",))
 
     def said(**changes: Any) -> list[str]:
@@ -164,11 +165,11 @@ streams:
     (tmp_path / "index.yaml").write_text(page, encoding="utf-8")
     settings = Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "index.yaml"))
     with pytest.raises(InvalidStream, match="the environment has no INDEX_PASSWORD"):
-        declared_stream(settings, "into_index")
+        declared_flow(settings, "into_index")
     fingerprints = set()
     for password in ("hidden-1", "hidden-2"):
         monkeypatch.setenv("INDEX_PASSWORD", password)
-        found = declared_stream(settings, "into_index")
+        found = declared_flow(settings, "into_index")
         assert found.sink.kind == "opensearch"
         assert found.sink.password.get_secret_value() == password
         assert (found.sink.target, found.chosen_guarantee) == ("opensearch:i", "effectively once")
@@ -198,8 +199,8 @@ def test_the_brokers_of_a_sink_are_a_cluster_with_its_security_and_their_address
     known = {"protocol": "SASL_SSL", "mechanism": "PLAIN", "username": "ada", "password": "hidden"}
     guarded = stream(source=TOPIC, sink=plain | {"kafka": {"bootstrap": ["h:1", "i:2"], "security": known}})
     assert guarded.fingerprint() == one.fingerprint(), "how brokers are reached is no part of it"
-    assert guarded == Stream.of(guarded.model_dump())
-    assert one == Stream.of(json.loads(one.model_dump_json()))
+    assert guarded == Flow.of(guarded.model_dump())
+    assert one == Flow.of(json.loads(one.model_dump_json()))
     assert guarded.sink.kind == "kafka"
     assert guarded.sink.client_settings()["sasl.password"] == "hidden"
     assert "hidden" not in repr(guarded) + guarded.model_dump_json()
@@ -215,19 +216,19 @@ def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     ):
         (tmp_path / "bad.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(InvalidStream, match=words):
-            declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "bad.yaml")))
+            declared_flows(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "bad.yaml")))
     with pytest.raises(InvalidStream, match=r"no\.such\.module cannot be had"):
-        declared_streams(Settings(data_dir=tmp_path, stream_declarations="no.such.module"))
+        declared_flows(Settings(data_dir=tmp_path, stream_declarations="no.such.module"))
     with pytest.raises(InvalidStream, match="the name 'flights_hourly' is taken"):
-        declared_streams(Settings(data_dir=tmp_path, stream_declarations="millrace.demo.streams"))
+        declared_flows(Settings(data_dir=tmp_path, stream_declarations="millrace.demo.streams"))
 
 
 def test_declarations_are_read_without_spark(tmp_path: Path) -> None:
     code = (
         "import sys; from millrace.base.settings import Settings; from pathlib import Path\n"
-        "from millrace.flows.declare.discovery import declared_streams; from millrace.flows.directory import"
+        "from millrace.flows.declare.discovery import declared_flows; from millrace.flows.directory import"
         " flow_statuses\n"
-        f"s = Settings(data_dir=Path({str(tmp_path)!r})); declared_streams(s); flow_statuses(s)\n"
+        f"s = Settings(data_dir=Path({str(tmp_path)!r})); declared_flows(s); flow_statuses(s)\n"
         "print([m for m in ('pyspark', 'pandas', 'sqlglot') if m in sys.modules])"
     )
     said = subprocess.run(
@@ -459,25 +460,29 @@ def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_pa
     exec(compile(declared.text, "<page>", "exec"), names)
     exec(compile(derived.text, "<page>", "exec"), names)
     [stream_], [table] = names["STREAMS"], names["TABLES"]
-    assert stream_.transform == "pages_streams:by_hour"
+    assert stream_.transform.function == "pages_streams:by_hour"
     assert (table.name, table.event_time, table.bucket) == ("flights_by_hour", "time_hour", "hour")
-    found = declared_stream(
+    found = declared_flow(
         Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")), "flights_by_hour"
     )
-    assert found.model_copy(update={"sql": None, "transform": stream_.transform, "words": stream_.words}) == stream_
+    assert found.model_copy(update={"transform": stream_.transform, "description": stream_.description}) == stream_
 
 
 def test_the_operators_page_declares_streams_that_make_their_operators(tmp_path: Path) -> None:
     [text] = [block.text for block in blocks("docs/operators.md") if block.language == "yaml"]
     (tmp_path / "page.yaml").write_text(text, encoding="utf-8")
-    found = declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")))
-    kinds = {name: each.operator.made("time_hour", FLIGHTS).name for name, each in found.items() if each.operator}
+    found = declared_flows(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")))
+    kinds = {
+        name: each.transform.operator.made("time_hour", FLIGHTS).name
+        for name, each in found.items()
+        if each.transform.operator
+    }
     assert kinds == {
         "delays_by_hour": "windows", "rising_delays": "patterns", "flights_once": "distinct",
         "flights_with_weather": "as_of",
     }  # fmt: skip
     for each in found.values():
-        assert Stream.of(each.model_dump(mode="json", exclude_defaults=True)) == each
+        assert Flow.parse(each.to_json()) == each
     assert found["flights_with_weather"].reads == ("collection:flights", "collection:weather")
     assert found["delays_by_hour"].writes == ("collection:delays_by_hour", "collection:flights_late")
     joined = stream(sql="select 1", tables={"then": {"collection": "planes"}})

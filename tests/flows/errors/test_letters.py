@@ -19,7 +19,8 @@ import millrace.testing
 from millrace.base.errors import InvalidStream, SinkRefused
 from millrace.flows.batch import Batch
 from millrace.flows.declare.checks import check
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.stream import stream_of
 from millrace.flows.errors import letters as errors
 from millrace.flows.errors.letter import Redriven
 from millrace.flows.records import Action
@@ -88,11 +89,11 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Index:
     return made
 
 
-def declared(letters: str | None, **sink: Any) -> Stream:
+def declared(letters: str | None, **sink: Any) -> Flow:
     into: dict[str, Any] = {"opensearch": {"hosts": ["http://h:1"], "index_base": "i", "requests": 1}, "key": "id"}
     into |= sink | ({"dead_letters": letters} if letters else {})
     source = {"kafka": "h:1", "topics": ["t"], "columns": {"id": "string", "n": "int64"}}
-    return Stream.of({"name": f"s_{letters or 'none'}", "source": source, "sink": into})
+    return stream_of({"name": f"s_{letters or 'none'}", "source": source, "sink": into})
 
 
 def rows(*found: tuple[str, int]) -> list[pa.RecordBatch]:
@@ -219,7 +220,7 @@ def test_a_topic_that_refuses_a_message_by_its_size(db: Deployment, letters: str
     admin = AdminClient({"bootstrap.servers": address})
     limit = {"max.message.bytes": "2000"}
     admin.create_topics([NewTopic(topic, 1, 1, config=limit)])[topic].result(30)
-    stream = Stream.of(
+    stream = stream_of(
         {
             "name": f"s_{letters}",
             "source": {"kafka": "h:1", "topics": ["t"], "columns": {"id": "string", "n": "int64"}},

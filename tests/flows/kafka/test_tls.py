@@ -30,7 +30,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.flows.batch import Batch
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.stream import stream_of
 from millrace.flows.range_host import topic_admin
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
@@ -192,7 +192,7 @@ def test_a_stream_s_sink_is_let_in_by_the_security_that_it_declares(
 
     def put(cluster: Any) -> Verdicts:
         sink = {"kafka": cluster, "topic": "rows"}
-        stream = Stream.of({"name": "rows", "source": "flights", "sink": sink, "sql": "select id from flights"})
+        stream = stream_of({"name": "rows", "source": "flights", "sink": sink, "sql": "select id from flights"})
         opened = sink_of_stream(Settings(data_dir=tmp_path / "data"), stream, tmp_path / "sink")
         try:
             return opened.write(Batch("rows", 0, 1, rows=[rows]))

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.stream import stream_of
 from millrace.flows.records import Action
 from millrace.flows.sinks.opensearch import sink as sinks
 from millrace.flows.sinks.opensearch.bulk import Item, Verdict
@@ -29,7 +29,7 @@ def test_rows_become_documents_of_their_keys(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sinks, "send", send)
     monkeypatch.setattr(sinks, "exists", lambda *_: True)
     monkeypatch.setattr(sinks, "target_of", lambda *_: sinks.Target())
-    stream = Stream.of(
+    stream = stream_of(
         {
             "name": "into_index",
             "source": {"kafka": "h:1", "topics": ["t"], "columns": {"tail": "string", "at": "timestamp", "n": "int64"}},

@@ -12,6 +12,7 @@ import pytest
 
 import millrace.testing
 from millrace.base.metrics import Metrics
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import From, Into, Stream, Table, Watermark
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
 from millrace.message.ids import tick_physical_ms
@@ -40,7 +41,7 @@ def events(*rows: tuple[int, str, float | None, int]) -> list[dict[str, Any]]:
     ]
 
 
-def declared(name: str, operator: dict[str, Any], source: dict[str, Any] | None = None, **changes: Any) -> Stream:
+def declared(name: str, operator: dict[str, Any], source: dict[str, Any] | None = None, **changes: Any) -> Flow:
     given = {"columns": ("id", "k", "at", "v"), "watermark": Watermark(column="at", delay="20 minutes")}
     return Stream(
         name=name,
@@ -58,7 +59,7 @@ def of_collection(db: Deployment, name: str, columns: list[str]) -> Counter[tupl
     return content(tuple(row[each] for each in columns) for row in db.collection(name).read().to_pylist())
 
 
-def of_batch(spark: SparkSession, db: Deployment, stream: Stream, columns: list[str]) -> Counter[tuple[Any, ...]]:
+def of_batch(spark: SparkSession, db: Deployment, stream: Flow, columns: list[str]) -> Counter[tuple[Any, ...]]:
     frame = batch_of(spark, db.settings, stream).select(columns)
     return content(tuple(row.values()) for row in frame.toArrow().to_pylist())
 
@@ -66,7 +67,7 @@ def of_batch(spark: SparkSession, db: Deployment, stream: Stream, columns: list[
 ROWS = [(n, "abc"[n % 3], n * 7 % 60 + 20 * (n // 10), n * n % 11) for n in range(60)]
 
 
-def through(spark: SparkSession, db: Deployment, stream: Stream, metrics: Metrics | None = None) -> None:
+def through(spark: SparkSession, db: Deployment, stream: Flow, metrics: Metrics | None = None) -> None:
     source = db.create_collection(
         f"{stream.name}_events", {"id": "int64", "k": "string", "at": "timestamp?", "v": "int64"}, key="id"
     )

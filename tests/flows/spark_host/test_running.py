@@ -23,6 +23,7 @@ from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.demo.streams import HOURLY, flights_hourly
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import From, Into, Stream, Table, Watermark
 from millrace.flows.errors.letter import Redriven
 from millrace.flows.sinks.collection.poison import LETTERS
@@ -67,7 +68,7 @@ def flights(start: int, count: int, *, day: int = 0) -> pa.Table:
     )
 
 
-def hourly(into: str, source: str, **changes: Any) -> Stream:
+def hourly(into: str, source: str, **changes: Any) -> Flow:
     return Stream(
         name=into,
         source=From(collection=source, watermark=Watermark(column="time_hour", delay="1 day")),
@@ -78,7 +79,7 @@ def hourly(into: str, source: str, **changes: Any) -> Stream:
     )
 
 
-def run(spark: SparkSession, db: Deployment, stream: Stream, metrics: Metrics | None = None) -> None:
+def run(spark: SparkSession, db: Deployment, stream: Flow, metrics: Metrics | None = None) -> None:
     """Up to now, as the job does."""
     db.settle()
     query = StreamQuery(stream)
@@ -89,7 +90,7 @@ def run(spark: SparkSession, db: Deployment, stream: Stream, metrics: Metrics | 
     db.settle()
 
 
-def heard(db: Deployment, stream: Stream, condition: Callable[[StreamStatus], bool]) -> StreamStatus:
+def heard(db: Deployment, stream: Flow, condition: Callable[[StreamStatus], bool]) -> StreamStatus:
     """How a stream is doing, once its last micro-batch was heard of: Spark tells that behind the batch."""
     seen: list[StreamStatus] = []
 
@@ -192,7 +193,7 @@ def test_a_corrected_declaration_runs_and_makes_its_sink_s_collection(spark: Spa
     db.create_collection("made_from", FLIGHTS, key="id").insert(flights(0, 20))
     into = Into(collection="made", mode="upsert", create=True, key="origin")
 
-    def declared(column: str, **changes: Any) -> Stream:
+    def declared(column: str, **changes: Any) -> Flow:
         sql = f"select origin, max({column}) as latest from made_from group by origin"
         return Stream(name="corrected", source="made_from", sql=sql, sink=into, output_mode="update", **changes)
 

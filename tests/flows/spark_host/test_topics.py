@@ -12,7 +12,8 @@ import pytest
 import millrace.testing
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.stream import stream_of
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
 from millrace.flows.spark_host.incarnations import Begun, Kept
@@ -51,7 +52,7 @@ def send(kafka: Brokers, topic: str, documents: list[Any], partition: int = 0) -
     kafka.send(topic, [(b"k", value, [("source", b"test")]) for value in values], partition)
 
 
-def run(spark: SparkSession, db: Deployment, stream: Stream) -> None:
+def run(spark: SparkSession, db: Deployment, stream: Flow) -> None:
     """Up to now, as the job does."""
     db.settle()
     query = StreamQuery(stream)
@@ -67,7 +68,7 @@ def test_a_topic_through_sql_windows_into_a_collection(spark: SparkSession, db: 
         "by_hour", {"origin": "string", "hour": "timestamp", "flights": "int64"}, key=("origin", "hour")
     )
     db.catalog.create_collection("undecoded", LETTERS)
-    stream = Stream.of(
+    stream = stream_of(
         {
             "name": "hours",
             "source": {
@@ -115,7 +116,7 @@ def test_a_topic_through_sql_windows_into_a_collection(spark: SparkSession, db: 
 def test_records_as_they_are_go_on_at_their_offsets_and_a_replay_at_a_time(
     spark: SparkSession, db: Deployment, kafka: Brokers
 ) -> None:
-    stream = Stream.of(
+    stream = stream_of(
         {
             "name": "plain",
             "source": {"kafka": reached(kafka), "topics": ["raw"], "record": ["_offset", "_key", "_headers", "_value"]},
@@ -149,7 +150,7 @@ def test_records_as_they_are_go_on_at_their_offsets_and_a_replay_at_a_time(
 
 @pytest.mark.slow
 def test_a_pattern_over_a_topic(spark: SparkSession, db: Deployment, kafka: Brokers) -> None:
-    stream = Stream.of(
+    stream = stream_of(
         {
             "name": "delays",
             "source": {

@@ -241,9 +241,8 @@ class Settings:
 
     backfill_parallel: int = setting(2, "Slices of a backfill rebuilt in parallel.", low=1, high=64)
     derived_modules: str = setting("", "Modules with your derived tables, separated by commas.")
-    stream_declarations: str = setting(
-        "", "Modules with STREAMS and YAML files of declared streams, separated by commas."
-    )
+    flow_declarations: str = setting("", "Modules and YAML files that declare flows, separated by commas.")
+    stream_declarations: str = setting("", "Earlier name of flow_declarations; both are read.")
     pipeline_config: str = setting(
         "", "A pipeline-config.yaml with defaults for pipelines, read by their service and Airflow's web server."
     )

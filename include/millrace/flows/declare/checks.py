@@ -1,4 +1,4 @@
-"""Check whether a declared stream can run, without running it: source, columns, event time, sink, letters, function.
+"""Check whether a flow on Spark can run, without running it: source, columns, event time, sink, letters, function.
 
 What only Spark can tell (the columns that its transform gives, whether its state is bounded) is in
 :mod:`millrace.flows.spark_host.frames`.
@@ -6,8 +6,8 @@ What only Spark can tell (the columns that its transform gives, whether its stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -16,7 +16,9 @@ from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import read_collection, read_collections
-from millrace.flows.declare.stream import RowSink, Stream, Table, function_of, letters_of
+from millrace.flows.declare import spellings
+from millrace.flows.declare.flow import Flow, RowSink, letters_of
+from millrace.flows.declare.rows import Table, function_of
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.sinks.collection.poison import LETTERS
@@ -44,19 +46,28 @@ class Finding:
         return f"{self.field}: {self.words}"
 
 
-def check(settings: Settings, stream: Stream) -> list[Finding]:
+def check(settings: Settings, stream: Flow) -> list[Finding]:
     """What can be found of `stream` by the deployment's catalog alone."""
     known = {each.name: each for each in read_collections(settings.data_dir) if each.state == "active"}
-    found = [*_source(stream, known), *_sink(stream, stream.sink, "sink", known)]
+    return as_written(stream, _findings(stream, known))
+
+
+def as_written(stream: Flow, findings: Iterable[Finding]) -> list[Finding]:
+    """Return `findings` at the paths of the spelling that `stream` was declared in."""
+    return [replace(each, field=spellings.as_written(each.field, None, stream.spelling)) for each in findings]
+
+
+def _findings(stream: Flow, known: dict[str, CollectionInfo]) -> list[Finding]:
+    found = [*_source(stream, known), *_sink(stream, stream.row_sink, "sink", known)]
     if stream.late is not None:
         found += _sink(stream, stream.late, "late", known)
-    for name, table in stream.tables.items():
-        found += _table(f"tables.{name}", table, known)
-    if stream.operator is not None:
+    for name, table in stream.transform.tables.items():
+        found += _table(f"transform.tables.{name}", table, known)
+    if stream.transform.operator is not None:
         found += _operator(stream, known)
     functions: dict[str, str | None] = {
-        "transform": stream.transform,
-        "sink.function": stream.sink.function if isinstance(stream.sink, FunctionSink) else None,
+        "transform.function": stream.transform.function,
+        "sink.function": stream.row_sink.function if isinstance(stream.row_sink, FunctionSink) else None,
     }
     for field, function in functions.items():
         if function is not None:
@@ -64,9 +75,9 @@ def check(settings: Settings, stream: Stream) -> list[Finding]:
                 function_of(function)
             except InvalidStream as error:
                 found.append(Finding("error", field, str(error)))
-    if stream.sql is not None:
+    if stream.transform.sql is not None:
         found += _sql(stream)
-    elif stream.transform is None and stream.operator is None:
+    elif stream.transform.function is None and stream.transform.operator is None:
         found += _rows(stream, known)
     return found
 
@@ -79,19 +90,19 @@ def creates(settings: Settings, sink: RowSink) -> bool:
     return found is None or found.state != "active"
 
 
-def require_runnable(stream: Stream, findings: list[Finding]) -> None:
+def require_runnable(stream: Flow, findings: list[Finding]) -> None:
     """Raises InvalidStream with all errors among the findings."""
     errors = [str(each) for each in findings if each.level == "error"]
     if errors:
         raise InvalidStream(f"the stream {stream.name!r} cannot run: {'; '.join(errors)}")
 
 
-def source_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
+def source_schema(stream: Flow, known: dict[str, CollectionInfo]) -> pa.Schema | None:
     """Return the columns of the stream's rows as they come out of its source, without a made event time.
 
     None if its collection does not exist. Raises InvalidArgument if a topic's columns have no such types.
     """
-    source = stream.source
+    source = stream.row_source
     if isinstance(source, KafkaSource):
         from millrace.flows.sources.kafka.columns import RecordRows
 
@@ -100,8 +111,8 @@ def source_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema
     return None if collection is None else rows_schema(collection, source.columns)
 
 
-def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
-    source = stream.source
+def _source(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+    source = stream.row_source
     found = _topics(stream, source, known) if isinstance(source, KafkaSource) else _collection(stream, source, known)
     yield from found
     mark = source.watermark
@@ -109,7 +120,7 @@ def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Findin
         yield Finding(
             "warning", "source.watermark.delay", "without a delay a row as old as the newest one is late already"
         )
-    if mark is None and stream.transform is not None:
+    if mark is None and stream.transform.function is not None:
         yield Finding(
             "warning",
             "source.watermark",
@@ -117,7 +128,7 @@ def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Findin
         )
 
 
-def _topics(stream: Stream, source: KafkaSource, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _topics(stream: Flow, source: KafkaSource, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     try:
         schema = source_schema(stream, known)
     except InvalidArgument as error:
@@ -134,7 +145,7 @@ def _topics(stream: Stream, source: KafkaSource, known: dict[str, CollectionInfo
         yield Finding("error", "source.watermark.column", words)
 
 
-def _collection(stream: Stream, source: CollectionSource, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _collection(stream: Flow, source: CollectionSource, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     collection = known.get(source.collection)
     if collection is None:
         yield Finding("error", "source.collection", f"there is no collection {source.collection!r}")
@@ -145,7 +156,7 @@ def _collection(stream: Stream, source: CollectionSource, known: dict[str, Colle
             yield Finding(
                 "error", "source.columns", f"{source.collection!r} has no column {name!r}: {', '.join(names)}"
             )
-    windows = stream.operator is not None and stream.operator.windows is not None
+    windows = stream.transform.operator is not None and stream.transform.operator.windows is not None
     chosen = "kinds" in source.model_fields_set
     if windows and not chosen and collection.schema.on_duplicate == "replace":
         words = (
@@ -178,13 +189,15 @@ def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterat
             )
 
 
-def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _operator(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """What can be told of the operator before a transform is asked: all, where there is none."""
-    operation = stream.operator
+    operation = stream.transform.operator
     assert operation is not None
     right = None if operation.as_of is None else known.get(operation.as_of.collection)
     if operation.as_of is not None and right is None:
-        yield Finding("error", "operator.as_of.collection", f"there is no collection {operation.as_of.collection!r}")
+        yield Finding(
+            "error", "transform.operator.as_of.collection", f"there is no collection {operation.as_of.collection!r}"
+        )
         return
     if operation.as_of is not None and operation.as_of.versioned and right is not None:
         keys = right.schema.key_names
@@ -192,14 +205,14 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
             words = (
                 f"by {LOG_TIME} rows are versions of their primary key, and that of {right.name!r} is {', '.join(keys)}"
             )
-            yield Finding("error", "operator.as_of.keys", words)
+            yield Finding("error", "transform.operator.as_of.keys", words)
             return
     schema = _plain_schema(stream, known)
-    if schema is None or stream.transform is not None or stream.sql is not None:
+    if schema is None or stream.transform.function is not None or stream.transform.sql is not None:
         return
-    if stream.source.watermark is not None and stream.source.watermark.column == LOG_TIME:
+    if stream.row_source.watermark is not None and stream.row_source.watermark.column == LOG_TIME:
         schema = schema.append(pa.field(LOG_TIME, pa.timestamp("us", "UTC")))
-    if not stream.source.columns:
+    if not stream.row_source.columns:
         words = (
             "name those that the operator needs: its table has them, and a new field of the source would end the stream"
         )
@@ -207,34 +220,34 @@ def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Find
     try:
         answers, aside, warnings = planned(stream, schema, right)
         for each in warnings:
-            yield Finding("warning", "operator", each)
-        into = _collection_of(stream.sink, known)
+            yield Finding("warning", "transform.operator", each)
+        into = _collection_of(stream.row_sink, known)
         if into is not None:
-            require_fit(answers, into, changes=_changes(stream.sink))
+            require_fit(answers, into, changes=_changes(stream.row_sink))
         beside = _collection_of(stream.late, known)
         if beside is not None:
             require_fit(aside, beside, changes=False)
     except InvalidArgument as error:
-        yield Finding("error", "operator", str(error))
+        yield Finding("error", "transform.operator", str(error))
         return
     windows = operation.windows
     if (
         windows is not None
         and windows.late == "correct"
-        and isinstance(stream.sink, CollectionSink)
-        and stream.sink.mode == "append"
+        and isinstance(stream.row_sink, CollectionSink)
+        and stream.row_sink.mode == "append"
     ):
         yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
 
 
-def _rows(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _rows(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
-    schema, into = _plain_schema(stream, known), _collection_of(stream.sink, known)
-    if schema is None or into is None or not isinstance(stream.sink, CollectionSink):
+    schema, into = _plain_schema(stream, known), _collection_of(stream.row_sink, known)
+    if schema is None or into is None or not isinstance(stream.row_sink, CollectionSink):
         return
-    by = stream.sink.partition_by
+    by = stream.row_sink.partition_by
     try:
-        require_fit(schema, into, changes=_changes(stream.sink))
+        require_fit(schema, into, changes=_changes(stream.row_sink))
     except InvalidArgument as error:
         yield Finding("error", "sink", str(error))
     if by is not None and by not in schema.names:
@@ -249,7 +262,7 @@ def _changes(sink: RowSink) -> bool:
     return isinstance(sink, CollectionSink) and sink.mode == "changes"
 
 
-def _plain_schema(stream: Stream, known: dict[str, CollectionInfo]) -> pa.Schema | None:
+def _plain_schema(stream: Flow, known: dict[str, CollectionInfo]) -> pa.Schema | None:
     """The columns of the source's rows; None if :func:`_source` finds what is wrong with them."""
     try:
         return source_schema(stream, known)
@@ -264,12 +277,12 @@ def rows_schema(collection: CollectionInfo, columns: Sequence[str]) -> pa.Schema
     return pa.schema([every.field(name) for name in columns]) if columns else every
 
 
-def planned(stream: Stream, schema: pa.Schema, right: CollectionInfo | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
+def planned(stream: Flow, schema: pa.Schema, right: CollectionInfo | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
     """Return the columns of the operator's answers over rows of `schema`, those of late rows, and what grows its state.
 
     The columns are those that the sinks get. Raises InvalidArgument.
     """
-    operation, mark = stream.operator, stream.source.watermark
+    operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
     operator = operation.made(mark.column, schema)
@@ -280,16 +293,16 @@ def planned(stream: Stream, schema: pa.Schema, right: CollectionInfo | None) -> 
     return *given_columns(stream, operator, schema), warnings
 
 
-def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
+def given_columns(stream: Flow, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
     """Return the columns of the operator's answers and of late rows, as their sinks have them.
 
     Raises InvalidArgument if two columns have the same name.
     """
-    mark = stream.source.watermark
+    mark = stream.row_source.watermark
     assert mark is not None
     answers = operator.output_schema(schema)
     aside = late_schema(schema, schema.field(column_of(schema, mark.column)).type)
-    into = sink_names(answers.names, collection=stream.sink.kind == "collection")
+    into = sink_names(answers.names, collection=stream.row_sink.kind == "collection")
     beside = late_names(aside.names, collection=stream.late is not None and stream.late.kind == "collection")
     return (
         one_name_each(answers.field(each).with_name(name) for each, name in into.items()),
@@ -297,7 +310,7 @@ def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tupl
     )
 
 
-def _sink(stream: Stream, sink: RowSink, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
+def _sink(stream: Flow, sink: RowSink, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     letters = letters_of(sink)
     if letters is not None:
         yield from _letters(f"{field}.dead_letters", letters, known)
@@ -310,15 +323,17 @@ def _sink(stream: Stream, sink: RowSink, field: str, known: dict[str, Collection
         yield Finding("error", f"{field}.collection", f"there is no collection {sink.collection!r}: create it")
     elif sink.partition is not None and sink.partition not in collection.partitions:
         yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
-    if sink.mode == "append" and stream.output_mode == "update":
+    if sink.mode == "append" and stream.transform.output_mode == "update":
         yield Finding(
             "error", f"{field}.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
         )
-    if sink.mode == "changes" and isinstance(stream.source, KafkaSource):
+    if sink.mode == "changes" and isinstance(stream.row_source, KafkaSource):
         yield Finding("error", f"{field}.mode", "a topic has records and no changes: use 'upsert' or 'append'")
-    elif sink.mode == "changes" and isinstance(stream.source, CollectionSource) and stream.source.kinds != "all":
+    elif (
+        sink.mode == "changes" and isinstance(stream.row_source, CollectionSource) and stream.row_source.kinds != "all"
+    ):
         yield Finding("error", "source.kinds", "a sink that applies changes needs all of them: kinds 'all'")
-    if f"collection:{sink.collection}" == stream.source.target:
+    if f"collection:{sink.collection}" == stream.row_source.target:
         yield Finding("error", f"{field}.collection", "a stream into its own source never ends")
 
 
@@ -330,27 +345,29 @@ def _letters(field: str, name: str, known: dict[str, CollectionInfo]) -> Iterato
         yield Finding("error", field, f"{name!r} has other columns than dead letters have")
 
 
-def _sql(stream: Stream) -> Iterator[Finding]:
+def _sql(stream: Flow) -> Iterator[Finding]:
     import sqlglot
     from sqlglot import errors, exp
 
     try:
-        parsed = sqlglot.parse_one(str(stream.sql), dialect="spark")
+        parsed = sqlglot.parse_one(str(stream.transform.sql), dialect="spark")
     except errors.SqlglotError as error:
-        yield Finding("error", "sql", str(error).splitlines()[0])
+        yield Finding("error", "transform.sql", str(error).splitlines()[0])
         return
     tables = {each.name for each in parsed.find_all(exp.Table)}
     ours = {each.alias for each in parsed.find_all(exp.CTE)}
-    if stream.source.table not in tables:
-        yield Finding("error", "sql", f"it does not read {stream.source.table!r}")
-    for name in sorted(tables - ours - {stream.source.table} - set(stream.tables)):
-        yield Finding("error", "sql", f"it reads {name!r}, which is neither the stream's source nor one of its tables")
-    for name in sorted(set(stream.tables) - tables):
-        yield Finding("warning", "sql", f"it does not read the table {name!r}")
+    if stream.row_source.table not in tables:
+        yield Finding("error", "transform.sql", f"it does not read {stream.row_source.table!r}")
+    for name in sorted(tables - ours - {stream.row_source.table} - set(stream.transform.tables)):
+        yield Finding(
+            "error", "transform.sql", f"it reads {name!r}, which is neither the stream's source nor one of its tables"
+        )
+    for name in sorted(set(stream.transform.tables) - tables):
+        yield Finding("warning", "transform.sql", f"it does not read the table {name!r}")
     yield from _state(stream, parsed)
 
 
-def _state(stream: Stream, parsed: Any) -> Iterator[Finding]:
+def _state(stream: Flow, parsed: Any) -> Iterator[Finding]:
     """Yield what lets the state of its SQL grow, judged by the text: nothing in it is of the event time.
 
     `explain` asks Spark.
@@ -359,17 +376,17 @@ def _state(stream: Stream, parsed: Any) -> Iterator[Finding]:
 
     if not any(parsed.find_all(exp.Group, exp.Distinct, exp.AggFunc)):
         return
-    mark = stream.source.watermark
+    mark = stream.row_source.watermark
     if mark is None:
         yield Finding("warning", "source.watermark", "without one what is grouped or made distinct is kept for good")
         return
     named = any(each.name in (mark.column, "*") for each in parsed.find_all(exp.Column))
     if not named and not any(each.is_star for each in parsed.find_all(exp.Select)):
         words = f"what is grouped or made distinct is kept for good: nothing in it is made of {mark.column!r}"
-        yield Finding("warning", "sql", words)
+        yield Finding("warning", "transform.sql", words)
 
 
-def checked(settings: Settings, stream: Stream) -> list[Finding]:
+def checked(settings: Settings, stream: Flow) -> list[Finding]:
     """:func:`check`, with what cannot even be looked at as a finding."""
     try:
         return check(settings, stream)

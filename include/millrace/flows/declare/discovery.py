@@ -1,74 +1,95 @@
-"""Find the declared streams: shipped ones, then those of the setting ``stream_declarations`` (modules, YAML files).
+"""Find the declared flows: shipped ones, then those of the setting ``flow_declarations`` (modules, YAML files).
 
-A module has ``STREAMS = [Stream(...), ...]``; a YAML file a list of streams under ``streams``, in which ``${env:NAME}``
-is a variable of the environment.
+A YAML file has flows under ``flows``, and those of earlier builds under ``streams`` and ``pipelines``; ``${env:NAME}``
+is a variable of the environment. A module has ``FLOWS = [Flow(...), ...]`` or ``STREAMS = [Stream(...), ...]``, or,
+with neither, flows as attributes.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from millrace.base.errors import InvalidSettings, InvalidStream, StreamNotFound
 from millrace.base.package import HAS_DEMO
 from millrace.base.settings import Settings
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import expanded
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.spellings import NAME, Spelling
+from millrace.flows.status import Host
 
 SHIPPED: Final = ("millrace.demo.streams",) if HAS_DEMO else ()
 _SUFFIXES: Final = (".yaml", ".yml")
+_SECTIONS: Final[dict[str, Spelling]] = {"flows": "flow", "streams": "stream", "pipelines": "pipeline"}
+"""Lists of a file, or of a module in capitals, and the spelling of what they hold."""
 
 
-def declared_streams(settings: Settings, *, shipped: bool = True) -> dict[str, Stream]:
-    """All streams by name, or without those `shipped`. Raises InvalidStream, which says where."""
-    found: dict[str, Stream] = {}
-    own: dict[str, Stream] = {}
-    names = [name.strip() for name in settings.stream_declarations.split(",") if name.strip()]
-    for place in (*SHIPPED, *names):
-        for number, each in enumerate(_of_file(place) if place.endswith(_SUFFIXES) else _of_module(place)):
-            stream = Stream.of(each, where=f"{place}, stream {number}{_named(each)}")
-            if stream.name in found:
-                raise InvalidStream(f"{place}: the name {stream.name!r} is taken by another stream")
-            found[stream.name] = stream
+def declared_flows(settings: Settings, *, shipped: bool = True, host: Host | None = None) -> dict[str, Flow]:
+    """All flows by name, or without those `shipped`, or those of one `host`. Raises InvalidStream, which says where."""
+    found: dict[str, Flow] = {}
+    own: dict[str, Flow] = {}
+    given = (*settings.flow_declarations.split(","), *settings.stream_declarations.split(","))
+    for place in (*SHIPPED, *dict.fromkeys(name.strip() for name in given if name.strip())):
+        for where, spelling, each in _of_file(place) if place.endswith(_SUFFIXES) else _of_module(place):
+            flow = Flow.of(each, where=f"{place}, {where}{_named(each, spelling)}", spelling=spelling)
+            if flow.name in found:
+                raise InvalidStream(f"{place}: the name {flow.name!r} is taken by another flow")
+            found[flow.name] = flow
             if place not in SHIPPED:
-                own[stream.name] = stream
-    return found if shipped else own
+                own[flow.name] = flow
+    chosen = found if shipped else own
+    return {name: each for name, each in chosen.items() if host in (None, each.host)}
 
 
-def declared_stream(settings: Settings, name: str) -> Stream:
-    """The stream `name`. Raises StreamNotFound, which names those there are, and InvalidStream."""
-    known = declared_streams(settings)
+def declared_flow(settings: Settings, name: str, *, host: Host | None = None) -> Flow:
+    """The flow `name`. Raises StreamNotFound, which names those there are, and InvalidStream."""
+    known = declared_flows(settings, host=host)
     if name not in known:
-        raise StreamNotFound(f"no stream {name!r} is declared; there are {', '.join(sorted(known)) or 'none'}")
+        raise StreamNotFound(f"no flow {name!r} is declared; there are {', '.join(sorted(known)) or 'none'}")
     return known[name]
 
 
-def _named(value: object) -> str:
-    name = value.get("name") if isinstance(value, dict) else None
+def _named(value: object, spelling: Spelling) -> str:
+    name = value.get(NAME[spelling]) if isinstance(value, dict) else None
     return f" ({name})" if isinstance(name, str) else ""
 
 
-def _of_module(name: str) -> Iterable[Any]:
+def _of_module(name: str) -> Iterator[tuple[str, Spelling, Any]]:
     try:
-        found = importlib.import_module(name).STREAMS
-    except (ImportError, AttributeError) as error:
-        raise InvalidStream(f"stream_declarations: {name} cannot be had, or has no STREAMS: {error}") from error
-    return list(found)
+        module = importlib.import_module(name)
+    except (ImportError, ValidationError) as error:
+        raise InvalidStream(f"flow_declarations: {name} cannot be had: {error}") from error
+    lists = {section: getattr(module, section.upper(), None) for section in _SECTIONS}
+    if all(each is None for each in lists.values()):
+        lists = {"flows": [each for each in vars(module).values() if isinstance(each, Flow)] or None}
+    yield from _each(f"flow_declarations: {name}", {section.upper(): each for section, each in lists.items()})
 
 
-def _of_file(name: str) -> Iterable[Any]:
+def _of_file(name: str) -> Iterator[tuple[str, Spelling, Any]]:
     import yaml
 
     try:
         value = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidStream(f"stream_declarations: {name} cannot be read: {error}") from error
+        raise InvalidStream(f"flow_declarations: {name} cannot be read: {error}") from error
     try:
-        streams = expanded(value.get("streams")) if isinstance(value, dict) else None
+        lists = {each: expanded(value.get(each)) for each in _SECTIONS} if isinstance(value, dict) else {}
     except InvalidSettings as error:
-        raise InvalidStream(f"stream_declarations: {name}: {error}") from error
-    if not isinstance(streams, list):
-        raise InvalidStream(f"{name} has no list 'streams'")
-    return streams
+        raise InvalidStream(f"flow_declarations: {name}: {error}") from error
+    yield from _each(name, lists)
+
+
+def _each(place: str, lists: dict[str, Any]) -> Iterator[tuple[str, Spelling, Any]]:
+    """Yield where each flow is, its spelling, and what was written. Raises InvalidStream if there is no list."""
+    if all(each is None for each in lists.values()):
+        raise InvalidStream(f"{place} has no list {next(iter(lists), 'flows')!r}")
+    for section, each in lists.items():
+        spelling = _SECTIONS[section.lower()]
+        if each is not None and not isinstance(each, list | tuple):
+            raise InvalidStream(f"{place} has no list {section!r}")
+        for number, one in enumerate(each or ()):
+            yield f"{spelling} {number}", spelling, one

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.flows.declare.configuration import Configuration, read_yaml
+from millrace.flows.declare.configuration import Configuration, read_yaml, sealed
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.keys import Keys
-from millrace.flows.declare.part import Problem, expanded, invalid
+from millrace.flows.declare.part import Problem, expanded, invalid, with_secrets
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.spellings import as_pipeline, spelling_of
 
 
 def read_pipeline(
@@ -23,7 +25,26 @@ def read_pipeline(
 
     Raises PipelineInvalid, InvalidSettings, SecretUnreadable.
     """
-    return Pipeline.parse(configuration.with_defaults(read_declaration(path, env=env, keys=keys)))
+    return _with_defaults(read_declaration(path, env=env, keys=keys), configuration)
+
+
+def with_defaults(flow: Flow, configuration: Configuration) -> Pipeline:
+    """Return a declared flow of the range loop with the defaults of `configuration`. Raises PipelineInvalid."""
+    return _with_defaults(with_secrets(flow.to_json(unset=False), flow.secrets()), configuration)
+
+
+def flow_of(pipeline: Pipeline) -> Flow:
+    """Return a pipeline as a flow."""
+    return Flow.parse(pipeline.to_json(), spelling="pipeline", secrets=pipeline.secrets(), compiled=False)
+
+
+def _with_defaults(declared: dict[str, Any], configuration: Configuration) -> Pipeline:
+    value = configuration.with_defaults(declared)
+    spelling = spelling_of(value)
+    if spelling == "pipeline":
+        return Pipeline.parse(value)
+    flow = Flow.parse(value, spelling=spelling)
+    return Pipeline.parse(as_pipeline(flow), secrets=flow.secrets())
 
 
 def read_declaration(path: Path, *, env: Mapping[str, str] | None = None, keys: Keys | None = None) -> dict[str, Any]:
@@ -33,3 +54,14 @@ def read_declaration(path: Path, *, env: Mapping[str, str] | None = None, keys: 
         raise invalid([Problem("", "is an object with id, source and sink", "type")], what=path.name)
     found: dict[str, Any] = expanded(value, env=env, unseal=None if keys is None else keys.decrypt)
     return found
+
+
+def with_sealed(value: dict[str, Any], secrets: Mapping[str, str], keys: Keys) -> dict[str, Any]:
+    """Return a declaration with its secrets in their places, sealed by `keys`. Raises InvalidSettings."""
+    for path, text in secrets.items():
+        place = value
+        *folders, last = path.split(".")
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = sealed(keys.encrypt(text))
+    return value

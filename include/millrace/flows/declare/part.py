@@ -6,6 +6,7 @@ the form.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError
 
 from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.flows.declare.addresses import check_address
 
+_MISPLACED: Final = "misplaced"
 KIND: Final = "kind"
 """The field by which parts of one place are told apart (source, step, sink)."""
 
@@ -77,6 +80,46 @@ def said(part: BaseModel, fields: Iterable[str]) -> list[str]:
         for name, field in type(part).model_fields.items()
         if name in fields and getattr(part, name) != field.get_default(call_default_factory=True)
     ]
+
+
+def written(part: BaseModel, *, given: bool = False) -> dict[str, Any]:
+    """Return a part as JSON, without secrets and fields that have their default; with `given`, if they were given."""
+    found: dict[str, Any] = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        default = value == field.get_default(call_default_factory=True) and not (
+            given and name in part.model_fields_set
+        )
+        if isinstance(value, SecretStr) or field.exclude or (default and name != KIND):
+            continue
+        found[field.alias or name] = _plain(value, given=given)
+    return found
+
+
+def _plain(value: Any, *, given: bool) -> Any:
+    if isinstance(value, BaseModel):
+        return written(value, given=given)
+    if isinstance(value, Mapping):
+        return {name: _plain(each, given=given) for name, each in value.items()}
+    return [_plain(each, given=given) for each in value] if isinstance(value, list | tuple) else value
+
+
+def with_secrets(value: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Return the declaration `value` with `secrets` by path, where its parts have none."""
+    whole = copy.deepcopy(dict(value)) if secrets else dict(value)
+    for path, text in secrets.items():
+        place: Any = whole
+        *folders, last = path.split(".")
+        for folder in folders:
+            place = place.get(folder) if isinstance(place, dict) else None
+        if isinstance(place, dict):  # else the declaration has no such part any more
+            place.setdefault(last, text)
+    return whole
+
+
+def misplaced(path: str, message: str) -> PydanticCustomError:
+    """Return the error of a whole model that says what is wrong at `path` in it."""
+    return PydanticCustomError(_MISPLACED, "{message}", {"path": path, "message": message})
 
 
 def _topic(name: str) -> str:
@@ -141,7 +184,8 @@ def problems_of(error: ValidationError, value: Any) -> list[Problem]:
         message = each["msg"].removeprefix("Value error, ") if said is None else said.format_map(each.get("ctx", {}))
         if each["type"] in ("too_short", "string_too_short") and each["ctx"]["min_length"] == 1:
             message = "is empty" + (", and takes at least one" if each["type"] == "too_short" else "")
-        found.append(Problem(".".join(_told(each["loc"], value)), message, each["type"]))
+        path = [*each["loc"], *([each["ctx"]["path"]] if each["type"] == _MISPLACED else [])]
+        found.append(Problem(".".join(_told(path, value)), message, each["type"]))
     # pydantic counts the items of a sequence that are right, and finds too few where one is wrong.
     return [
         each
@@ -151,11 +195,18 @@ def problems_of(error: ValidationError, value: Any) -> list[Problem]:
 
 
 def _told(path: Sequence[int | str], value: Any) -> Iterator[str]:
+    tagged = False
     for part in path:
         if isinstance(value, Mapping):
-            if part not in value and part == value.get(KIND):
-                continue  # the tag of a union
-            value = value.get(part)
+            if not tagged and part == value.get(KIND):
+                tagged = True
+                continue  # the tag of a union, which may also be the name of a field
+            tagged, value = False, value.get(part)
+        elif isinstance(value, BaseModel):
+            if not tagged and part == getattr(value, KIND, None):
+                tagged = True
+                continue
+            tagged, value = False, getattr(value, str(part), None)
         elif isinstance(value, Sequence) and not isinstance(value, str) and isinstance(part, int):
             value = value[part] if part < len(value) else None
         yield str(part)

@@ -8,7 +8,6 @@ Secrets are separate: `to_json` omits them, `secrets` returns them by path, and 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
@@ -25,6 +24,7 @@ from millrace.flows.declare.part import (
     problems_of,
     said,
     secrets_of,
+    with_secrets,
     words,
 )
 from millrace.flows.declare.steps import AnyStep, TemplateId
@@ -40,7 +40,7 @@ AIRFLOW: Final = "airflow"
 VERSION: Final = 1
 """Of a declaration's form. A new field is optional, so that an older declaration means what it meant."""
 
-PipelineId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+PipelineId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 """Also a part of names of topics, folders, runs and consumer groups."""
 
 
@@ -188,7 +188,7 @@ class Pipeline(Part):
             raise invalid([Problem("", "is an object with id, source and sink", "type")])
         whole: Any = value
         try:
-            whole = _with_secrets(value, secrets or {})
+            whole = with_secrets(value, secrets or {})
             return cls.model_validate(whole, context={UNCOMPILED: not compiled})
         except ValidationError as error:
             raise invalid(problems_of(error, whole)) from None
@@ -287,15 +287,3 @@ def _secret_paths(part: Any) -> set[str]:
         elif isinstance(value, BaseModel):
             found |= {f"{name}.{inner}" for inner in _secret_paths(value)}
     return found
-
-
-def _with_secrets(value: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    whole = copy.deepcopy(dict(value)) if secrets else dict(value)
-    for path, text in secrets.items():
-        place: Any = whole
-        *folders, last = path.split(".")
-        for folder in folders:
-            place = place.get(folder) if isinstance(place, dict) else None
-        if isinstance(place, dict):  # else the declaration has no such part any more
-            place.setdefault(last, text)
-    return whole

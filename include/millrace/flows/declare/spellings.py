@@ -1,14 +1,34 @@
-"""The spellings of declarations of earlier builds, as plain values: a stream's source and sink without `kind`.
+"""The spellings of declarations of earlier builds, as plain values: streams, and pipelines of reference document 004.
+
+Each spelling is the same flow (`flow.py`), on the host that it had: :func:`plain` gives a declaration in the form of
+flows, :func:`as_pipeline` a flow as the JSON of a pipeline, and :func:`as_written` the path of a problem as the user
+wrote it.
 
 A stream named its source by the field that it has (`collection`, or `kafka` and `topics`) and its sink likewise
-(`collection`, `delta`, `kafka`, `opensearch`, `function`). :func:`source` and :func:`sink` give the form of the models,
-whose parts say their `kind`. :func:`as_written` gives the path of a problem as the user wrote it.
+(`collection`, `delta`, `kafka`, `opensearch`, `function`). :func:`source` and :func:`sink` give them their `kind`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from millrace.flows.declare.flow import Flow
+
+Spelling = Literal["flow", "stream", "pipeline"]
+NAME: Final[Mapping[Spelling, str]] = {"flow": "name", "stream": "name", "pipeline": "id"}
+"""The field with a flow's name."""
+_STREAM: Final = {"transform": "function", "sql": "sql", "tables": "tables", "operator": "operator",
+                  "output_mode": "output_mode"}  # fmt: skip
+"""Fields of a stream that are fields of a flow's transform."""
+_STREAM_NAMES: Final = {"words": "description"}
+_PIPELINE_NAMES: Final = {"id": "name", "name": "title"}
+_PIPELINE: Final = (
+    "description", "account", "labels", "source", "steps", "sink", "errors", "failure_threshold", "flush", "recovery",
+    "resources", "deployment",
+)  # fmt: skip
+"""Fields of a pipeline beside its id and name, in their order."""
 
 SINKS: Final = ("collection", "delta", "kafka", "opensearch", "function")
 _CLUSTER: Final = ("bootstrap", "security", "socket_timeout_ms")
@@ -122,20 +142,93 @@ def sink_identity(sink: Any) -> dict[str, Any]:
     return found
 
 
-def as_written(path: Sequence[Any], value: Any) -> Iterator[Any]:
-    """Yield the parts of a problem's `path` in a declaration as its user wrote it, `value`: without tags of kinds."""
-    parts = list(path)
-    if parts and parts[0] in ("source", "sink", "late") and isinstance(value, dict):
+class Misspelled(ValueError):
+    """A part that no spelling has; `field` is where."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def spelling_of(value: Mapping[str, Any]) -> Spelling:
+    """Return the spelling of a declaration in a file of its own: a pipeline has an `id`, a flow a `name`."""
+    return "pipeline" if "id" in value or "steps" in value else "flow"
+
+
+def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
+    """Return a declaration in the form of flows. Raises Misspelled. A field that `spelling` lacks stays as it is."""
+    if spelling == "flow":
+        return dict(value)
+    found = dict(value)
+    if spelling == "pipeline":
+        for name in ("transform", "host", "title"):
+            if name in value:
+                raise Misspelled(name, "is no field of this")
+        form = found.pop("version", 1)
+        if form != 1 or isinstance(form, bool):
+            raise Misspelled("version", "is 1, the version of this form")
+        steps = {"steps": found.pop("steps")} if "steps" in found else {}
+        found = {_PIPELINE_NAMES.get(name, name): each for name, each in found.items()}
+        return {**found, "transform": steps, "host": "range"}
+    if "host" in value:
+        raise Misspelled("host", "is no field of this: a stream runs on Spark")
+    transform = {ours: value[name] for name, ours in _STREAM.items() if name in value}
+    found = {_STREAM_NAMES.get(name, name): each for name, each in found.items() if name not in _STREAM}
+    for name, spelled in (("source", source), ("sink", sink), ("late", sink)):
+        if found.get(name) is not None:
+            try:
+                found[name] = spelled(found[name])
+            except ValueError as error:
+                raise Misspelled(name, str(error)) from None
+    return {**found, "transform": transform, "host": "spark"}
+
+
+def as_pipeline(flow: Flow) -> dict[str, Any]:
+    """Return a flow of the range loop as the JSON of a pipeline, with defaults and without secrets.
+
+    Of one declaration always the same text.
+    """
+    every = flow.model_dump(mode="json", by_alias=True, exclude_none=True)
+    every["steps"] = every["transform"]["steps"]
+    for part, declared in (("source", flow.source), ("sink", flow.sink)):
+        for name in declared.of_rows:
+            every[part].pop(name, None)
+    for path in flow.secret_paths():
+        place = every
+        *folders, last = path.split(".")
+        for folder in folders:
+            place = place[folder]
+        del place[last]
+    return {"version": 1, "id": flow.name, "name": flow.title, **{name: every[name] for name in _PIPELINE}}
+
+
+def as_written(path: str, value: Mapping[str, Any] | None, spelling: Spelling) -> str:
+    """Return the `path` of a problem in the form of flows as the user wrote it, in `value` if that is known."""
+    parts = path.split(".") if path else []
+    if parts and parts[0] == "transform":
+        if spelling == "flow":
+            short = value is not None and not isinstance(value.get("transform"), Mapping)
+            return ".".join(parts[:1] + parts[2:]) if short and parts[1:2] in (["steps"], ["function"]) else path
+        parts = (
+            [{ours: name for name, ours in _STREAM.items()}.get(parts[1], parts[1]), *parts[2:]] if parts[1:] else []
+        )
+    names = {"stream": _STREAM_NAMES, "pipeline": _PIPELINE_NAMES, "flow": {}}[spelling]
+    if parts:
+        parts[0] = {ours: name for name, ours in names.items()}.get(parts[0], parts[0])
+    return ".".join(_of_stream(parts, value or {}) if spelling == "stream" else parts)
+
+
+def _of_stream(parts: Sequence[str], value: Mapping[str, Any]) -> Iterator[str]:
+    parts = list(parts)
+    if parts and parts[0] in ("source", "sink", "late"):
         part = value.get(parts[0])
-        written = part if isinstance(part, dict) else {}
-        if len(parts) > 1 and parts[1] in SINKS:
-            del parts[1]  # the tag of the union
+        given = part if isinstance(part, Mapping) else {}
         inner = parts[1] if len(parts) > 1 else None
-        if "kind" not in written:
-            if inner in _CLUSTER and "kafka" in written:
+        if "kind" not in given:
+            if inner in _CLUSTER and "kafka" in given:
                 parts.insert(1, "kafka")
-            elif "opensearch" in written and inner is not None and inner not in ("key", "dead_letters"):
+            elif "opensearch" in given and inner is not None and inner not in ("key", "dead_letters"):
                 parts.insert(1, "opensearch")
-            elif inner == "path" and "delta" in written:
+            elif inner == "path" and "delta" in given:
                 parts[1] = "delta"
     yield from parts

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.flows.declare.stream import Stream
+    from millrace.flows.declare.flow import Flow
     from millrace.flows.errors.listing import ErrorRow
 
 LATE: Final = "/late"
@@ -117,14 +117,14 @@ def _of_row(row: dict[str, Any]) -> Letter:
     )
 
 
-def letter_collections(stream: Stream) -> list[str]:
+def letter_collections(stream: Flow) -> list[str]:
     """Return the collections that hold dead letters of a stream: of its sinks, and of its source."""
-    named = [getattr(part, "dead_letters", None) for part in (stream.sink, stream.late, stream.source)]
+    named = [getattr(part, "dead_letters", None) for part in (stream.row_sink, stream.late, stream.row_source)]
     return list(dict.fromkeys(name for name in named if name is not None))
 
 
 def stream_letters(
-    settings: Settings, stream: Stream, *, reason: str = "", ids: Sequence[str] = (), limit: int = 50
+    settings: Settings, stream: Flow, *, reason: str = "", ids: Sequence[str] = (), limit: int = 50
 ) -> list[Letter]:
     """Return at most `limit` dead letters of a stream, the newest first, whose reason contains `reason`.
 

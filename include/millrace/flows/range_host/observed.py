@@ -150,6 +150,13 @@ def described(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
+def with_description(status: FlowStatus, pipeline: Pipeline) -> FlowStatus:
+    """Return the status of a pipeline that has never run with what it is going to read and write."""
+    noted = described(pipeline)
+    told = {name: noted[name] for name in ("source", "sink", "words", "guarantee")}
+    return status.model_copy(update=told | {name: tuple(noted[name]) for name in ("reads", "writes")})
+
+
 def _names(part: Part) -> tuple[str, ...]:
     """Return what a source or sink is called: its topics, collection, table or index, in whichever field."""
     for field in _NAMED_BY:

@@ -16,7 +16,8 @@ from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.client.schemas import schema
 from millrace.flows.declare.checks import Finding, creates, planned
-from millrace.flows.declare.stream import RowSink, Stream, Table, function_of, letters_of
+from millrace.flows.declare.flow import Flow, RowSink, letters_of
+from millrace.flows.declare.rows import Table, function_of
 from millrace.flows.errors.letters import LetteredSink
 from millrace.flows.guarantee import OFFERED
 from millrace.flows.sinks.collection.fit import require_fit
@@ -62,11 +63,11 @@ _NUMBERS: Final = re.compile(r"#\d+L?")
 def rows_of(
     spark: SparkSession,
     settings: Settings,
-    stream: Stream,
+    stream: Flow,
     begun: Begun = Begun(),  # noqa: B008 - frozen
 ) -> DataFrame:
     """The stream's source as a streaming DataFrame, from where `begun` says, with its watermark."""
-    given = stream.source
+    given = stream.row_source
     if isinstance(given, KafkaSource):
         read = _read_by(stream, given)
         if begun.ticks is not None:
@@ -95,7 +96,7 @@ def rows_of(
 def batch_of(
     spark: SparkSession,
     settings: Settings,
-    stream: Stream,
+    stream: Flow,
     *,
     after: Moment | None = None,
     until: Moment | None = None,
@@ -104,7 +105,7 @@ def batch_of(
 
     Of the rows behind `after` (without it: from where the declaration begins) up to `until` (without it: to now).
     """
-    given = stream.source
+    given = stream.row_source
     if isinstance(given, KafkaSource):
         read, undecoded = _read_by(stream, given), undecoded_folder(settings, stream.name)
         first = topics.beginning(read, _topic_start(given.start if after is None else after))
@@ -124,15 +125,15 @@ def batch_of(
             kinds=given.kinds,
         )
     frame = transformed(spark, settings, stream, _marked(stream, rows))
-    if stream.operator is None:
+    if stream.transform.operator is None:
         return frame
     right = right_rows(spark, settings, stream, until=until, batch=True)
     ahead = None if given.watermark is None else given.watermark.ahead
     joined = both_sides(stream, frame, right)
-    return answered(joined, operator_of(stream, frame), stream.operator.shards, max_ahead=ahead)
+    return answered(joined, operator_of(stream, frame), stream.transform.operator.shards, max_ahead=ahead)
 
 
-def _read_by(stream: Stream, given: KafkaSource) -> KafkaSource:
+def _read_by(stream: Flow, given: KafkaSource) -> KafkaSource:
     """Return the topics as they are read by `stream`, with its consumer group."""
     return given.model_copy(update={"group": given.group or f"millrace-{stream.name}"})
 
@@ -144,7 +145,7 @@ def _topic_start(moment: Moment) -> Start | int:
     return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
 
 
-def _topic_options(stream: Stream, given: KafkaSource, first: Place, undecoded: Path) -> dict[str, str]:
+def _topic_options(stream: Flow, given: KafkaSource, first: Place, undecoded: Path) -> dict[str, str]:
     return topics.options_of(
         _read_by(stream, given),
         first,
@@ -163,8 +164,8 @@ def _asked(given: CollectionSource) -> tuple[str, ...]:
     return (*given.columns, TICK) if made and TICK not in given.columns else given.columns
 
 
-def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
-    given, mark = stream.source, stream.source.watermark
+def _marked(stream: Flow, frame: DataFrame) -> DataFrame:
+    given, mark = stream.row_source, stream.row_source.watermark
     if mark is None:
         return frame
     if mark.column == LOG_TIME and isinstance(given, CollectionSource):
@@ -173,15 +174,15 @@ def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
     return frame.withWatermark(mark.column, mark.delay)
 
 
-def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: DataFrame) -> DataFrame:
+def transformed(spark: SparkSession, settings: Settings, stream: Flow, rows: DataFrame) -> DataFrame:
     """Apply the stream's transform to its rows and tables. Raises InvalidStream if it fails or returns no DataFrame."""
-    beside = {name: table_rows(spark, settings, each) for name, each in stream.tables.items()}
+    beside = {name: table_rows(spark, settings, each) for name, each in stream.transform.tables.items()}
     try:
-        if stream.sql is not None:
-            for name, each in {stream.source.table: rows, **beside}.items():
+        if stream.transform.sql is not None:
+            for name, each in {stream.row_source.table: rows, **beside}.items():
                 each.createOrReplaceTempView(f"`{name}`")
-            return spark.sql(stream.sql)
-        found = rows if stream.transform is None else function_of(stream.transform)(rows, **beside)
+            return spark.sql(stream.transform.sql)
+        found = rows if stream.transform.function is None else function_of(stream.transform.function)(rows, **beside)
     except PySparkException as error:
         raise InvalidStream(f"the transform of {stream.name!r}: {str(error).splitlines()[0]}") from error
     if not isinstance(found, DataFrame):
@@ -203,7 +204,7 @@ def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFra
         )
 
 
-def create_sink(settings: Settings, stream: Stream, into: RowSink | None, columns: pa.Schema) -> None:
+def create_sink(settings: Settings, stream: Flow, into: RowSink | None, columns: pa.Schema) -> None:
     """Create the collection of a sink with `create`, with these columns, unless it exists. Raises InvalidArgument."""
     if not isinstance(into, CollectionDeclared) or not into.create:
         return
@@ -212,16 +213,16 @@ def create_sink(settings: Settings, stream: Stream, into: RowSink | None, column
     with connect(settings=settings) as db:
         known = [each.name for each in db.catalog.collections()]
         if into.collection not in known:
-            given, vchannels = stream.source, 1
+            given, vchannels = stream.row_source, 1
             if isinstance(given, CollectionSource):
                 vchannels = len(find_collection(settings, given.collection).vchannels)
             db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
 
 
-def sink_of(settings: Settings, stream: Stream, folder: Path, into: RowSink | None = None) -> Sink:
+def sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink | None = None) -> Sink:
     """Return the stream's sink, or that of late rows, `into`, with its memory in `folder` and its dead letters."""
     named = stream.name if into is None else late_letters(stream.name)
-    into = into or stream.sink
+    into = into or stream.row_sink
     sink = plain_sink_of(settings, stream, folder, into, named)
     letters = letters_of(into)
     if letters is None or isinstance(into, CollectionDeclared):
@@ -234,7 +235,7 @@ def late_letters(stream: str) -> str:
     return f"{stream}/late"
 
 
-def plain_sink_of(settings: Settings, stream: Stream, folder: Path, into: RowSink, named: str) -> Sink:
+def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink, named: str) -> Sink:
     """Return a sink of the stream without dead letters but for a collection, which keeps them under `named`."""
     guarantee = stream.chosen_guarantee
     if guarantee not in OFFERED[into.kind]:
@@ -266,35 +267,39 @@ def plain_sink_of(settings: Settings, stream: Stream, folder: Path, into: RowSin
     return index
 
 
-def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> tuple[str, list[Finding]]:
+def found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tuple[str, list[Finding]]:
     """Return the query's plan as text, and findings: columns that the sink does not take, state without a bound."""
     try:
         frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, Begun(after=0)))
     except InvalidStream as error:
-        return "", [Finding("error", "sql" if stream.sql else "transform", str(error))]
+        return "", [Finding("error", "transform.sql" if stream.transform.sql else "transform.function", str(error))]
     if not frame.isStreaming:
         return "", [
-            Finding("error", "transform", "it gives no streaming DataFrame: it must be made from the one it gets")
+            Finding(
+                "error", "transform.function", "it gives no streaming DataFrame: it must be made from the one it gets"
+            )
         ]
     analyzed = _analyzed(frame)
     plan = str(analyzed.toString())
     findings = [Finding("warning", "source.watermark", each) for each in dict.fromkeys(_unbounded(analyzed))]
     try:
         columns = columns_of(frame)
-        if stream.operator is not None:
+        if stream.transform.operator is not None:
             columns, more, words = _operated(settings, stream, columns)
             plan, findings = f"{words}\n{plan}", findings + more
-        if isinstance(stream.sink, CollectionDeclared) and not creates(settings, stream.sink):
-            collection = find_collection(settings, stream.sink.collection)
-            require_fit(columns, collection, changes=stream.sink.mode == "changes")
+        if isinstance(stream.row_sink, CollectionDeclared) and not creates(settings, stream.row_sink):
+            collection = find_collection(settings, stream.row_sink.collection)
+            require_fit(columns, collection, changes=stream.row_sink.mode == "changes")
     except InvalidArgument as error:
-        findings.append(Finding("error", "sink" if stream.operator is None else "operator", str(error)))
+        findings.append(
+            Finding("error", "sink" if stream.transform.operator is None else "transform.operator", str(error))
+        )
     return plan, findings
 
 
-def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[pa.Schema, list[Finding], str]:
+def _operated(settings: Settings, stream: Flow, columns: pa.Schema) -> tuple[pa.Schema, list[Finding], str]:
     """The answers' columns of the stream's operator, what is found in it, and what it does in words."""
-    operation, mark = stream.operator, stream.source.watermark
+    operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
     right = None if operation.as_of is None else find_collection(settings, operation.as_of.collection)
@@ -307,7 +312,7 @@ def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[p
         f"  late rows, to {stream.late.target if stream.late else 'its table alone'}: {', '.join(aside.names)}",
         *(f"  {each}" for each in warnings),
     ]
-    return answers, [Finding("warning", "operator", each) for each in warnings], "\n".join(words)
+    return answers, [Finding("warning", "transform.operator", each) for each in warnings], "\n".join(words)
 
 
 def _analyzed(frame: DataFrame) -> Any:

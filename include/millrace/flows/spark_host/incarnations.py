@@ -18,7 +18,7 @@ from typing import IO, Any, Final, Self
 from millrace.base.errors import InvalidStream, StreamBusy, UnsupportedVersion
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.flow import Flow
 from millrace.flows.sources.collection.model import CollectionSource
 
 VERSION: Final = 1
@@ -93,7 +93,7 @@ class Kept:
         make_folder(self.folder)
         self.keep(replace(self.state, paused=paused))
 
-    def admitted(self, stream: Stream) -> State:
+    def admitted(self, stream: Flow) -> State:
         """Return the state to run `stream` by; call it with the lock held.
 
         Raises InvalidStream if it is paused, or if another declaration has given rows to the sink with its checkpoint.
@@ -111,7 +111,7 @@ class Kept:
         if not state.handed:
             self.keep(replace(state, handed=True))
 
-    def startable(self, stream: Stream) -> State:
+    def startable(self, stream: Flow) -> State:
         """The same without the lock, and nothing is kept: whether it would be admitted now."""
         state = self.state
         if state.paused:
@@ -124,7 +124,7 @@ class Kept:
             )
         return state
 
-    def upgrade(self, stream: Stream, *, keep_state: bool) -> State:
+    def upgrade(self, stream: Flow, *, keep_state: bool) -> State:
         """Accept a changed declaration, with the present state, or from here without it. Raises StreamBusy."""
         with self.locked():
             state = replace(self.state, fingerprint=stream.fingerprint())
@@ -134,14 +134,14 @@ class Kept:
             self.keep(state)
             return state
 
-    def replay(self, stream: Stream, begun: Begun) -> State:
+    def replay(self, stream: Flow, begun: Begun) -> State:
         """Begin anew elsewhere, by a new checkpoint. Raises StreamBusy, InvalidStream for a snapshot of a topic."""
-        if begun.snapshot is not None and not isinstance(stream.source, CollectionSource):
+        if begun.snapshot is not None and not isinstance(stream.row_source, CollectionSource):
             raise InvalidStream(f"the stream {stream.name!r} reads topics, which have no snapshot: replay after a time")
         with self.locked():
             return self._next(replace(self.state, fingerprint=stream.fingerprint()), begun)
 
-    def move(self, stream: Stream, positions: Mapping[str, int]) -> dict[str, int]:
+    def move(self, stream: Flow, positions: Mapping[str, int]) -> dict[str, int]:
         """Begin anew at the position of today, but for the lanes in `positions`, by a new checkpoint; return all.
 
         Raises StreamBusy, InvalidStream if the stream has not reached a position yet, or for a lane that it does not

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
 from millrace.flows.declare.checks import given_columns
-from millrace.flows.declare.stream import RowSink, Stream
+from millrace.flows.declare.flow import Flow, RowSink
 from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds
@@ -24,22 +24,22 @@ from millrace.streams.keyed.operator import Operator
 from millrace.streams.operators.declared import GONE, ORDER, RIGHT, AsOfOf, duration, late_names, right_name, sink_names
 
 
-def operator_of(stream: Stream, frame: DataFrame) -> Operator:
+def operator_of(stream: Flow, frame: DataFrame) -> Operator:
     """The stream's operator over `frame` (of an as-of join: over its left side). Raises InvalidArgument."""
-    operation, mark = stream.operator, stream.source.watermark
+    operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
     return operation.made(mark.column, columns_of(frame))
 
 
 def right_rows(
-    spark: SparkSession, settings: Settings, stream: Stream, *, until: Moment | None = None, batch: bool = False
+    spark: SparkSession, settings: Settings, stream: Flow, *, until: Moment | None = None, batch: bool = False
 ) -> DataFrame | None:
     """Return the right side of an as-of join, as a stream from the collection's beginning or a batch up to `until`.
 
     None for another operator.
     """
-    joined = None if stream.operator is None else stream.operator.as_of
+    joined = None if stream.transform.operator is None else stream.transform.operator.as_of
     if joined is None:
         return None
     kinds: Kinds = "all" if joined.versioned else "skip others"
@@ -53,10 +53,10 @@ def log_time() -> Column:
     return F.timestamp_millis(F.shiftright(TICK, LOGICAL_BITS))
 
 
-def both_sides(stream: Stream, left: DataFrame, right: DataFrame | None) -> DataFrame:
+def both_sides(stream: Flow, left: DataFrame, right: DataFrame | None) -> DataFrame:
     """Both sides of an as-of join as one; of another operator, `left`."""
-    joined = None if stream.operator is None else stream.operator.as_of
-    mark = stream.source.watermark
+    joined = None if stream.transform.operator is None else stream.transform.operator.as_of
+    mark = stream.row_source.watermark
     if joined is None or right is None or mark is None:
         return left
     first = left.withColumn(RIGHT, F.lit(False)).withColumn(GONE, F.lit(False)).withColumn(ORDER, F.lit(0).cast("long"))
@@ -90,14 +90,14 @@ def _versions(joined: AsOfOf, right: DataFrame, time: str, ticks: list[str]) -> 
 
 
 def operated_sink(
-    stream: Stream,
+    stream: Flow,
     frame: DataFrame,
     operator: Operator,
     folder: Path,
     sink_in: Callable[[Path, RowSink | None], Sink],
 ) -> KeyedInto:
     """Return the operator with the stream's sinks; `frame` is its input. Raises InvalidArgument."""
-    operation, mark = stream.operator, stream.source.watermark
+    operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
     schema = columns_of(frame)
@@ -114,7 +114,7 @@ def operated_sink(
             opened.append(sink_in(folder / "late", stream.late))
         for sink, columns in zip(opened, given, strict=False):
             sink.check(columns)
-        names = partial(sink_names, collection=stream.sink.kind == "collection")
+        names = partial(sink_names, collection=stream.row_sink.kind == "collection")
         if stream.late is None:
             return KeyedInto(keyed, opened[0], names=names)
         beside = partial(late_names, collection=stream.late.kind == "collection")

@@ -9,8 +9,8 @@ from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.flows.declare.checks import check, given_columns, require_runnable
-from millrace.flows.declare.discovery import declared_streams
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.discovery import declared_flows
+from millrace.flows.declare.flow import Flow
 from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
 from millrace.flows.spark_host.incarnations import Kept, Lock
@@ -22,18 +22,18 @@ from millrace.flows.spark_host.undecoded import Undecoded
 from millrace.runtime.job import StartQuery
 
 
-def streams_of(settings: Settings, job: str) -> list[Stream]:
+def streams_of(settings: Settings, job: str) -> list[Flow]:
     """The streams that the job `job` runs: one, or those of a group. Raises StreamNotFound."""
-    from millrace.flows.declare.discovery import declared_stream
+    from millrace.flows.declare.discovery import declared_flow
 
-    mine = [each for each in declared_streams(settings).values() if each.job == job]
-    return mine or [declared_stream(settings, job)]
+    mine = [each for each in declared_flows(settings, host="spark").values() if each.job == job]
+    return mine or [declared_flow(settings, job, host="spark")]
 
 
 class StreamQuery:
     """Starts the query of one stream; holds the stream for as long as this process lives."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Flow) -> None:
         self._stream = stream
         self._lock: Lock | None = None
 
@@ -53,14 +53,14 @@ class StreamQuery:
             raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
         folder = sink_folder(checkpoint)
         sink: Sink
-        if stream.operator is None:
-            create_sink(settings, stream, stream.sink, columns_of(frame))
+        if stream.transform.operator is None:
+            create_sink(settings, stream, stream.row_sink, columns_of(frame))
             sink = sink_of(settings, stream, folder)
         else:
             operator = operator_of(stream, frame)
             frame = both_sides(stream, frame, right_rows(spark, settings, stream))
             answers, aside = given_columns(stream, operator, columns_of(frame))
-            create_sink(settings, stream, stream.sink, answers)
+            create_sink(settings, stream, stream.row_sink, answers)
             create_sink(settings, stream, stream.late, aside)
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
         told = Told(settings, stream.name, metrics, spark.streams)
@@ -79,7 +79,7 @@ class StreamQuery:
                 name=progress_name(stream.name),
                 seconds=stream.seconds,
                 available_now=available_now,
-                output_mode=stream.output_mode,
+                output_mode=stream.transform.output_mode,
                 told=taken,
                 begins=kept.hand,
             )
@@ -94,17 +94,17 @@ class StreamQuery:
             self._lock = None
 
 
-def queries_of(settings: Settings, streams: list[Stream]) -> list[StartQuery]:
+def queries_of(settings: Settings, streams: list[Flow]) -> list[StartQuery]:
     """What a job starts: the streams that are not paused. Where all are, the first says so when it starts."""
     return [StreamQuery(each) for each in _awake(settings, streams)]
 
 
-def require_startable(settings: Settings, streams: list[Stream]) -> None:
+def require_startable(settings: Settings, streams: list[Flow]) -> None:
     """What such a job would find before it asks Spark, without a job. Raises InvalidStream."""
     for each in _awake(settings, streams):
         require_runnable(each, check(settings, each))
         Kept(settings, each.name).startable(each)
 
 
-def _awake(settings: Settings, streams: list[Stream]) -> list[Stream]:
+def _awake(settings: Settings, streams: list[Flow]) -> list[Flow]:
     return [each for each in streams if not Kept(settings, each.name).state.paused] or streams[:1]

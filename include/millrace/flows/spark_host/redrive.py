@@ -14,7 +14,7 @@ from millrace.base.errors import InvalidStream
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
-from millrace.flows.declare.stream import RowSink, Stream, letters_of
+from millrace.flows.declare.flow import Flow, RowSink, letters_of
 from millrace.flows.errors.letter import Redriven
 from millrace.flows.errors.letters import resent, taken_of
 from millrace.flows.sinks.collection.model import CollectionSink as Declared
@@ -24,13 +24,13 @@ from millrace.flows.spark_host.frames import late_letters, plain_sink_of
 from millrace.flows.spark_host.incarnations import Kept
 
 
-def redrive(settings: Settings, stream: Stream, *, dry_run: bool = False) -> Redriven:
+def redrive(settings: Settings, stream: Flow, *, dry_run: bool = False) -> Redriven:
     """Send the letters of a stopped stream again, those of its late rows too; `dry_run` only counts them.
 
     Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached, and what the
     sinks raise.
     """
-    targets = [(stream.sink, stream.name)]
+    targets = [(stream.row_sink, stream.name)]
     if stream.late is not None:
         targets.append((stream.late, late_letters(stream.name)))
     targets = [each for each in targets if letters_of(each[0]) is not None]
@@ -40,7 +40,7 @@ def redrive(settings: Settings, stream: Stream, *, dry_run: bool = False) -> Red
     found = sent = 0
     with kept.locked(), connect(settings=settings) as db:
         for into, named in targets:
-            folder = kept.folder / ("redrive" if into is stream.sink else "redrive-late")
+            folder = kept.folder / ("redrive" if into is stream.row_sink else "redrive-late")
             if dry_run:
                 found += len(db.collection(str(letters_of(into))).read(where=f"stream = '{named}'"))
                 continue
@@ -71,7 +71,7 @@ def _into_collection(settings: Settings, into: Declared, named: str, folder: Pat
 
 
 def _one_by_one(
-    settings: Settings, stream: Stream, into: RowSink, named: str, folder: Path, db: Database
+    settings: Settings, stream: Flow, into: RowSink, named: str, folder: Path, db: Database
 ) -> tuple[int, int]:
     """Return the same."""
     letters = db.collection(str(letters_of(into)))

@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 from millrace.base.errors import RunNotFound
 from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
-from millrace.flows.declare.discovery import declared_streams
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.discovery import declared_flows
+from millrace.flows.declare.flow import Flow
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.status import FlowState, FlowStatus, process_began
 from millrace.runtime.launch.launcher import Launcher, RunState
@@ -100,7 +100,7 @@ def progress_name(stream: str) -> str:
     return f"stream-{stream}"
 
 
-def flow_status(settings: Settings, stream: Stream) -> FlowStatus:
+def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
     """Return a stream's status as that of any flow."""
     kept = Kept(settings, stream.name).state
     told = _told(settings, stream.name)
@@ -116,9 +116,9 @@ def flow_status(settings: Settings, stream: Stream) -> FlowStatus:
     return FlowStatus(
         name=stream.name,
         host="spark",
-        words=stream.words,
-        source=stream.source.target,
-        sink=stream.sink.target,
+        words=stream.description,
+        source=stream.row_source.target,
+        sink=stream.row_sink.target,
         reads=stream.reads,
         writes=tuple(stream.writes),
         guarantee=stream.chosen_guarantee,
@@ -147,17 +147,17 @@ def flow_status(settings: Settings, stream: Stream) -> FlowStatus:
     )
 
 
-def status(settings: Settings, stream: Stream) -> StreamStatus:
+def status(settings: Settings, stream: Flow) -> StreamStatus:
     """Return a stream's status in the form of the API."""
     return StreamStatus.of(flow_status(settings, stream))
 
 
 def flow_statuses(settings: Settings) -> list[FlowStatus]:
     """Return the status of each declared stream, by name. Raises InvalidStream."""
-    return [flow_status(settings, each) for _, each in sorted(declared_streams(settings).items())]
+    return [flow_status(settings, each) for _, each in sorted(declared_flows(settings, host="spark").items())]
 
 
-def _run(settings: Settings, stream: Stream) -> tuple[FlowState, str | None]:
+def _run(settings: Settings, stream: Flow) -> tuple[FlowState, str | None]:
     try:
         found = Launcher(settings).poll(run_id(stream.job))
     except RunNotFound:

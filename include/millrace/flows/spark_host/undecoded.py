@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.client.database import connect
-from millrace.flows.declare.stream import Stream
+from millrace.flows.declare.flow import Flow
 from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes
 from millrace.flows.sources.kafka.columns import REASON
 from millrace.flows.sources.kafka.model import KafkaSource
@@ -31,10 +31,10 @@ def undecoded_folder(settings: Settings, stream: str) -> Path:
 class Undecoded:
     """Collects the files of a stream's tasks."""
 
-    def __init__(self, settings: Settings, stream: Stream) -> None:
+    def __init__(self, settings: Settings, stream: Flow) -> None:
         self._settings, self._name = settings, stream.name
         self._folder = undecoded_folder(settings, stream.name)
-        self._into = stream.source.dead_letters if isinstance(stream.source, KafkaSource) else None
+        self._into = stream.row_source.dead_letters if isinstance(stream.row_source, KafkaSource) else None
         self._known = {path.name for path in self._folder.glob("*.arrow")} if self._into is None else set()
 
     def collect(self, batch_id: int) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from millrace.catalog.collection import CollectionInfo
-    from millrace.flows.declare.stream import Stream
+    from millrace.flows.declare.flow import Flow
 
 DATE: Final = "date"
 """The partition column of every derived table: the UTC day of its bucket."""
@@ -105,7 +105,7 @@ class DerivedTable:
         return name
 
 
-def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "hour") -> DerivedTable:
+def of_stream(stream: Flow, *, bucket: str, grain: Literal["hour", "day"] = "hour") -> DerivedTable:
     """Return a declared stream as a derived table: its source, its transform, and its watermark column as event time.
 
     One declaration thus runs both as a stream and as a batch, with equal rows.
@@ -114,32 +114,34 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
     """
     from millrace.flows.sources.collection.model import CollectionSource
 
-    if stream.transform is None:
+    if stream.transform.function is None:
         raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table needs a function")
-    if not isinstance(stream.source, CollectionSource):
-        raise InvalidArgument(f"the stream {stream.name!r} reads {stream.source.target}: a table is of a collection")
-    if stream.operator is not None or stream.tables:
+    if not isinstance(stream.row_source, CollectionSource):
+        raise InvalidArgument(
+            f"the stream {stream.name!r} reads {stream.row_source.target}: a table is of a collection"
+        )
+    if stream.transform.operator is not None or stream.transform.tables:
         raise InvalidArgument(
             f"the stream {stream.name!r} has an operator or tables: a slice of a derived table may depend only on the "
             "rows of that slice"
         )
-    mark = stream.source.watermark
+    mark = stream.row_source.watermark
 
     def build(rows: DataFrame) -> DataFrame:
-        from millrace.flows.declare.stream import function_of
+        from millrace.flows.declare.rows import function_of
 
-        found: DataFrame = function_of(stream.transform)(rows)
+        found: DataFrame = function_of(stream.transform.function)(rows)
         return found
 
     return DerivedTable(
         name=stream.name,
-        source=stream.source.collection,
+        source=stream.row_source.collection,
         build=build,
         bucket=bucket,
         grain=grain,
         event_time=None if mark is None else mark.column,
         version=stream.version,
-        words=stream.words,
+        words=stream.description,
     )
 
 

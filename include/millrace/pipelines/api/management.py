@@ -43,7 +43,7 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.listing import SHOWN_BYTES
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.range_host.lookups import CollectionRows
-from millrace.flows.range_host.observed import described, flow_status
+from millrace.flows.range_host.observed import flow_status, with_description
 from millrace.flows.range_host.status import PipelineStatus
 from millrace.flows.range_host.topic_admin import BrokersLook
 from millrace.flows.range_host.trend import Trend, read_trend
@@ -298,11 +298,7 @@ class Management(Reprocessing, Closeable):
         found = flow_status(self._settings, record.id, told)
         if found.reads:
             return found
-        noted = described(self._pipeline(record))  # created, and never deployed
-        return found.model_copy(
-            update={"source": noted["source"], "sink": noted["sink"], "words": noted["words"]}
-            | {name: tuple(noted[name]) for name in ("reads", "writes")}
-        )
+        return with_description(found, self._pipeline(record))  # created, and never deployed
 
     def trend(self, pipeline: str) -> Trend:
         """How it did over the last quarter of an hour, by samples of its worker."""

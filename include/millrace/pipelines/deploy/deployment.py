@@ -6,12 +6,11 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.flows.declare.configuration import sealed
+from millrace.flows.declare.file import with_sealed
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
 from millrace.flows.declare.pipeline import Pipeline
@@ -22,18 +21,6 @@ from millrace.flows.range_host.supervision import want
 from millrace.pipelines.store.store import PipelineStore
 from millrace.runtime.launch.command import module_job
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
-
-
-def with_secrets(pipeline: Pipeline, keys: Keys) -> dict[str, Any]:
-    """The declaration as its worker reads it, secrets in their places, sealed by `keys`."""
-    found = pipeline.to_json()
-    for path, text in pipeline.secrets().items():
-        place = found
-        *folders, last = path.split(".")
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[last] = sealed(keys.encrypt(text))
-    return found
 
 
 def start_worker(settings: Settings, pipeline: str, file: Path, *, config: Path | None = None) -> RunStatus:
@@ -55,7 +42,7 @@ class Deployment:
     def write(self, pipeline: Pipeline) -> None:
         """Put the declaration where its worker reads it at its start, for its owner alone. Raises InvalidSettings."""
         path = declaration_path(self._settings, pipeline.id)
-        replace_json(path, with_secrets(pipeline, self._keys), synced=True)
+        replace_json(path, with_sealed(pipeline.to_json(), pipeline.secrets(), self._keys), synced=True)
         note_flow(self._settings, pipeline, file=path, config=self._config)
 
     def seal_anew(self, store: PipelineStore) -> None:

@@ -1,0 +1,520 @@
+"""The declaration of a flow: a source, a transform, a sink, and how it runs. One model for Python, YAML and the API.
+
+    FLOWS = [Flow(name="hourly",
+                  source=CollectionSource(collection="flights", watermark=Watermark(column="time_hour", delay="1 day")),
+                  transform=Transform(function=hourly, output_mode="update"),
+                  sink=CollectionSink(collection="flights_by_hour", mode="upsert"))]
+
+The transform decides the host: steps over JSON documents run in the range loop of a worker process; SQL, a function of
+a DataFrame and operators run in a Spark query. Nothing here imports Spark: Airflow parses declarations.
+
+Secrets are separate: `to_json` omits them, `secrets` returns them by path, and `parse` restores them. Declarations in
+the spellings of earlier builds are the same flows (`spellings.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union, cast
+
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, StringConstraints, ValidationError, model_validator
+
+from millrace.base.errors import InvalidStream, PipelineInvalid
+from millrace.flows.declare import spellings
+from millrace.flows.declare.errors import Errors
+from millrace.flows.declare.expressions import UNCOMPILED
+from millrace.flows.declare.part import (
+    MAX_DEPTH,
+    Part,
+    Problem,
+    check_depth,
+    invalid,
+    misplaced,
+    problems_of,
+    said,
+    secrets_of,
+    with_secrets,
+    words,
+    written,
+)
+from millrace.flows.declare.pipeline import AIRFLOW, Recovery, Resources
+from millrace.flows.declare.rows import Function, Table
+from millrace.flows.declare.steps import AnyStep, TemplateId
+from millrace.flows.guarantee import OFFERED, Guarantee, level
+from millrace.flows.kafka.cluster import KafkaCluster
+from millrace.flows.registry import Sink, Source, promise_of, sink_kinds, source_kinds
+from millrace.flows.sinks.collection.model import CollectionSink
+from millrace.flows.sinks.delta.model import DeltaSink
+from millrace.flows.sinks.function.model import FunctionSink
+from millrace.flows.sinks.kafka.model import KafkaSink
+from millrace.flows.sinks.models import Flush
+from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.status import Host
+from millrace.streams.operators.declared import Operation
+
+CONTINUOUS: Final = "continuous"
+
+FlowName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+"""Also a part of names of topics, folders, runs, DAGs and consumer groups."""
+JobName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+
+RowSource: TypeAlias = CollectionSource | KafkaSource
+"""Sources that give rows."""
+RowSink: TypeAlias = CollectionSink | DeltaSink | KafkaSink | OpenSearchSink | FunctionSink
+"""Sinks that take rows."""
+LateSink = Annotated[RowSink, Field(discriminator="kind")]
+if TYPE_CHECKING:
+    _AnySink: TypeAlias = Sink
+else:
+    _AnySink = Annotated[
+        Union[(*(each.model for each in sink_kinds().values()), FunctionSink)],
+        Field(discriminator="kind"),
+    ]
+_ROW_SOURCES: Final = (CollectionSource, KafkaSource)
+_OF_ROWS: Final = frozenset({"late", "seconds", "group"})
+_OF_DOCUMENTS: Final = frozenset({"failure_threshold", "recovery", "resources", "deployment"})
+
+
+_CRON: Final = ((0, 59, ""), (0, 23, ""), (1, 31, ""), (1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
+                (0, 7, "sun mon tue wed thu fri sat"))  # fmt: skip
+"""Smallest and largest value of each field of a cron expression, and the names of values, from the smallest on."""
+_PRESETS: Final = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
+
+
+def check_schedule(text: str) -> str:
+    """Return `text` if it is a schedule. Raises ValueError that describes the problem."""
+    if text == CONTINUOUS or text in _PRESETS:
+        return text
+    fields = text.lower().split()
+    if len(fields) != len(_CRON):
+        raise ValueError(
+            f"is continuous, one of {', '.join(_PRESETS)}, or minute, hour, day, month and weekday, such as '0 2 * * *'"
+        )
+    for field, (low, high, names) in zip(fields, _CRON, strict=True):
+        known = {name: low + place for place, name in enumerate(names.split())}
+        for each in field.split(","):
+            span, _, step = each.partition("/")
+            ends = (
+                [] if span == "*" else [known.get(end, int(end) if end.isdecimal() else -1) for end in span.split("-")]
+            )
+            if len(ends) > 2 or ends != sorted(ends) or not all(low <= end <= high for end in ends):
+                raise ValueError(f"{each!r} is none of {low} to {high}, a range such as {low}-{high}, or *")
+            if "/" in each and not (step.isdecimal() and int(step)):
+                raise ValueError(f"{each!r} has no step: it is a whole number, such as */15")
+    return text
+
+
+class Transform(Part):
+    """What is done to the records of a source: steps over documents; or SQL or a function, then an operator, over rows.
+
+    A list is its steps, and a text or a function is its function.
+    """
+
+    steps: Annotated[tuple[AnyStep, ...], Field(max_length=100)] = words(
+        "over JSON documents, in this order", default=()
+    )
+    sql: str | None = words(
+        "a query over a table with the name of the collection, or of the topic; windows of Spark are a part of it",
+        default=None,
+    )
+    function: Function = words("or a function of a DataFrame, module:function", default=None)
+    tables: dict[str, Table] = words(
+        "collections that rows are joined with, by the name they have in the query, or as which the function gets them",
+        default_factory=dict,
+    )
+    operator: Operation | None = words(
+        "after the query or function: windows, distinct, pattern (MATCH_RECOGNIZE) or as_of, with its state",
+        default=None,
+    )
+    output_mode: Literal["append", "update"] = words(
+        "of aggregates: append gives a window once, when the watermark has passed it; update each time it changed",
+        default="append",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return {"steps": value}
+        return {"function": value} if isinstance(value, str) or callable(value) else value
+
+
+class Flow(Part):
+    """A declared flow. :meth:`of` and :meth:`parse` name each wrong field; the constructor raises pydantic's error."""
+
+    live: ClassVar[frozenset[str]] = frozenset({"title", "description", "account", "labels"})
+    """What may change while it runs; any other change restarts its tasks, gracefully."""
+
+    spelling: ClassVar[spellings.Spelling] = "flow"
+    """The form that it was declared in, for the paths of problems. No part of the declaration, nor of its equality."""
+
+    name: FlowName = words("unique, for ever")
+    title: str = words("what people call it", default="", max_length=200)
+    description: str = words("", default="", max_length=4000)
+    account: str = words("of whom it is", default="", max_length=256)
+    labels: dict[str, str] = words("of yours", default_factory=dict, max_length=64)
+    source: Source
+    transform: Transform = words("documents or rows as they are, where there is none", default_factory=Transform)
+    sink: _AnySink
+    late: LateSink | None = words(
+        "where the rows go that the operator puts aside; without one they are in its table alone", default=None
+    )
+    errors: Errors = words("where records go that fail", default_factory=Errors)
+    guarantee: Guarantee | None = words("default: the strongest of the source and the sink", default=None)
+    schedule: Annotated[str, AfterValidator(check_schedule)] = words(
+        "continuous, or a cron expression: when a run of Airflow starts, which ends at what the source has then",
+        default=CONTINUOUS,
+        max_length=200,
+    )
+    version: int = words("raise it when the transform computes something else", default=1, ge=1)
+    host: Host | None = words(
+        "range: the range loop of a worker process, over documents; spark: a streaming query, over rows; default: as"
+        " the transform, the source and the sink need it",
+        default=None,
+    )
+    group: JobName | None = words(
+        "flows of one group share a driver of Spark, and so a DAG: light ones need none each", default=None
+    )
+    seconds: float = words("between the beginnings of two micro-batches of Spark", default=1.0, ge=0.0, le=86_400.0)
+    failure_threshold: int = words(
+        "failureThreshold: failures of a task in a row before it stops with their cause, to be recovered later",
+        default=10,
+        ge=1,
+        le=1_000_000,
+    )
+    flush: Flush = words("when a bulk goes out", default_factory=Flush)
+    recovery: Recovery = words("of failed tasks", default_factory=Recovery)
+    resources: Resources = words("limits of the worker", default_factory=Resources)
+    deployment: Literal["service", "airflow"] = words(
+        "who starts its worker and keeps it alive: the service, or a DAG of Airflow, on Spark", default="service"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_deep(cls, value: Any) -> Any:
+        check_depth(value, 2 * MAX_DEPTH)
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        rows, documents = list(self._of_rows()), list(self._of_documents())
+        # A declaration is frozen for its users. What it leaves open is filled in here, before one sees it.
+        if self.host is None:
+            object.__setattr__(self, "host", "spark" if rows else "range")
+        if self.host == "spark":
+            for path, what in documents:
+                raise misplaced(path, f"{what} for documents, and a Spark query has rows: leave it out")
+            self._require_rows()
+            self._lend_letters()
+        else:
+            for path, what in rows:
+                raise misplaced(path, f"{what} for rows, and the range loop has documents: leave it out")
+            self._require_documents()
+        return self
+
+    def _of_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield what only a Spark query can do: the path, and what it is in words."""
+        for name in said(self, _OF_ROWS):
+            yield name, f"{name} is"
+        for name in said(self.transform, set(Transform.model_fields) - {"steps"}):
+            yield "transform", f"{name} is"
+        if isinstance(self.row_sink, FunctionSink):
+            yield "sink", "a function is"
+        for path, part in (("source", self.source), ("sink", self.sink)):
+            for name in said(part, part.of_rows):
+                yield path, f"{name} is"
+
+    def _of_documents(self) -> Iterator[tuple[str, str]]:
+        """Yield what only the range loop can do."""
+        if self.transform.steps:
+            yield "transform", "steps are"
+        for name in said(self, _OF_DOCUMENTS):
+            yield name, f"{name} is"
+        if not isinstance(self.source, _ROW_SOURCES):
+            yield "source", f"a {self.source.kind} is"
+        if self.sink.kind not in OFFERED:
+            yield "sink", f"a {self.sink.kind} is"
+        for path, part in (("source", self.source), ("sink", self.sink), ("late", self.late)):
+            for name in [] if part is None else said(part, part.of_documents):
+                yield path, f"{name} is"
+        for name in said(self.errors, set(Errors.model_fields) - {"collection", "create"}):
+            yield "errors", f"{name} is"
+
+    def _require_rows(self) -> None:
+        transform, source = self.transform, self.row_source
+        if transform.function is not None and transform.sql is not None:
+            raise ValueError("a transform is a function or sql, not both")
+        if isinstance(source, KafkaSource) and len(source.topics) > 1 and not source.name:
+            raise ValueError("source: several topics are one table: say its 'name'")
+        if transform.tables and transform.function is None and transform.sql is None:
+            raise ValueError("tables are joined by a function or sql: say how")
+        operator, mark = transform.operator, source.watermark
+        if operator is not None and mark is None:
+            raise ValueError("an operator needs source.watermark: the event time, and for how long it waits")
+        if operator is not None and transform.output_mode != "append":
+            raise ValueError("an operator gives each answer once: output_mode 'append'")
+        if operator is None and mark is not None and mark.max_ahead is not None:
+            raise ValueError(
+                "rows ahead of the log are put aside by an operator (source.watermark.max_ahead), and there is none"
+            )
+        if self.late is not None and operator is None:
+            raise ValueError("late rows are put aside by an operator, and there is none")
+        if isinstance(self.sink, OpenSearchSink) and not self.sink.keys:
+            raise ValueError("an OpenSearch sink has ids by columns: say 'key'")
+        offered = OFFERED[self.sink.kind]
+        if self.guarantee is not None and self.guarantee not in offered:
+            raise ValueError(f"a {self.sink.kind} sink offers {', '.join(offered)}, not {self.guarantee}")
+
+    def _lend_letters(self) -> None:
+        """Let the parts that name no collection of dead letters use that of `errors`."""
+        for name in ("source", "sink", "late"):
+            part = getattr(self, name)
+            if self.errors.collection and getattr(part, "dead_letters", "") is None:
+                lent = part.model_copy(update={"dead_letters": self.errors.collection})
+                object.__setattr__(self, name, lent)
+
+    def _require_documents(self) -> None:
+        kind = source_kinds()[self.source.kind]
+        made = any(isinstance(step, TemplateId) for step in self.transform.steps)
+        if getattr(self.sink, "ids", None) == "template" and not made:
+            raise ValueError(
+                "sink.ids is template, and no step is template_id: add one, or take ids by position or key"
+            )
+        if not kind.numbered and (isinstance(self.sink, DeltaSink) or getattr(self.sink, "ids", "key") == "position"):
+            raise ValueError(
+                f"sink: records of a {self.source.kind} share their positions, so use ids by key or template, and no"
+                " Delta table"
+            )
+        self._require_errors()
+        if kind.feeder and self.deployment == AIRFLOW:
+            raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
+        if not self.divided and self.resources.workers > 1:
+            raise ValueError(
+                "resources.workers: several workers divide a topic's partitions by its consumer group: say"
+                " source.assignment: group"
+            )
+        if self.divided and self.deployment == AIRFLOW:
+            raise ValueError(
+                "source.assignment, resources.workers: on Spark one query reads all lanes, in as many tasks as the"
+                " cluster has cores: say all, and one worker, or deployment: service"
+            )
+        output = getattr(self.sink, "topic", None)
+        comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
+        if comes_back and set(getattr(self.source, "bootstrap", ())) & set(getattr(self.sink, "bootstrap", ())):
+            raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
+        if self.guarantee is not None and self.guarantee != self.chosen_guarantee:
+            promise = promise_of(self.source, self.sink)
+            raise ValueError(f"guarantee: from a {self.source.kind} to this {self.sink.kind} it is {promise}")
+
+    def _require_errors(self) -> None:
+        errors, source = self.errors, self.source
+        if not isinstance(source, KafkaSource) and errors.cluster is None and errors.collection is None:
+            raise ValueError(
+                "errors.cluster: the source has no brokers, so say where the error topic is, or errors.collection"
+            )
+        if errors.collection is not None:
+            for part in (source, self.sink):
+                if getattr(part, "collection", None) == errors.collection:
+                    raise ValueError("errors.collection is that of the source or the sink: dead letters need their own")
+        elif isinstance(source, KafkaSource) and errors.cluster is None and source.reads(self.errors_topic):
+            raise ValueError("errors.topic is a topic of the source: what fails would come again for ever")
+
+    # --- how it is read and shown ------------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(
+        cls,
+        value: Any,
+        *,
+        spelling: spellings.Spelling = "flow",
+        secrets: Mapping[str, str] | None = None,
+        compiled: bool = True,
+    ) -> Self:
+        """Return the flow that `value` (JSON) declares, with `secrets` by path where `value` has none.
+
+        `spelling` is the form of `value`: this one, or that of a stream or a pipeline of earlier builds. Without
+        `compiled`, its expressions and JSON Schemas are not compiled: a stranger's may take for ever
+        (`flows/samples`). Raises PipelineInvalid with a problem for each wrong field (`problems`).
+        """
+        if not isinstance(value, Mapping):
+            raise invalid([Problem("", f"is an object with {spellings.NAME[spelling]}, source and sink", "type")])
+        whole: Any = value
+        try:
+            given = with_secrets(value, secrets or {})
+            check_depth(given, 2 * MAX_DEPTH)
+            whole = spellings.plain(given, spelling)
+            made = cls.model_validate(whole, context={UNCOMPILED: not compiled})
+        except spellings.Misspelled as error:
+            raise invalid([Problem(error.field, str(error), "value_error")]) from None
+        except ValidationError as error:
+            found = problems_of(error, whole)
+            told = [each._replace(field=spellings.as_written(each.field, value, spelling)) for each in found]
+            raise invalid(told) from None
+        except ValueError as error:
+            raise invalid([Problem("", str(error), "value_error")]) from None
+        except RecursionError:
+            raise invalid([Problem("", "is nested too deep", "depth")]) from None
+        object.__setattr__(made, "spelling", spelling)
+        return made
+
+    @classmethod
+    def of(cls, value: object, *, where: str = "a flow", spelling: spellings.Spelling = "flow") -> Self:
+        """Return the flow that a dict (from YAML, say) declares. Raises InvalidStream, naming each wrong field."""
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls.parse(value, spelling=spelling)
+        except PipelineInvalid as error:
+            told = "; ".join(f"{each['field'] or 'it'}: {each['message']}" for each in error.problems)
+            raise InvalidStream(f"{where}: {told}") from None
+
+    def to_json(self, *, unset: bool = True) -> dict[str, Any]:
+        """Return the declaration as JSON, without defaults and secrets.
+
+        Without `unset`, a default that was given is included, so that the defaults of a service do not replace it.
+        """
+        return written(self, given=not unset)
+
+    def secrets(self) -> dict[str, str]:
+        """What `to_json` leaves out, in plain: by path, those that are set."""
+        return secrets_of(self)
+
+    def secret_paths(self) -> list[str]:
+        """Where secrets may stand, set or not."""
+        return sorted(_secret_paths(self))
+
+    # --- on either host ----------------------------------------------------------------------------------------------
+
+    @property
+    def chosen_guarantee(self) -> Guarantee:
+        if self.host == "range":
+            return level(promise_of(self.source, self.sink))
+        return self.guarantee or OFFERED[self.sink.kind][0]
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether it runs at times, to what the source has then, rather than always."""
+        return self.schedule != CONTINUOUS
+
+    def restarts(self, other: Self) -> list[str]:
+        """The fields in which `other` differs so that a running flow has to start again with them."""
+        return sorted(
+            name
+            for name in type(self).model_fields
+            if name not in self.live and getattr(self, name) != getattr(other, name)
+        )
+
+    # --- on Spark ----------------------------------------------------------------------------------------------------
+
+    @property
+    def row_source(self) -> RowSource:
+        """The source, of a flow on Spark."""
+        return cast(RowSource, self.source)
+
+    @property
+    def row_sink(self) -> RowSink:
+        """The sink, of a flow on Spark."""
+        return cast(RowSink, self.sink)
+
+    @property
+    def job(self) -> str:
+        """The job of Spark that runs it: its group, or itself."""
+        return self.group or self.name
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All that a flow on Spark reads, as the parts' `target` calls it, its source first."""
+        operator = self.transform.operator
+        joined = None if operator is None else operator.as_of
+        more = [each.collection for each in self.transform.tables.values()]
+        more += [] if joined is None else [joined.collection]
+        return tuple(dict.fromkeys([self.row_source.target, *(f"collection:{each}" for each in more)]))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """What a flow on Spark writes, as the parts' `target` calls it."""
+        return (self.row_sink.target,) if self.late is None else (self.row_sink.target, self.late.target)
+
+    def fingerprint(self) -> str:
+        """Identify the declaration of a checkpoint: covers everything that decides which rows the flow gives."""
+        # As earlier builds wrote it, field by field, so that their checkpoints continue.
+        transform = self.transform.model_dump(mode="json", include={"sql", "output_mode"})
+        kept: dict[str, Any] = {**transform, "transform": self.transform.function, "version": self.version}
+        kept["source"], kept["sink"] = self.row_source.identity(), spellings.sink_identity(self.sink)
+        # An omitted optional field adds nothing, so that checkpoints from before it existed continue.
+        kept |= self.transform.model_dump(mode="json", include={"tables", "operator"}, exclude_defaults=True)
+        if self.late is not None:
+            kept["late"] = spellings.stream_sink(self.late)
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+    # --- in the range loop -------------------------------------------------------------------------------------------
+
+    @property
+    def errors_topic(self) -> str:
+        return self.errors.topic or f"{self.name}.errors"
+
+    @property
+    def errors_cluster(self) -> KafkaCluster:
+        if self.errors.cluster is not None:
+            return self.errors.cluster
+        assert isinstance(self.source, KafkaSource), "checked when it was made"
+        return self.source
+
+    @property
+    def consumer_group(self) -> str:
+        """The consumer group that positions are mirrored to."""
+        return (self.source.group if isinstance(self.source, KafkaSource) else "") or f"millrace-{self.name}"
+
+    @property
+    def divided(self) -> bool:
+        """Whether several workers divide the lanes: of topics by the consumer group, of others by leases."""
+        if isinstance(self.source, KafkaSource):
+            return self.source.assignment == "group"
+        return self.resources.workers > 1
+
+    def topics(self) -> dict[str, tuple[str, ...]]:
+        """Its topics of Kafka by what they are for: ``input``, ``output``, ``error``."""
+        output = () if isinstance(self.sink, CollectionSink | DeltaSink) else getattr(self.sink, "topic", None)
+        return {
+            "input": self.source.topics if isinstance(self.source, KafkaSource) else (),
+            "output": (output,) if isinstance(output, str) else (),
+            "error": () if self.errors.collection is not None else (self.errors_topic,),
+        }
+
+    def unordered(self) -> Problem | None:
+        """Say why the sink's versions cannot order two documents of one id; None if the declaration allows it.
+
+        Not a part of `parse`, so that declarations of earlier builds still load.
+        """
+        sink, source = self.sink, self.source
+        if self.host == "spark" or not isinstance(sink, OpenSearchSink) or not isinstance(source, KafkaSource):
+            return None
+        if (
+            not sink.versions or sink.ids == "position" or sink.version_field is not None or len(source.topics) == 1
+        ):  # a pattern may match several
+            return None
+        text = (
+            f"the versions are offsets, and those of {len(source.topics) or 'several'} topics order no two documents"
+            " of one id: name the field that does, or say sink.versions: false (the later one wins)"
+        )
+        return Problem("sink.version_field", text, "versions")
+
+
+def letters_of(sink: RowSink) -> str | None:
+    """Return the collection for rows that `sink` refuses one by one."""
+    return None if isinstance(sink, DeltaSink | FunctionSink) else sink.dead_letters
+
+
+def _secret_paths(part: Any) -> set[str]:
+    found: set[str] = set()
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, SecretStr):
+            found.add(name)
+        elif isinstance(value, BaseModel):
+            found |= {f"{name}.{inner}" for inner in _secret_paths(value)}
+    return found
