@@ -290,6 +290,7 @@ class Flow(Part):
                 " Delta table"
             )
         self._require_errors()
+        self._require_a_collection_for_each_table()
         if kind.feeder and self.deployment == AIRFLOW:
             raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
         if not self.divided and self.resources.workers > 1:
@@ -309,6 +310,23 @@ class Flow(Part):
         if self.guarantee is not None and self.guarantee != self.chosen_guarantee:
             promise = promise_of(self.source, self.sink)
             raise ValueError(f"guarantee: from a {self.source.kind} to this {self.sink.kind} it is {promise}")
+
+    def _require_a_collection_for_each_table(self) -> None:
+        sink, source = self.sink, self.source
+        if not isinstance(sink, CollectionSink):
+            return
+        if len(getattr(source, "names", ())) > 1 and not sink.divided:
+            raise ValueError(
+                f"sink.collection: each table has its own collection: name it by the table, as in"
+                f" '{{table}}' or '{sink.collection}_{{table}}'"
+            )
+        if sink.history is not None:
+            if not source_kinds()[source.kind].ordered_by_key:
+                raise ValueError(f"sink.history: a {source.kind} may have changes of one key in several lanes")
+            if isinstance(source, KafkaSource) and len(source.topics) != 1 and not sink.divided:
+                raise ValueError(
+                    "sink.history: changes of one key come from one topic, whose partitions are by that key"
+                )
 
     def _require_errors(self) -> None:
         errors, source = self.errors, self.source

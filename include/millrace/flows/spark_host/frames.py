@@ -15,7 +15,7 @@ from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.client.schemas import schema
-from millrace.flows.declare.checks import Finding, creates, planned
+from millrace.flows.declare.checks import Finding, as_written, creates, planned
 from millrace.flows.declare.flow import Flow, RowSink, letters_of
 from millrace.flows.declare.rows import Table, function_of
 from millrace.flows.errors.letters import LetteredSink
@@ -269,6 +269,11 @@ def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink,
 
 def found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tuple[str, list[Finding]]:
     """Return the query's plan as text, and findings: columns that the sink does not take, state without a bound."""
+    plan, findings = _found_by_spark(spark, settings, stream)
+    return plan, as_written(stream, findings)
+
+
+def _found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tuple[str, list[Finding]]:
     try:
         frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, Begun(after=0)))
     except InvalidStream as error:
