@@ -50,6 +50,7 @@ def main() -> None:
             available_now=arguments.available_now,
             result=arguments.result,
             progress=arguments.progress,
+            supervisor=arguments.supervisor,
         )
     except BaseException as error:
         end(made, State.FAILED, job.error_json(error)["message"])

@@ -27,6 +27,7 @@ def main() -> None:
         available_now=arguments.available_now,
         result=arguments.result,
         progress=arguments.progress,
+        supervisor=arguments.supervisor,
     )
 
 

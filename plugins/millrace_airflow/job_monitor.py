@@ -53,14 +53,17 @@ class StreamingJobMonitor:
         stale_after: float,
         stuck_after: float,
         say_every: float,
+        supervised: bool = False,
     ) -> None:
+        """`supervised`: the run is a flow's supervisor, which sees to hangs of the job itself."""
+        from millrace.runtime.heartbeat import HeartbeatWatch
+
         self.backoff = backoff
         self._run = settings.run_path
-        self._heartbeat = settings.run_path / f"{app_name}.heartbeat.json"
-        self._start_seconds = settings.start_deadline
+        self._heartbeat = HeartbeatWatch(settings, app_name, stale_after=stale_after, stuck_after=stuck_after)
+        self._supervised = supervised
         self.stop_seconds = settings.stop_deadline
         self._stale_after = stale_after
-        self._stuck_after = stuck_after
         self._say_every = say_every
         self._said = 0.0
         self.restarts = 0
@@ -75,16 +78,10 @@ class StreamingJobMonitor:
                 if status.error is not None
                 else JobFault("JOB_STOPPED", f"the job was {status.state}")
             )
+        hang = None if self._supervised else self._heartbeat.hang(status.pid, status.started_at)
+        if hang is not None:
+            return JobFault(*hang)
         beat = self._beat(status)
-        age = time.time() - (beat["at"] if beat else status.started_at)
-        allowed = self._stale_after + (0.0 if beat else self._start_seconds)
-        if age > allowed:
-            return JobFault(
-                "HEARTBEAT_STALE", f"no heartbeat for {age:.0f} s (process {status.pid}): it hangs, or its JVM does"
-            )
-        for name, query in (beat or {}).get("queries", {}).items():
-            if query["busy_seconds"] > self._stuck_after:
-                return JobFault("QUERY_STUCK", f"{name} is in one micro-batch for {query['busy_seconds']:.0f} s")
         if beat:
             self._last = beat["queries"]
             if time.time() - status.started_at > STABLE_SECONDS:
@@ -94,9 +91,8 @@ class StreamingJobMonitor:
     def foreign_process(self) -> int | None:
         """The process id of a job that beats now and that the launcher did not start (`millrace jobs run`, say)."""
         from millrace.base.file_lock import is_report_live
-        from millrace.runtime.launch.folder import read_json
 
-        beat = read_json(self._heartbeat)
+        beat = None if self._supervised else self._heartbeat.newest()  # a flow's supervisor sees to foreign ones
         if beat is None or time.time() - beat["at"] > self._stale_after:
             return None
         return int(beat["pid"]) if is_report_live(self._run, beat["pid"], beat["at"]) else None
@@ -121,11 +117,11 @@ class StreamingJobMonitor:
         return {"restarts": self.restarts, "queries": self._last}
 
     def _beat(self, status: RunStatus) -> dict[str, Any] | None:
-        """The heartbeat of this very process."""
-        from millrace.runtime.launch.folder import read_json
-
-        beat = read_json(self._heartbeat)
-        return beat if beat is not None and beat.get("pid") == status.pid and beat["at"] >= status.started_at else None
+        """The heartbeat of this very process, or of the one that it supervises."""
+        if not self._supervised:
+            return self._heartbeat.beat(status.pid, status.started_at)
+        beat = self._heartbeat.newest()
+        return beat if beat is not None and beat["at"] >= status.started_at else None
 
 
 class WatchedJob:

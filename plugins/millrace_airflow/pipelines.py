@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from millrace.pipelines.store.records import Record
+    from millrace.runtime.launch.command import JobSpec
     from millrace.runtime.launch.launcher import Launcher
     from millrace_airflow.job_monitor import StreamingJobMonitor
 
@@ -37,7 +38,7 @@ class PipelineOperator(StreamingJobOperator):
     """
 
     def __init__(self, *, pipeline: str, **arguments: Any) -> None:
-        super().__init__(job="pipeline", **arguments)
+        super().__init__(job="pipeline", arguments=(), supervised=True, **arguments)
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -65,6 +66,11 @@ class PipelineOperator(StreamingJobOperator):
             watch.sleep(until.remaining(maximum=_LOOK_SECONDS))
         return super()._start(watch, launcher, until=until, paused=paused)
 
+    def _job(self) -> JobSpec:
+        from millrace.pipelines.deploy.airflow import worker_of
+
+        return worker_of(MillraceHook(data_dir=self.data_dir).settings, self.pipeline)
+
     def _stopped(self) -> bool:
         from millrace.pipelines.deploy.airflow import wanted
         from millrace.pipelines.store.records import STOPPED
@@ -81,13 +87,13 @@ def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
     from millrace.pipelines.deploy.airflow import airflow_pipelines
 
     settings = settings or Settings.load()
-    return {dag_id(record.id): pipeline_dag(settings, record) for record in airflow_pipelines(settings)}
+    return {dag_id(record.id): pipeline_dag(record) for record in airflow_pipelines(settings)}
 
 
-def pipeline_dag(settings: Settings, record: Record) -> DAG:
+def pipeline_dag(record: Record) -> DAG:
     """The DAG that keeps one pipeline's worker alive."""
     from millrace.flows.range_host.observed import dag_id, run_id
-    from millrace.pipelines.deploy.airflow import app_name, worker_arguments
+    from millrace.pipelines.deploy.airflow import app_name
 
     doc = (
         f"Pipeline {record.id}: keeps its worker alive"
@@ -98,7 +104,6 @@ def pipeline_dag(settings: Settings, record: Record) -> DAG:
         PipelineOperator(
             task_id="supervise",
             pipeline=record.id,
-            arguments=worker_arguments(settings, record.id),
             job_run_id=run_id(record.id),
             app_name=app_name(record.id),
             watch_for=WATCH_FOR,

@@ -25,6 +25,7 @@ from millrace_airflow.links import JobLogLink, SparkUiLink
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from millrace.runtime.launch.command import JobSpec
     from millrace.runtime.launch.launcher import Launcher, RunStatus
     from millrace.runtime.supervisor import Supervisor
 
@@ -46,6 +47,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
     :param stale_after: a heartbeat older than this is a hang; also the time that a start may take on top of
     `start_deadline`.
     :param stuck_after: a micro-batch that takes longer than this is a hang.
+    :param supervised: the run is the supervisor of a flow (millrace.flows.supervisor). It sees to hangs and ends of the
+    job by itself; this task sees to the supervisor.
     """
 
     template_fields: Sequence[str] = ("arguments", "data_dir", "watch_for")
@@ -66,9 +69,11 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         poll_seconds: float = 2.0,
         say_every: timedelta = timedelta(seconds=15),
         data_dir: str | None = None,
+        supervised: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.supervised = supervised
         self.job = job
         self.arguments = list(arguments)
         self.job_run_id = job_run_id
@@ -145,6 +150,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
                 stale_after=self.stale_after.total_seconds(),
                 stuck_after=self.stuck_after.total_seconds(),
                 say_every=self.say_every.total_seconds(),
+                supervised=self.supervised,
             )
         return self._watching
 
@@ -196,9 +202,13 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         if foreign is not None:
             words = f"process {foreign} is a streaming job on this data folder that Airflow did not start: stop it"
             raise_for("JOB_RUNS_ALREADY", words, retriable=True)
-        status = launcher.start(self.job_run_id, self.job, arguments=self.arguments)
+        status = launcher.start(self.job_run_id, self._job(), arguments=self.arguments)
         self._say(status)
         return True
+
+    def _job(self) -> JobSpec | str:
+        """What the launcher starts."""
+        return self.job
 
     def _stop(self, launcher: Launcher) -> None:
         """Stop the job, if there is one: the pause before a restart may have been cut short."""

@@ -27,6 +27,8 @@ from millrace_airflow.streaming import StreamingJobOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from millrace.runtime.launch.command import JobSpec
+
 
 def table_asset(target: str) -> Asset:
     """The asset of what a stream reads or writes: ``collection:flights`` is ``millrace://collection/flights``."""
@@ -43,11 +45,13 @@ class DeclaredStreamOperator(StreamingJobOperator):
     def __init__(self, *, stream_job: str, streams: Sequence[str], **arguments: Any) -> None:
         super().__init__(
             job="stream",
-            arguments=(stream_job,),
+            arguments=(),
             job_run_id=run_id(stream_job),
             app_name=app_name(stream_job),
+            supervised=True,
             **arguments,
         )
+        self.stream_job = stream_job
         self.streams = list(streams)
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -67,6 +71,11 @@ class DeclaredStreamOperator(StreamingJobOperator):
                 require_runnable(stream, check(settings, stream))
                 Kept(settings, name).startable(stream)
         return super().execute(context)
+
+    def _job(self) -> JobSpec:
+        from millrace.flows.control import stream_job
+
+        return stream_job(self.stream_job)
 
 
 def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:

@@ -18,6 +18,7 @@ from millrace.base.settings import Settings
 from millrace.flows.range_host.observed import run_id
 from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.api.management import Management
+from millrace.pipelines.deploy.airflow import worker_of
 from millrace.pipelines.store.store import open_pipelines
 from millrace_airflow.pipelines import PipelineOperator, pipeline_dags
 from millrace_airflow.streaming import StreamingJobOperator
@@ -37,18 +38,21 @@ def management(settings: Settings) -> Iterator[Management]:
 
 
 def test_each_that_is_declared_so_has_a_dag_with_its_run_id_and_the_others_have_none(
-    settings: Settings, management: Management
+    settings: Settings, management: Management, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
     management.create(LOCAL_ADMIN, "flights", {**KEPT, "description": "Of 2013."})
     management.create(LOCAL_ADMIN, "planes", DECLARED)
-    dags = pipeline_dags(replace(settings, pipeline_config="/etc/pipelines.yaml"))
+    dags = pipeline_dags(settings)
     assert list(dags) == ["pipeline_flights"]
     [task] = dags["pipeline_flights"].tasks
     assert (task.job, task.job_run_id, task.app_name) == ("pipeline", run_id("flights"), "millrace-pipeline-flights")
     file = str(declaration_path(settings, "flights"))
-    assert task.arguments == ["--declaration", file, "--config", "/etc/pipelines.yaml"]
+    job = worker_of(replace(settings, pipeline_config="/etc/pipelines.yaml"), "flights")
+    assert job.command[2:] == ("millrace.flows.supervisor", "tasks", file, "--config", "/etc/pipelines.yaml")
+    assert task._job().command[3:] == ("tasks", file)
     assert "Of 2013." in str(dags["pipeline_flights"].doc_md)
-    assert "hunter2" not in str(dags["pipeline_flights"].doc_md) + str(task.arguments)
+    assert "hunter2" not in str(dags["pipeline_flights"].doc_md) + str(task._job())
     management.delete(LOCAL_ADMIN, "flights")
     assert pipeline_dags(settings) == {}
 

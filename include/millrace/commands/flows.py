@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError, PipelineBusy, RunNotFound
+from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError, PipelineBusy
 from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
@@ -273,12 +273,14 @@ def run(
         require_startable(settings, streams)
         exec_python([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if until_end else [])], settings)
     flow = _found(settings, name, config)
-    from millrace.flows.range_host.supervisor import supervise
+    from millrace.flows.hosts import WorkerHost
+    from millrace.flows.supervisor import supervise
+    from millrace.runtime.process_setup import stop_on_signals
 
     pipeline = flow.pipeline(settings)  # errors of the declaration end the command, not a worker that restarts
     _report_missing_source(settings, pipeline)
-    file = flow.worker_file(settings)
-    raise typer.Exit(supervise(settings, file, config=flow.config, until_end=until_end))
+    host = WorkerHost(settings, flow.worker_file(settings), config=flow.config, until_end=until_end)
+    raise typer.Exit(supervise(settings, host, stop_on_signals()).code)
 
 
 def _report_missing_source(settings: Settings, pipeline: Pipeline) -> None:
@@ -377,30 +379,27 @@ def show(
 
 @app.command()
 def start(context: JsonContext, name: Name, config: Config = None) -> None:
-    """Start a flow in the background, unless it runs already.
+    """Start a flow in the background, unless it runs already. A process of it that ends or hangs is restarted.
 
-    Under Airflow, the DAG of a stream does this, and restarts its job if it ends.
+    Under Airflow, the DAG of a stream does this.
 
     Example: `millrace flows start flights_hourly`
     """
-    from millrace.runtime.launch.launcher import Launcher
+    from millrace.flows.control import start_pipeline, start_streams
 
     settings = context.settings
     streams = _streams_of(settings, name)
     if streams:
         from millrace.flows.spark_host.query import require_startable
-        from millrace.flows.spark_host.status import run_id
 
         require_startable(settings, streams)
-        found = Launcher(settings).start(run_id(name), "stream", arguments=[name])
+        found = start_streams(settings, name)
     else:
         flow = _found(settings, name, config)
         flow.require_own("resume")
         pipeline = flow.pipeline(settings)
         _require_not_in_foreground(settings, flow)
-        from millrace.pipelines.deploy.deployment import start_worker
-
-        found = start_worker(settings, pipeline.id, flow.worker_file(settings), config=flow.config)
+        found = start_pipeline(settings, pipeline.id, flow.worker_file(settings), config=flow.config)
     print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
 
 
@@ -410,26 +409,28 @@ def stop(context: CommandContext, name: Name) -> None:
 
     Example: `millrace flows stop flights_hourly`
     """
+    from millrace.flows.control import stop_flow
+
     settings = context.settings
     if _streams_of(settings, name):
         from millrace.flows.spark_host.status import run_id
 
-        typer.echo(f"{name} is {_stopped(settings, run_id(name))}.")
+        typer.echo(f"{name} is {stop_flow(settings, run_id(name))}.")
         return
     from millrace.flows.range_host.observed import run_id as worker_run
 
     flow = _found(settings, name)
     flow.require_own("stop")
     _require_not_in_foreground(settings, flow)
-    typer.echo(f"{flow.name} is {_stopped(settings, worker_run(flow.name))}.")
+    typer.echo(f"{flow.name} is {stop_flow(settings, worker_run(flow.name))}.")
 
 
 @app.command()
 def pause(context: CommandContext, name: Name) -> None:
     """Pause a flow until it is resumed.
 
-    Neither Airflow nor a command starts a paused stream; the other streams of its group restart without it. The worker
-    of a paused pipeline stays, and reads nothing.
+    Neither Airflow nor a command starts a paused stream; the other streams of its group restart without it. Workers of
+    a paused pipeline stay, and read nothing.
 
     Example: `millrace flows pause flights_hourly`
     """
@@ -439,11 +440,10 @@ def pause(context: CommandContext, name: Name) -> None:
         _want(settings, flow, paused=True)
         typer.echo(f"{flow.name} is paused.")
         return
-    from millrace.flows.spark_host.incarnations import Kept
-    from millrace.flows.spark_host.status import run_id
+    from millrace.flows.control import pause_stream
 
-    Kept(settings, name).pause(paused=True)
-    typer.echo(f"{name} is paused ({_stopped(settings, run_id(flow.stream.job))}).")
+    pause_stream(settings, name, flow.stream.job, paused=True)
+    typer.echo(f"{name} is paused.")
 
 
 @app.command()
@@ -458,10 +458,10 @@ def resume(context: CommandContext, name: Name) -> None:
         _want(settings, flow, paused=False)
         typer.echo(f"{flow.name} is resumed.")
         return
-    from millrace.flows.spark_host.incarnations import Kept
+    from millrace.flows.control import pause_stream
 
-    Kept(settings, name).pause(paused=False)
-    typer.echo(f"{name} is resumed: start it, or wait for its DAG.")
+    runs = pause_stream(settings, name, flow.stream.job, paused=False).active
+    typer.echo(f"{name} is resumed{'' if runs else ': start it, or wait for its DAG'}.")
 
 
 @app.command()
@@ -818,30 +818,18 @@ def _facts(status: FlowStatus, *, as_json: bool) -> dict[str, Any]:
 
 
 def _want(settings: Settings, flow: NamedFlow, *, paused: bool) -> None:
-    from millrace.flows.range_host.supervision import want
+    from millrace.flows.control import pause_pipeline
 
     flow.require_own("pause" if paused else "resume")
-    want(settings, flow.name, paused=paused)
+    pause_pipeline(settings, flow.name, paused=paused)
 
 
 def _require_not_in_foreground(settings: Settings, flow: NamedFlow) -> None:
     """Raise PipelineBusy if a worker runs that nobody started in the background."""
     from millrace.flows.range_host.observed import observed, run_id
-    from millrace.runtime.launch.launcher import Launcher
+    from millrace.flows.status import processes_of
 
-    try:
-        active = Launcher(settings).poll(run_id(flow.name)).active
-    except RunNotFound:
-        active = False
+    active = processes_of(settings, run_id(flow.name)).active
     said = observed(settings, flow.name)
     if not active and said.pid:
         raise PipelineBusy(f"process {said.pid} runs {flow.name!r} in the foreground: end it there, by Ctrl-C")
-
-
-def _stopped(settings: Settings, run: str) -> str:
-    from millrace.runtime.launch.launcher import Launcher
-
-    try:
-        return str(Launcher(settings).stop(run).state)
-    except RunNotFound:
-        return "not running"

@@ -1,19 +1,33 @@
 """The status of a flow, whichever host runs it. Imports no Spark.
 
-Each host makes it from its own files: `flows/spark_host/status.py` for streams, `flows/range_host/observed.py` for
-pipelines. Lists, graphs, metrics and the hosts' own JSON forms are made from it, and compute nothing again.
-millrace.flows.directory finds the flows of a data folder.
+:func:`processes_of` says how a flow's supervisor and its processes are. Each host adds what its processes report:
+`flows/spark_host/status.py` for streams, `flows/range_host/observed.py` for pipelines. Lists, graphs, metrics and the
+hosts' own JSON forms are made from it, and compute nothing again. millrace.flows.directory finds the flows of a data
+folder.
+
+    <data>/run/flows/<run id>/lock         held by the flow's supervisor
+    <data>/run/flows/<run id>/<n>.json     its process n, by the supervisor (ProcessRecord)
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Literal
+from pathlib import Path
+from typing import Any, Final, Literal, Self
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
+from millrace.base.errors import RunNotFound
+from millrace.base.files import replace_json
+from millrace.base.process import is_alive
+from millrace.base.settings import Settings
 from millrace.flows.guarantee import Guarantee
+from millrace.runtime.launch.folder import read_json
+from millrace.runtime.launch.launcher import Launcher, RunState
 
 Host = Literal["spark", "range"]
 
@@ -63,6 +77,8 @@ class FlowStatus(BaseModel):
     since: float | None = Field(default=None, description="when its process began, seconds since 1970")
     at: float | None = Field(default=None, description="when it reported last, seconds since 1970")
     workers: int = Field(default=0, description="processes that run it now")
+    restarts: int = Field(default=0, description="of its processes, since their supervisor began")
+    last_end: str = Field(default="", description="how one of its processes ended before the last restart, in words")
     lanes: int = 0
     failed_lanes: int = 0
     rows_in: int = 0
@@ -98,3 +114,116 @@ def process_began(pid: int) -> float | None:
         return psutil.Process(pid).create_time()
     except psutil.Error:
         return None
+
+
+_RECORDED_WORDS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """A process of a flow, as its supervisor records it."""
+
+    pid: int = 0
+    """0: none runs."""
+    start: str = ""
+    """Its start (:attr:`millrace.base.process.ProcessInfo.start`): a process id is given out again."""
+    runs: tuple[str, ...] = ()
+    """The flows that it runs: those of a group that are not paused."""
+    ends: int = 0
+    """How many have failed, since their supervisor began."""
+    ended_at: float = 0.0
+    """When the last of them failed, seconds since 1970."""
+    cause: str = ""
+    """Why it failed."""
+    retry_at: float | None = None
+    """When the next one is started, seconds since 1970; None if it has been, or never is."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process runs."""
+        return self.pid > 0 and is_alive(self.pid, self.start)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a record. Return an empty one if the file is missing, damaged, or of another build."""
+        found = read_json(path) or {}
+        try:
+            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            return cls(**known | {"runs": tuple(known.get("runs", ())), "cause": str(known.get("cause", ""))})
+        except TypeError:
+            return cls()
+
+    def write(self, path: Path) -> None:
+        """Replace the record."""
+        replace_json(path, asdict(self) | {"cause": self.cause[:_RECORDED_WORDS]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowProcesses:
+    """The supervisor of a flow, and its processes."""
+
+    state: FlowState
+    """NEW, RUNNING, STOPPED, FAILED or LOST, as far as a supervisor in the background knows."""
+    began: float = 0.0
+    """When the supervisor was started in the background; 0 if it never was."""
+    ended: float = 0.0
+    """When it ended; 0 while it runs."""
+    error: str | None = None
+    """Why the supervisor ended, or why its processes do not run."""
+    records: tuple[ProcessRecord, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """Whether a supervisor runs in the background."""
+        return bool(self.began) and not self.ended
+
+    @property
+    def restarts(self) -> int:
+        return sum(each.ends for each in self._own)
+
+    @property
+    def last_end(self) -> ProcessRecord:
+        """The record with the newest failure since the supervisor began; an empty one without failures."""
+        return max(self._own, key=lambda each: each.ended_at, default=ProcessRecord())
+
+    @property
+    def waiting(self) -> str:
+        """Why no process runs and when the next one is started; empty if one runs, or none is to."""
+        last = self.last_end
+        if any(each.pid for each in self.records) or last.retry_at is None:
+            return ""
+        pause = max(0.0, last.retry_at - time.time())
+        return f"{last.cause}; it is started again" + (f" in {pause:.0f} s" if pause >= 1 else "")
+
+    @property
+    def _own(self) -> Sequence[ProcessRecord]:
+        return [each for each in self.records if each.ended_at >= self.began]
+
+
+def supervised_folder(settings: Settings, run_id: str) -> Path:
+    """Return the folder of a flow's supervisor."""
+    return settings.run_path / "flows" / run_id
+
+
+def records_of(folder: Path) -> dict[int, ProcessRecord]:
+    """Return what the supervisor with this folder recorded of its processes, by number."""
+    found = (each for each in folder.glob("*.json") if each.stem.isdecimal())
+    return {int(each.stem): ProcessRecord.read(each) for each in sorted(found)}
+
+
+def processes_of(settings: Settings, run_id: str) -> FlowProcesses:
+    """Return how the supervisor and the processes of a flow are."""
+    records = tuple(records_of(supervised_folder(settings, run_id)).values())
+    try:
+        run = Launcher(settings).poll(run_id)
+    except RunNotFound:
+        return FlowProcesses(state=FlowState.NEW, records=records)
+    error = None if run.error is None or run.active else str(run.error)
+    state = FlowState.STOPPED if run.state is RunState.FINISHED else FlowState(str(run.state))
+    found = FlowProcesses(
+        state=state, began=run.started_at, ended=run.ended_at or 0.0, error=error, records=records
+    )  # fmt: skip
+    if found.active and (why := found.waiting):
+        changed: dict[str, Any] = {"state": FlowState.FAILED, "error": why}
+        return FlowProcesses(began=run.started_at, records=records, **changed)
+    return found

@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
@@ -18,6 +22,8 @@ from millrace.base.process import ProcessInfo
 from millrace.runtime.processes import KILL_SECONDS, kill_all, process_tree
 
 POLL_SECONDS = 0.05
+_WATCH_SECONDS: Final = 0.2
+_PULSE_SECONDS: Final = 1.0
 
 
 class JobFailed(MillraceError):
@@ -98,3 +104,33 @@ class ChildProcess:
     def tail(self, lines: int = 30) -> str:
         """Return the last lines of the log."""
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+
+
+class SupervisorWatch(threading.Thread):
+    """A child's view of its supervisor: touches `pulse` while this process runs, and ends it with the supervisor.
+
+    It sets `stop` once the supervisor is gone, and kills this process if it has not ended `patience` seconds later. A
+    killed supervisor can stop nobody: otherwise its child would run beside its successor's, even when the flow is
+    stopped.
+    """
+
+    def __init__(self, supervisor: int, stop: threading.Event, *, patience: float, pulse: Path | None = None) -> None:
+        super().__init__(name="supervisor-watch", daemon=True)
+        self._supervisor, self._stop_event, self._patience, self._pulse = supervisor, stop, patience, pulse
+
+    def run(self) -> None:
+        """Watch for as long as the process lives."""
+        touched, gone_since = 0.0, None
+        while True:
+            now = time.monotonic()
+            if self._pulse is not None and now - touched >= _PULSE_SECONDS:
+                with suppress(OSError):  # a full disk: the supervisor sees silence, and this thread goes on
+                    self._pulse.parent.mkdir(parents=True, exist_ok=True)
+                    self._pulse.touch(0o600)
+                    touched = now
+            if os.getppid() != self._supervisor:
+                self._stop_event.set()
+                gone_since = now if gone_since is None else gone_since
+                if now - gone_since > self._patience:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(_WATCH_SECONDS)

@@ -20,11 +20,16 @@ from millrace.base.file_lock import ProcessRegistration, is_report_live
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
+from millrace.runtime.launch.folder import read_json
 
 if TYPE_CHECKING:  # readers of heartbeats need no Spark
     from pyspark.sql.streaming.query import StreamingQuery
 
 INTERVAL_SECONDS: Final = 2.0
+STALE_SECONDS: Final = 60.0
+"""A heartbeat older than this is a hang. A start may take this on top of `start_deadline`."""
+STUCK_SECONDS: Final = 900.0
+"""A micro-batch that takes longer than this is a hang."""
 STREAMING_NODE: Final = "streaming-node"
 """The query that writes the log to the ``wal`` table."""
 _JAVA_OBJECT: Final = re.compile(r"\b(?:[\w$]+\.)+[\w$]+@[0-9a-f]+\b")
@@ -57,6 +62,42 @@ def query_runs(settings: Settings, query: str) -> bool:
         for folder in (settings.run_path, *(settings.run_path / "nodes").glob("*"))
         for beat in read_heartbeats(folder, query)
     )
+
+
+class HeartbeatWatch:
+    """A supervisor's view of a job: the heartbeat of one process, and when it shows a hang."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        app_name: str,
+        *,
+        stale_after: float = STALE_SECONDS,
+        stuck_after: float = STUCK_SECONDS,
+    ) -> None:
+        self._path = heartbeat_path(settings, app_name)
+        self._start_seconds = settings.start_deadline
+        self._stale_after, self._stuck_after = stale_after, stuck_after
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the heartbeat that was written last, by whichever process."""
+        return read_json(self._path)
+
+    def beat(self, pid: int | None, since: float) -> dict[str, Any] | None:
+        """Return the heartbeat of the process `pid` that began at `since`; None before its first."""
+        beat = self.newest()
+        return beat if beat is not None and beat.get("pid") == pid and beat["at"] >= since else None
+
+    def hang(self, pid: int | None, since: float) -> tuple[str, str] | None:
+        """Return code and words of a hang of that process: no heartbeat, or one micro-batch for too long."""
+        beat = self.beat(pid, since)
+        age = time.time() - (beat["at"] if beat else since)
+        if age > self._stale_after + (0.0 if beat else self._start_seconds):
+            return "HEARTBEAT_STALE", f"no heartbeat for {age:.0f} s (process {pid}): it hangs, or its JVM does"
+        for name, query in (beat or {}).get("queries", {}).items():
+            if query["busy_seconds"] > self._stuck_after:
+                return "QUERY_STUCK", f"{name} is in one micro-batch for {query['busy_seconds']:.0f} s"
+        return None
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.runtime.child_processes import SupervisorWatch
 from millrace.runtime.heartbeat import Heartbeat
 from millrace.runtime.process_setup import stop_on_signals
 from millrace.runtime.queries import await_queries, start_with_retries, write_started
@@ -58,6 +59,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--available-now", action="store_true", help="process the available data, then end")
     made.add_argument("--result", type=Path, metavar="FILE", help="write the result there, for the launcher")
     made.add_argument("--progress", type=Path, metavar="FILE", help="write the progress there, for the launcher")
+    made.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
     return made
 
 
@@ -68,6 +70,7 @@ def run(
     available_now: bool,
     result: Path | None = None,
     progress: Path | None = None,
+    supervisor: int | None = None,
     on_started: Callable[[], None] = lambda: None,
     on_stopped: Callable[[], None] = lambda: None,
     beside: Beside | None = None,
@@ -78,9 +81,12 @@ def run(
     `beside` encloses the queries: work of this process that follows them.
     With `available_now` each query ends before the next starts: a later one reads what an earlier one wrote.
     `result` gets ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the heartbeat as text.
+    `supervisor` is the process that started this one: this one ends with it.
     """
     restrict_umask()
     stop = stop_on_signals()
+    if supervisor is not None:
+        SupervisorWatch(supervisor, stop, patience=Settings.load().stop_deadline).start()
     asked = threading.Event()
     try:
         _run(

@@ -40,6 +40,7 @@ class Fault:
     """Why a process has to be replaced, or why it is given up."""
 
     cause: str
+    """Empty: nothing failed. The process has to run differently, or its work is done."""
     restart: bool = True
     """False: a restart cures nothing, or the process ended because its work is done."""
     first: bool = False
@@ -161,7 +162,7 @@ class Supervisor(Generic[P]):
             fault = self._watch(process, stop)
             if fault is None or (not self._detached and stop(0)):
                 return None  # what ends while it is asked to end has not failed
-            if fault.restart or fault.cause:
+            if fault.cause:
                 self._backoff.record_failure(fault.cause, first=fault.first)
             self._on_fault(fault)
             if not fault.restart or (self._attempts is not None and self._backoff.failures > self._attempts):

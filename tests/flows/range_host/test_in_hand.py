@@ -5,6 +5,7 @@ The record whose steps have no end, or end the process, is tried apart, and alon
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,14 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import psutil
 import pytest
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.hosts import TaskHost
 from millrace.flows.range_host import in_hand, tried
-from millrace.flows.range_host.beat import Beat
 from millrace.flows.range_host.in_hand import InHand, late
 from millrace.flows.range_host.task import Task
 from millrace.flows.records import Record
@@ -142,23 +142,27 @@ threading.Event().wait()
 """
 
 
-def test_spark_s_driver_ends_the_process_below_it_that_has_one_in_hand_for_too_long(
+def test_the_process_below_spark_s_driver_that_has_one_in_hand_for_too_long_is_ended_and_the_driver_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_hand, "LATE_SECONDS", 1.0)
     settings = Settings(data_dir=tmp_path)
-    beat = Beat.__new__(Beat)  # the rest of it looks at brokers
-    beat._process = psutil.Process()
-    beat._definition = cast(Any, SimpleNamespace(settings=settings, pipeline=SimpleNamespace(id="p")))
+    declared = tmp_path / "p.json"
+    declared.write_text(json.dumps({"id": "p", **DECLARED}))
+    me = cast(Any, SimpleNamespace(pid=os.getpid()))  # the driver
+    check = TaskHost(settings, declared).watch(0, me)
     with subprocess.Popen([sys.executable, "-c", BELOW, str(tmp_path)], stdout=subprocess.PIPE, text=True) as below:
         try:
             assert below.stdout is not None
             assert below.stdout.readline() == "taken\n"
-            beat._end_late()
+            assert check() is None
             assert below.poll() is None
             until(lambda: late(settings, "p", {below.pid}), "it is late")
-            beat._end_late()
+            other = cast(Any, SimpleNamespace(pid=below.pid + (1 << 22)))
+            assert TaskHost(settings, declared).watch(0, other)() is None
+            assert below.poll() is None, "a process of another driver is left alone"
+            assert check() is None
             assert below.wait(20) == -signal.SIGKILL
         finally:
             below.kill()
-    beat._end_late()  # what it left is nobody's
+    assert check() is None, "what it left is nobody's"

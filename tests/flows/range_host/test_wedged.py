@@ -17,8 +17,7 @@ import pytest
 from millrace.flows.errors.redrive import redrive
 from millrace.flows.range_host.in_hand import LATE_SECONDS
 from millrace.flows.range_host.observed import QUIET_SECONDS
-from millrace.flows.range_host.status import PipelineStatus, State
-from millrace.flows.range_host.supervisor import SILENT_SECONDS
+from millrace.flows.range_host.status import SILENT_SECONDS, PipelineStatus, State
 from millrace.pipelines.deploy.deployment import Deployment
 from tests.flows.range_host.flights import Flights
 from tests.flows.samples.test_trying import HOSTILE

@@ -23,7 +23,7 @@ from millrace.flows.range_host.host import run
 from millrace.flows.range_host.limits import hold_to
 from millrace.flows.range_host.logs import begin_log, new_run
 from millrace.flows.range_host.status import pulse_path, worker_folder
-from millrace.flows.range_host.supervisor import SupervisorWatch
+from millrace.runtime.child_processes import SupervisorWatch
 from millrace.runtime.process_setup import set_up_service
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import signal
 import threading
 import time
 from collections import deque
@@ -18,7 +17,6 @@ import psutil
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
-from millrace.flows.range_host.in_hand import late
 from millrace.flows.range_host.limits import over_memory, taken_by
 from millrace.flows.range_host.positions import COUNTS, Position, Positions, positions_uri
 from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
@@ -90,21 +88,11 @@ class Beat(PeriodicTask):
         self.take()
         self._look()
         taken = self._taken
-        if self._below:
-            self._end_late()
         self.over = over_memory(self._definition.pipeline.resources, taken.memory_bytes - taken.jvm_bytes)
         try:
             self._ends = self._topics.ends()
         finally:
             self.say()
-
-    def _end_late(self) -> None:
-        """End a process of Spark's that is stuck in one record, which blocks its threads. It has no supervisor."""
-        below = {each.pid for each in self._process.children(recursive=True)}
-        held = late(self._definition.settings, self._definition.pipeline.id, below)
-        if held is not None:
-            _logger.error("%s", held)
-            os.kill(held.pid, signal.SIGKILL)
 
     def _look(self) -> None:
         taken, now = taken_by(self._process, below=self._below), time.monotonic()

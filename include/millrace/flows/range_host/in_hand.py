@@ -1,9 +1,9 @@
 """The record that a task is processing, stored where others see it and where it outlives the process.
 
 Steps without end block all threads of their process, and those that take all memory end it, so neither can report
-itself. A watcher ends a worker that has had one record in hand for LATE_SECONDS (`supervisor.py`; on Spark the driver,
-`beat.py`). The record that a process had in hand at its end, however it ended, is tried in a sandbox before the next
-process takes it (`task.py`).
+itself. The supervisor ends a process that has had one record in hand for LATE_SECONDS (`flows/hosts.py`). The record
+that a process had in hand at its end, however it ended, is tried in a sandbox before the next process takes it
+(`task.py`).
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Held(NamedTuple):
         return f"{held}: process {self.pid} ends"
 
 
-def late(settings: Settings, pipeline: str, processes: Container[int]) -> Held | None:
-    """Of the records that one of `processes` has had in hand for too long that of the longest time."""
+def late(settings: Settings, pipeline: str, processes: Container[int] | None = None) -> Held | None:
+    """Of the records that one of `processes`, or any, has had in hand for too long that of the longest time."""
     held = _held(_folder(settings, pipeline))
-    found = [each for each in held if each.pid in processes and each.seconds > LATE_SECONDS]
+    found = [each for each in held if (processes is None or each.pid in processes) and each.seconds > LATE_SECONDS]
     return max(found, key=lambda each: each.seconds, default=None)
 
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from millrace.base.errors import RunNotFound
 from millrace.base.file_lock import is_report_live
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
@@ -26,14 +25,13 @@ from millrace.flows.range_host.status import (
     pipeline_folder,
     workers_of,
 )
-from millrace.flows.range_host.supervision import End, last_pulse, read_end, read_status, read_worker_status
+from millrace.flows.range_host.supervision import last_pulse, read_status, read_worker_status
 from millrace.flows.range_host.trend import read_trend
 from millrace.flows.registry import promise_of
 from millrace.flows.sinks.collection.model import CollectionSink
-from millrace.flows.status import FlowState, FlowStatus, process_began
+from millrace.flows.status import FlowProcesses, FlowState, FlowStatus, process_began, processes_of
 from millrace.message.ids import tick_physical_ms
 from millrace.runtime.launch.folder import read_json
-from millrace.runtime.launch.launcher import Launcher
 
 DAG_PREFIX: Final = "pipeline_"
 """Of the DAGs that keep pipelines alive; who starts one runs a worker with the pipeline's secrets."""
@@ -75,18 +73,17 @@ def observed(settings: Settings, pipeline: str) -> PipelineStatus:
     """Return the workers' last status; without a worker it is STOPPED, or FAILED with the end of its run."""
     said = read_status(settings, pipeline)
     live = said.pid > 0 and is_report_live(settings.run_path, said.pid, said.at)
-    try:
-        run = Launcher(settings).poll(run_id(pipeline))
-    except RunNotFound:  # in the foreground, or never
+    run = processes_of(settings, run_id(pipeline))
+    if not run.began:  # in the foreground, or never
         return said if live else said.resting(cause=_gone(said))
     if run.active:
-        fresh = said.at >= run.started_at
+        fresh = said.at >= run.began
         said = said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
-        return _as_watched(settings, said, run.started_at)
-    if live and said.at > (run.ended_at or 0.0):  # in the foreground, after that run
+        return _as_watched(settings, said, run)
+    if live and said.at > run.ended:  # in the foreground, after that run
         return said
     if run.error is not None:
-        return said.resting(State.FAILED, str(run.error))
+        return said.resting(State.FAILED, run.error)
     return said.resting()
 
 
@@ -94,17 +91,15 @@ def _gone(said: PipelineStatus) -> str:
     return f"its worker, process {said.pid}, is gone" if said.state in (State.RUNNING, State.PAUSED) else ""
 
 
-def _as_watched(settings: Settings, said: PipelineStatus, begun: float) -> PipelineStatus:
-    """Return the status with what its supervisor, started at `begun`, knows: the worker's end, or its silence."""
-    end = read_end(settings, said.pipeline)
-    if end.at < begun:
-        end = End()
-    told = said.model_copy(update={"restarts": end.ends, "last_end": end.cause})
-    if end.at > said.at:  # the next one has not spoken yet
-        return told.resting(State.FAILED, f"its worker is started again: {end.cause}")
+def _as_watched(settings: Settings, said: PipelineStatus, run: FlowProcesses) -> PipelineStatus:
+    """Return the status with what its supervisor knows: the worker's end, or its silence."""
+    last = run.last_end
+    told = said.model_copy(update={"restarts": run.restarts, "last_end": last.cause})
+    if last.ended_at > said.at:  # the next one has not spoken yet
+        return told.resting(State.FAILED, f"its worker is started again: {run.waiting or last.cause}")
     spoke = last_pulse(settings, said.pipeline)
     silent = time.time() - spoke
-    if spoke >= begun and silent > QUIET_SECONDS:
+    if spoke >= run.began and silent > QUIET_SECONDS:
         words = f"its worker has been silent for {silent:.0f} s; after {SILENT_SECONDS:.0f} s it is restarted"
         return told.model_copy(update={"state": State.FAILED, "cause": words})
     return told
@@ -214,6 +209,8 @@ def flow_status(
         since=process_began(told.pid) if told.pid else None,
         at=told.at or None,
         workers=sum(is_report_live(settings.run_path, each.pid, each.at) for each in pids if each.pid),
+        restarts=told.restarts,
+        last_end=told.last_end,
         lanes=len(tasks),
         failed_lanes=failed,
         rows_in=sum(task.records_in for task in tasks),

@@ -4,9 +4,8 @@
     <data>/pipelines/<id>/flow.json       what it reads and writes, and the declaration's file (observed.py)
     <data>/pipelines/<id>/status.json     what its worker says, replaced whole
     <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced whole
-    <data>/pipelines/<id>/pulse           touched by its worker while it is alive (worker/supervisor.py)
-    <data>/pipelines/<id>/ends.json       how its worker ended last, by its supervisor
-    <data>/pipelines/<id>/workers/<n>/    the last four of worker n, where there are several: n begins with 1
+    <data>/pipelines/<id>/pulse           touched by its worker while it is alive (flows/hosts.py)
+    <data>/pipelines/<id>/workers/<n>/    the last three of worker n, where there are several: n begins with 1
 
 A task is a partition of a topic (``flights-0``), or a VChannel of a collection.
 """
@@ -141,11 +140,6 @@ def metrics_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
 
 def pulse_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
     return worker_folder(settings, pipeline, worker) / "pulse"
-
-
-def ends_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
-    """``{"at": seconds since 1970, "ends": int, "cause": str}``, replaced whole with each end that was no stop."""
-    return worker_folder(settings, pipeline, worker) / "ends.json"
 
 
 def commands_path(settings: Settings, pipeline: str) -> Path:

@@ -21,7 +21,6 @@ from millrace.flows.range_host.status import (
     PipelineStatus,
     State,
     commands_path,
-    ends_path,
     pulse_path,
     status_path,
     worker_folder,
@@ -200,32 +199,6 @@ def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
             "memory_bytes": sum(each.memory_bytes for each in live),
         }
     )
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a worker ended that was not to."""
-
-    at: float = 0.0
-    """Seconds since 1970."""
-    ends: int = 0
-    """So many have, since their supervisor began."""
-    cause: str = ""
-
-
-def read_end(settings: Settings, pipeline: str) -> End:
-    """The newest of any worker, with how many there were in all; one of nothing where there was none."""
-    found = [_end_of(settings, pipeline, worker) for worker in workers_of(settings, pipeline)]
-    newest = max(found, key=lambda each: each.at)
-    return End(newest.at, sum(each.ends for each in found), newest.cause)
-
-
-def _end_of(settings: Settings, pipeline: str, worker: int) -> End:
-    try:
-        value: Any = json.loads(ends_path(settings, pipeline, worker).read_text(encoding="utf-8"))
-        return End(float(value["at"]), int(value["ends"]), str(value["cause"]))
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return End()
 
 
 def last_pulse(settings: Settings, pipeline: str) -> float:

@@ -9,14 +9,12 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
-from millrace.base.errors import RunNotFound
 from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.spark_host.incarnations import Kept
-from millrace.flows.status import FlowState, FlowStatus, process_began
-from millrace.runtime.launch.launcher import Launcher, RunState
+from millrace.flows.status import FlowState, FlowStatus, process_began, processes_of
 
 DAG_PREFIX: Final = "stream_"
 """Of the DAGs that keep jobs of streams alive; who starts one runs code of its transform, and writes into its sink."""
@@ -104,7 +102,8 @@ def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
     """Return a stream's status as that of any flow."""
     kept = Kept(settings, stream.name).state
     told = _told(settings, stream.name)
-    state, error = _run(settings, stream)
+    run = processes_of(settings, run_id(stream.job))
+    state = run.state
     pid, at = int(told.get("pid", 0)), float(told.get("at", 0.0))
     lives = bool(told) and is_report_live(settings.run_path, pid, at)
     if kept.paused:
@@ -125,10 +124,12 @@ def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
         job=stream.job,
         dag_id=dag_id(stream.job),
         state=state,
-        error=error,
+        error=run.error,
         since=process_began(pid) if lives else None,
         at=told.get("at"),
         workers=int(lives),
+        restarts=run.restarts,
+        last_end=run.last_end.cause,
         lanes=1,
         failed_lanes=int(state is FlowState.FAILED),
         rows_in=told.get("rows", 0),
@@ -155,15 +156,6 @@ def status(settings: Settings, stream: Flow) -> StreamStatus:
 def flow_statuses(settings: Settings) -> list[FlowStatus]:
     """Return the status of each declared stream, by name. Raises InvalidStream."""
     return [flow_status(settings, each) for _, each in sorted(declared_flows(settings, host="spark").items())]
-
-
-def _run(settings: Settings, stream: Flow) -> tuple[FlowState, str | None]:
-    try:
-        found = Launcher(settings).poll(run_id(stream.job))
-    except RunNotFound:
-        return FlowState.NEW, None
-    words = None if found.error is None or found.active else str(found.error)
-    return (FlowState.STOPPED if found.state is RunState.FINISHED else FlowState(str(found.state))), words
 
 
 def _told(settings: Settings, stream: str) -> dict[str, Any]:

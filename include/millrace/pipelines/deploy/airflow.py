@@ -7,11 +7,15 @@ reads it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from millrace.base.settings import Settings
+from millrace.flows.control import worker_job
 from millrace.flows.declare.pipeline import AIRFLOW
 from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.store.store import is_kept, open_pipelines
+from millrace.runtime.launch.command import JobSpec
 
 
 def by_airflow(record: Record) -> bool:
@@ -19,10 +23,10 @@ def by_airflow(record: Record) -> bool:
     return record.declaration.get("deployment") == AIRFLOW
 
 
-def worker_arguments(settings: Settings, pipeline: str) -> tuple[str, ...]:
-    """Of jobs/pipeline.py."""
-    config = ("--config", settings.pipeline_config) if settings.pipeline_config else ()
-    return ("--declaration", str(declaration_path(settings, pipeline)), *config)
+def worker_of(settings: Settings, pipeline: str) -> JobSpec:
+    """Return the job that supervises its worker, jobs/pipeline.py."""
+    config = Path(settings.pipeline_config) if settings.pipeline_config else None
+    return worker_job(declaration_path(settings, pipeline), config=config, tasks=True)
 
 
 def app_name(pipeline: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
-from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.flows.control import start_pipeline, stop_flow
 from millrace.flows.declare.file import with_sealed
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
@@ -18,15 +17,9 @@ from millrace.flows.range_host.observed import note_flow, observed, run_id
 from millrace.flows.range_host.positions import forget_positions
 from millrace.flows.range_host.status import PipelineStatus, declaration_path, pipeline_folder
 from millrace.flows.range_host.supervision import want
+from millrace.flows.status import FlowState, processes_of, supervised_folder
 from millrace.pipelines.store.store import PipelineStore
-from millrace.runtime.launch.command import module_job
-from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
-
-
-def start_worker(settings: Settings, pipeline: str, file: Path, *, config: Path | None = None) -> RunStatus:
-    """Start the supervised workers of the pipeline that `file` declares in the background, or find them running."""
-    command = [str(file.absolute()), *([] if config is None else ["--config", str(config.absolute())])]
-    return Launcher(settings).start(run_id(pipeline), module_job("pipeline", "millrace.pipelines.deploy", *command))
+from millrace.runtime.launch.launcher import RunStatus
 
 
 class Deployment:
@@ -36,7 +29,6 @@ class Deployment:
         """`config`: the pipeline-config.yaml that workers read (how they log), in place of the settings' own."""
         self._settings = settings
         self._config = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
-        self._launcher = Launcher(settings)
         self._keys = Keys(settings.data_dir)
 
     def write(self, pipeline: Pipeline) -> None:
@@ -59,12 +51,11 @@ class Deployment:
 
     def start(self, pipeline: str) -> RunStatus:
         """Start its worker, or find it running."""
-        return start_worker(self._settings, pipeline, declaration_path(self._settings, pipeline), config=self._config)
+        return start_pipeline(self._settings, pipeline, declaration_path(self._settings, pipeline), config=self._config)
 
     def stop(self, pipeline: str) -> None:
         """End its worker between two micro-batches; no effect where there is none."""
-        with suppress(RunNotFound):
-            self._launcher.stop(run_id(pipeline))
+        stop_flow(self._settings, run_id(pipeline))
 
     def ask(self, pipeline: str, *, paused: bool | None = None, restart: str = "") -> None:
         """Have its worker pause, go on, or start tasks again."""
@@ -72,17 +63,12 @@ class Deployment:
 
     def running(self, pipeline: str) -> bool:
         """Whether its worker's supervisor lives."""
-        try:
-            return self._launcher.poll(run_id(pipeline)).active
-        except RunNotFound:
-            return False
+        return processes_of(self._settings, run_id(pipeline)).active
 
     def gave_up(self, pipeline: str) -> bool:
         """Return whether the worker's supervisor ended on its own, because the worker died too often."""
-        try:
-            return self._launcher.poll(run_id(pipeline)).state is RunState.FAILED
-        except RunNotFound:
-            return False
+        run = processes_of(self._settings, run_id(pipeline))
+        return run.state is FlowState.FAILED and not run.active
 
     def status(self, pipeline: str) -> PipelineStatus:
         """Return the worker's last status; without a worker it is STOPPED, or FAILED with the end of its run."""
@@ -92,4 +78,5 @@ class Deployment:
         """Stop its worker, remove its folder and its tasks' positions. Raises CommitFenced, TableUnavailable."""
         self.stop(pipeline)
         forget_positions(self._settings, pipeline)
+        shutil.rmtree(supervised_folder(self._settings, run_id(pipeline)), ignore_errors=True)
         shutil.rmtree(pipeline_folder(self._settings, pipeline), ignore_errors=True)

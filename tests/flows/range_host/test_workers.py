@@ -1,7 +1,4 @@
-"""A worker ends when the supervisor that started it is killed, since nobody else would end it.
-
-One that lives and does not speak is ended by it.
-"""
+"""A worker that lives and does not speak, or that one document holds, is ended and started again."""
 
 from __future__ import annotations
 
@@ -17,46 +14,20 @@ import psutil
 import pytest
 
 from millrace.base.settings import Settings
+from millrace.flows.hosts import Pulse
 from millrace.flows.range_host.in_hand import LATE_SECONDS
-from millrace.flows.range_host.supervision import last_pulse, read_end
-from millrace.flows.range_host.supervisor import Pulse
+from millrace.flows.range_host.observed import run_id
+from millrace.flows.range_host.supervision import last_pulse
+from millrace.flows.status import ProcessRecord, records_of, supervised_folder
 from tests.pipelines.api.test_routes import DECLARED
 from tests.waiting import until
-
-WORKER = """
-import os, threading
-from millrace.flows.range_host.supervisor import SupervisorWatch
-stop = threading.Event()
-SupervisorWatch(os.getppid(), stop, patience={patience}).start()
-print("up", flush=True)
-stop.wait()
-print("told", flush=True)
-if {hangs}:
-    threading.Event().wait()
-"""
-SUPERVISOR = """
-import subprocess, sys
-subprocess.run([sys.executable, "-c", sys.argv[1]], start_new_session=True)
-"""
-
-
-@pytest.mark.parametrize(("hangs", "patience"), [(False, 60.0), (True, 0.2)], ids=["ends", "hangs"])
-def test_a_worker_ends_when_its_supervisor_is_killed(hangs: bool, patience: float) -> None:
-    worker = WORKER.format(hangs=hangs, patience=patience)
-    with subprocess.Popen([sys.executable, "-c", SUPERVISOR, worker], stdout=subprocess.PIPE, text=True) as supervisor:
-        assert supervisor.stdout is not None
-        assert supervisor.stdout.readline() == "up\n"
-        supervisor.kill()
-        # The worker holds the other end of this pipe: the text ends when it does.
-        assert supervisor.stdout.read() == "told\n"
-
 
 SPEAKS = """#!{python}
 import os, sys, threading, time
 from pathlib import Path
 from millrace.base.settings import Settings
 from millrace.flows.range_host.status import pulse_path
-from millrace.flows.range_host.supervisor import SupervisorWatch
+from millrace.runtime.child_processes import SupervisorWatch
 stop = threading.Event()
 SupervisorWatch(os.getppid(), stop, patience=60.0, pulse=pulse_path(Settings.load(), "p")).start()
 stop.wait()
@@ -67,7 +38,7 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from millrace.base.settings import Settings
 from millrace.flows.range_host.status import pulse_path
-from millrace.flows.range_host.supervisor import SupervisorWatch
+from millrace.runtime.child_processes import SupervisorWatch
 from millrace.flows.range_host.task import Task
 from tests.flows.samples.test_trying import HOSTILE, _pipeline, _records
 step, document, _ = HOSTILE["a pattern of the document's own"]
@@ -84,10 +55,17 @@ SUPERVISES = """
 import sys
 from pathlib import Path
 from millrace.base.settings import Settings
-from millrace.flows.range_host.supervisor import supervise
+from millrace.flows.hosts import WorkerHost
+from millrace.flows.supervisor import supervise
+from millrace.runtime.process_setup import stop_on_signals
 sys.executable = sys.argv[1]
-sys.exit(supervise(Settings.load(), Path(sys.argv[2]), silent_seconds=float(sys.argv[3])) != 0)
+host = WorkerHost(Settings.load(), Path(sys.argv[2]), silent_seconds=float(sys.argv[3]))
+sys.exit(supervise(Settings.load(), host, stop_on_signals()).code != 0)
 """
+
+
+def _record(settings: Settings) -> ProcessRecord:
+    return records_of(supervised_folder(settings, run_id("p"))).get(0, ProcessRecord())
 
 
 @pytest.mark.slow
@@ -107,10 +85,10 @@ def test_a_worker_that_does_not_speak_is_ended_and_started_again_so_many_times(t
                 assert child.pid not in seen
                 seen.append(child.pid)
                 threading.Event().wait(5)  # more than it may be silent for
-                assert read_end(settings, "p").ends == ends - 1
+                assert _record(settings).ends == ends - 1
                 child.suspend()
-                until(lambda ends=ends: read_end(settings, "p").ends == ends, "it is ended", seconds=30)
-                assert f"it did not speak for 4 s (process {child.pid})" in read_end(settings, "p").cause
+                until(lambda ends=ends: _record(settings).ends == ends, "it is ended", seconds=30)
+                assert f"it did not speak for 4 s (process {child.pid})" in _record(settings).cause
                 assert not child.is_running()
             assert supervisor.wait(30) == 1, "it gives up"
         finally:
@@ -145,12 +123,12 @@ def test_steps_that_let_no_thread_run_are_ended_and_the_next_worker_does_without
     command = [sys.executable, "-c", SUPERVISES, str(worker), str(declared), "30"]
     with subprocess.Popen(command, env={**os.environ, **settings.environment()}) as supervisor:
         try:
-            until(lambda: read_end(settings, "p").ends == 1, "it is ended", seconds=90)
+            until(lambda: _record(settings).ends == 1, "it is ended", seconds=90)
             assert time.monotonic() - begun > LATE_SECONDS
-            assert read_end(settings, "p").cause.startswith("in-0 has had the record at offset 1 in hand for 2")
+            assert _record(settings).cause.startswith("in-0 has had the record at offset 1 in hand for 2")
             until(told.exists, "the others go on", seconds=90)
             until(lambda: told.read_text() == "([0, 2], [(1, '0.compute', 'TOO_MUCH_WORK')])", "all of them")
-            assert read_end(settings, "p").ends == 1
+            assert _record(settings).ends == 1
         finally:
             supervisor.terminate()
             supervisor.wait(60)

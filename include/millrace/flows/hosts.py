@@ -1,0 +1,244 @@
+"""What the supervisor of a flow starts on each host, and when it is well (:class:`millrace.flows.supervisor.Host`).
+
+- :class:`WorkerHost`: worker processes of a pipeline. Each touches a pulse once a second.
+- :class:`TaskHost`: a pipeline in the tasks of a Spark query. Its driver writes a heartbeat.
+- :class:`StreamHost`: the query of a stream, or of a group of streams in one driver, which writes a heartbeat too.
+
+Imports no Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from millrace.base.errors import MillraceError, PipelineBusy, StreamBusy
+from millrace.base.process import all_processes
+from millrace.base.settings import Settings
+from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.discovery import declared_flow, declared_flows
+from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.keys import Keys
+from millrace.flows.range_host import observed
+from millrace.flows.range_host.in_hand import late
+from millrace.flows.range_host.status import SILENT_SECONDS, WORKERS, pipeline_folder, pulse_path, worker_folder
+from millrace.flows.spark_host import status as streams
+from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.status import supervised_folder
+from millrace.flows.supervisor import Host, Restarts
+from millrace.runtime.child_processes import ChildProcess
+from millrace.runtime.heartbeat import HeartbeatWatch
+from millrace.runtime.launch.command import jobs_folder
+from millrace.runtime.launch.folder import RUN_FOLDER_VARIABLE
+from millrace.runtime.processes import with_descendants
+from millrace.runtime.supervisor import Fault
+
+START_SECONDS: Final = 120.0
+"""How long a worker may take until its first pulse."""
+_PULSE_SECONDS: Final = 1.0
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 300.0
+_STEADY_SECONDS: Final = 300.0
+
+
+class Pulse:
+    """How long a worker has been silent, in its supervisor; times in which this process did not run do not count."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path, self._clock = path, clock
+        self._seen, self._at, self._silent, self.spoke = self._look(), clock(), 0.0, False
+
+    def silent(self) -> float:
+        """Seconds, since it spoke last or, where it has not yet, since this was made. To be asked again and again."""
+        found, now = self._look(), self._clock()
+        self._silent += min(now - self._at, _PULSE_SECONDS)
+        self._at = now
+        if found != self._seen:
+            self._seen, self._silent, self.spoke = found, 0.0, True
+        return self._silent
+
+    def _look(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+
+class _PipelineHost:
+    """A pipeline of a declaration's file."""
+
+    def __init__(self, settings: Settings, file: Path, *, config: Path | None) -> None:
+        """Raises InvalidSettings, PipelineInvalid."""
+        self._settings, self._file, self._config = settings, file, config
+        configuration = Configuration() if config is None else Configuration.load(config)
+        self._pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))
+        self.name, self.run_id = self._pipeline.id, observed.run_id(self._pipeline.id)
+        observed.note_flow(settings, self._pipeline, file=file, config=config)
+
+    def wanted(self) -> tuple[str, ...]:
+        """A paused pipeline keeps its processes, which read nothing."""
+        return (self.name,)
+
+    def busy(self, words: str) -> MillraceError:
+        return PipelineBusy(words)
+
+    def _with_config(self) -> list[str]:
+        return [] if self._config is None else ["--config", str(self._config.absolute())]
+
+
+class WorkerHost(_PipelineHost):
+    """Worker processes: as many as the declaration's ``resources.workers``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        file: Path,
+        *,
+        config: Path | None = None,
+        until_end: bool = False,
+        silent_seconds: float = SILENT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A worker that has not spoken for `silent_seconds` is killed. Raises as `_PipelineHost`."""
+        super().__init__(settings, file, config=config)
+        self.count, self.bounded = self._pipeline.resources.workers, until_end
+        self._silent_seconds, self._clock = silent_seconds, clock
+        recovery = self._pipeline.recovery
+        longest = 60 * recovery.interval_minutes
+        self.restarts = Restarts(min(_FIRST_PAUSE, longest), longest, attempts=recovery.attempts)
+        for each in (pipeline_folder(settings, self.name) / WORKERS).glob("*"):
+            if each.name.isdecimal() and int(each.name) >= self.count:  # its tasks are others' now
+                shutil.rmtree(each, ignore_errors=True)
+
+    def command(self, number: int, result: Path) -> list[str]:
+        """Return the command of worker `number`. It writes no result: its log says how it ended."""
+        command = [sys.executable, "-m", "millrace.flows.range_host", str(self._file.absolute())]
+        command += ["--supervisor", str(os.getpid()), *self._with_config()]
+        command += ["--until-end"] if self.bounded else []
+        return [*command, "--worker", str(number)] if number else command
+
+    def log_file(self, number: int) -> Path:
+        return worker_folder(self._settings, self.name, number) / "worker.log"
+
+    def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
+        """Check that the worker speaks, and that no record holds it."""
+        pulse = Pulse(pulse_path(self._settings, self.name, number), self._clock)
+
+        def check() -> Fault | None:
+            quiet = pulse.silent()
+            silent = quiet > (self._silent_seconds if pulse.spoke else max(self._silent_seconds, START_SECONDS))
+            held = late(self._settings, self.name, (job.pid,))
+            if not silent and held is None:
+                return None
+            job.kill()  # a stopped process, or one that lets no thread run, handles no SIGTERM
+            if held is not None:
+                # What one document did is no failure at the start: the next one does without it.
+                return Fault(str(held), first=True)
+            return Fault(f"it did not speak for {quiet:.0f} s (process {job.pid}) and was ended")
+
+        return check
+
+
+class TaskHost(_PipelineHost):
+    """One Spark driver, ``jobs/pipeline.py``."""
+
+    count, bounded = 1, False
+    restarts = Restarts(_FIRST_PAUSE, _LONGEST_PAUSE, steady=_STEADY_SECONDS)
+
+    def __init__(
+        self, settings: Settings, file: Path, *, config: Path | None = None, progress: Path | None = None
+    ) -> None:
+        """Raises as `_PipelineHost`."""
+        super().__init__(settings, file, config=config)
+        self._job = _SparkJob(settings, self.run_id, f"millrace-pipeline-{self.name}", progress)
+
+    def command(self, number: int, result: Path) -> list[str]:
+        """Return the driver's command."""
+        return self._job.command("pipeline", "--declaration", str(self._file), *self._with_config(), result=result)
+
+    def log_file(self, number: int) -> Path:
+        return self._job.log_file
+
+    def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
+        """Check the driver's heartbeat; kill a task's process that a record holds, and Spark repeats the task."""
+        beats = self._job.watch(job)
+
+        def check() -> Fault | None:
+            everything = all_processes() if late(self._settings, self.name) is not None else {}
+            held = late(self._settings, self.name, with_descendants((job.pid,), everything))
+            if held is not None:
+                sys.stderr.write(f"{held}\n")
+                os.kill(held.pid, signal.SIGKILL)
+            return beats()
+
+        return check
+
+
+class StreamHost:
+    """One Spark driver, ``jobs/stream.py``, for those streams of a group that are not paused."""
+
+    count, bounded = 1, False
+    restarts = Restarts(_FIRST_PAUSE, _LONGEST_PAUSE, steady=_STEADY_SECONDS)
+
+    def __init__(self, settings: Settings, job: str, *, progress: Path | None = None) -> None:
+        """`job`: the name of a stream or of a group. Raises InvalidStream, StreamNotFound."""
+        self.name, self.run_id = job, streams.run_id(job)
+        mine = [each.name for each in declared_flows(settings, host="spark").values() if each.job == job]
+        self._kept = [Kept(settings, each) for each in mine or [declared_flow(settings, job, host="spark").name]]
+        self._job = _SparkJob(settings, self.run_id, streams.app_name(job), progress)
+
+    def wanted(self) -> tuple[str, ...] | None:
+        """A paused stream has no query. A driver starts its queries together, so it is restarted without it."""
+        return tuple(each.name for each in self._kept if not each.state.paused) or None
+
+    def command(self, number: int, result: Path) -> list[str]:
+        """Return the driver's command."""
+        return self._job.command("stream", self.name, result=result)
+
+    def log_file(self, number: int) -> Path:
+        return self._job.log_file
+
+    def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
+        """Check the driver's heartbeat."""
+        return self._job.watch(job)
+
+    def busy(self, words: str) -> MillraceError:
+        return StreamBusy(words)
+
+
+class _SparkJob:
+    """A driver of jobs/, known by its heartbeat."""
+
+    def __init__(self, settings: Settings, run_id: str, app_name: str, progress: Path | None) -> None:
+        self._settings, self._app_name, self._progress = settings, app_name, progress
+        run = os.environ.get(RUN_FOLDER_VARIABLE)  # of the launcher, whose readers look for the log there
+        self.log_file = (supervised_folder(settings, run_id) if run is None else Path(run)) / "log"
+
+    def command(self, script: str, *arguments: str, result: Path) -> list[str]:
+        command = [sys.executable, str(jobs_folder() / f"{script}.py"), *arguments]
+        command += ["--supervisor", str(os.getpid()), "--result", str(result)]
+        return command if self._progress is None else [*command, "--progress", str(self._progress)]
+
+    def watch(self, job: ChildProcess) -> Callable[[], Fault | None]:
+        beats, began = HeartbeatWatch(self._settings, self._app_name), time.time()
+
+        def check() -> Fault | None:
+            hang = beats.hang(job.pid, began)
+            return None if hang is None else Fault(": ".join(hang))
+
+        return check
+
+
+def host_of(settings: Settings, host: str, flow: str, *, config: Path | None, progress: Path | None) -> Host:
+    """Return the host of the command line: ``workers FILE``, ``tasks FILE`` or ``streams NAME``."""
+    if host == "streams":
+        return StreamHost(settings, flow, progress=progress)
+    if host == "tasks":
+        return TaskHost(settings, Path(flow), config=config, progress=progress)
+    return WorkerHost(settings, Path(flow), config=config)
