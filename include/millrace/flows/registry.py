@@ -43,6 +43,8 @@ from millrace.flows.sources.kafka.model import KIND as KAFKA_SOURCE
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.mariadb.model import KIND as MARIADB_SOURCE
 from millrace.flows.sources.mariadb.model import MariaDbSource
+from millrace.flows.sources.query.model import KIND as QUERY_SOURCE
+from millrace.flows.sources.query.model import QuerySource
 
 if TYPE_CHECKING:
     from millrace.flows.sinks.sink import Sink as AnySink
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
 """Groups of entry points."""
-SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE)
+SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, QUERY_SOURCE)
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
 """The kinds of this package. A new one is a folder and its KIND here."""
 _Kind = TypeVar("_Kind", SourceKind, SinkKind)
@@ -101,7 +103,7 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 
 if TYPE_CHECKING:
-    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource
+    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource | QuerySource
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
     Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007

@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,11 +221,13 @@ class Spool(Closeable):
         columns: Sequence[tuple[str, dict[str, Any], int]] = (),
         complete: bool | None = None,
         moment: int | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> int:
         """Append changes, each with its table, and the offset after them, synced; return the number after the last one.
 
         A mark's number is here that of changes before it in `changes`. `columns` are descriptions of tables, each
-        with the place in `changes` from which the table has them.
+        with the place in `changes` from which the table has them. `also` writes tables of the feeder's own in the same
+        transaction.
         """
         with self._writing():
             (row,) = self._db.execute("select coalesce(max(value), '0') from state where name = 'next'").fetchone()
@@ -253,6 +255,8 @@ class Spool(Closeable):
                         (name, json.dumps(description), first + place),
                     )
             self._state(state)
+            if also is not None:
+                also(self._db)
             hit("capture.spooling")
         return first + len(changes)
 
@@ -276,6 +280,10 @@ class Spool(Closeable):
                 (name, begin, after, len(text), len(body), gaps, body),
             )
         return total
+
+    def rows_of(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read tables of the feeder's own (`append`)."""
+        return self._db.execute(statement, values).fetchall()
 
     # --- lanes -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,162 @@
+"""Read a database by SQL beside a flow's tasks, and put what is found into the capture's spool.
+
+A *poller* reads one connection until nothing is left, again and again. What it finds goes into the spool in one synced
+transaction with its offset. So a change is in the spool once, whenever anything is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from millrace.base.closeable import Closeable
+from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.failpoint import hit
+from millrace.flows.records import BINARY, Record
+from millrace.flows.sources.capture.lane import CapturedRows
+from millrace.flows.sources.capture.spool import Change, Mark, Spool
+from millrace.flows.sources.sql.connection import SqlConnection
+from millrace.flows.sources.sql.model import SqlDatabase
+from millrace.flows.sources.sql.values import encode
+from millrace.runtime.supervisor import RestartBackoff
+
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_FULL_PAUSE: Final = 0.2
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Poller(Protocol):
+    """What is read of a database. One thread at a time."""
+
+    def begin(self, connection: SqlConnection, spool: Spool) -> None:
+        """Look at the database and the spool anew, after a connect. Raises InvalidSettings, LogUnavailable."""
+        ...
+
+    def poll(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], /) -> None:
+        """Read all that is new, and append it. Calls `room` before each part, and ends where that is false."""
+        ...
+
+
+class PollingFeeder(Closeable):
+    """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process does."""
+
+    def __init__(
+        self, declared: SqlDatabase, folder: Path, poller: Poller, *, every_seconds: float, max_bytes: int
+    ) -> None:
+        self._declared, self._poller = declared, poller
+        self._every, self._max_bytes = every_seconds, max_bytes
+        self._spool = Spool(folder, write=True)
+        self._stop, self._complete = threading.Event(), threading.Event()
+        self._error = ""
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self._stop.set()
+        self._thread.join()
+        self._spool.close()
+
+    def wait_complete(self, seconds: float) -> None:
+        """Wait until all was read once. Raises DeadlineExceeded, which has the last error."""
+        if not self._complete.wait(seconds):
+            raise DeadlineExceeded(f"{self._declared.words} was not read within {seconds:.0f} s. {self._error}")
+
+    def _run(self) -> None:
+        backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while not self._stop.is_set():
+            try:
+                with SqlConnection(self._declared) as connection:
+                    self._poller.begin(connection, self._spool)
+                    while not self._stop.is_set():
+                        self._poller.poll(connection, self._spool, self._room)
+                        if self._stop.is_set():
+                            return
+                        if self._error:
+                            self._spool.note(error="")
+                            self._error = ""
+                        self._complete.set()
+                        self._stop.wait(self._every)
+            except Exception as error:
+                if not isinstance(error, MillraceError | OSError | sqlite3.Error):
+                    _logger.exception("%s", self._declared.words)
+                self._error = str(error)
+                try:
+                    self._spool.note(error=self._error)
+                except sqlite3.Error:
+                    pass  # a full disk stores no reason either; the log has it
+                backoff.record_failure(self._error)
+                pause = backoff.remaining_pause()
+                _logger.warning("%s (again in %.0f s)", error, pause)
+                self._stop.wait(pause)
+
+    def _room(self) -> bool:
+        """Wait while the spool is full. Return False if the feeder is closed."""
+        while not self._stop.is_set() and self._spool.standing().bytes > self._max_bytes:
+            self._stop.wait(_FULL_PAUSE)
+        return not self._stop.is_set()
+
+
+def line_of(
+    operation: str,
+    *,
+    key: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    milliseconds: int = 0,
+    transaction: str | None = None,
+    binary: Iterable[str] = (),
+) -> bytes:
+    """Return a change as a line of the spool: :class:`millrace.flows.sources.capture.engine.Event`."""
+    found: dict[str, Any] = {"o": operation, "m": milliseconds or time.time_ns() // 1_000_000}
+    for name, value in (("k", key), ("a", after), ("g", transaction), ("x", ",".join(binary))):
+        if value:
+            found[name] = value
+    return encode(found)
+
+
+def append(
+    spool: Spool,
+    changes: Sequence[tuple[str, bytes]],
+    marks: Sequence[int],
+    offset: Any,
+    *,
+    complete: bool = True,
+    also: Callable[[sqlite3.Connection], None] | None = None,
+) -> None:
+    """Append `changes` to the spool, with the offset after them. Transactions end after `marks` of them."""
+    now = time.time_ns() // 1_000_000
+    spool.append(
+        changes,
+        [Mark(each, "", now) for each in marks],
+        partition=None,
+        offset=offset,
+        complete=complete,
+        moment=now if changes else None,
+        also=also,
+    )
+    hit("capture.spooled")
+
+
+class _Binary(msgspec.Struct, rename={"names": "x"}):
+    names: str = ""
+
+
+_binary: Final = msgspec.json.Decoder(_Binary)
+
+
+class PolledRows(CapturedRows):
+    """Reads changes that a poller found: each says which of its columns are bytes."""
+
+    def _record(self, change: Change, binary: bytes) -> Record:
+        found = super()._record(change, binary)
+        names = _binary.decode(change.line).names
+        return found._replace(headers=[*found.headers, (BINARY, names.encode())]) if names else found
