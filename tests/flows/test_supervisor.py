@@ -30,13 +30,17 @@ from hypothesis import strategies as st
 from millrace.base.process import current_process, find_process
 from millrace.base.settings import Settings
 from millrace.flows import supervisor as supervision
+from millrace.flows.control import start_pipeline, stop_flow
 from millrace.flows.hosts import StreamHost
+from millrace.flows.range_host import observed
+from millrace.flows.range_host.supervision import last_pulse
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.status import FlowState, ProcessRecord, processes_of, records_of, supervised_folder
 from millrace.flows.supervisor import end_orphans, supervise
 from millrace.runtime.launch.command import JobSpec
 from millrace.runtime.launch.launcher import Launcher, RunState
 from tests.flows.supervised import RUN_ID, SmallHost
+from tests.pipelines.api.test_routes import DECLARED
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -286,9 +290,22 @@ def small_run(rig: Rig, program: str) -> Iterator[JobSpec]:
         yield JobSpec("small", (sys.executable, "-c", text))
 
 
-def test_a_supervisor_of_a_group_runs_those_of_its_streams_that_are_not_paused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_s_own_worker_runs_below_the_supervisor_that_control_starts(rig: Rig) -> None:
+    settings = rig.settings
+    declared = settings.data_dir.parent / "p.json"
+    declared.write_text(json.dumps({"id": "p", **DECLARED}))
+    started = start_pipeline(settings, "p", declared)
+    try:
+        until(lambda: last_pulse(settings, "p") > started.started_at, "the worker has read its settings", seconds=30)
+        (record,) = records_of(supervised_folder(settings, observed.run_id("p"))).values()
+        assert (record.alive, record.ends) == (True, 0)
+        rig.seen.append(psutil.Process(record.pid))
+    finally:
+        assert stop_flow(settings, observed.run_id("p")) == "stopped"
+    assert gone(rig.seen[-1])
+
+
+def test_a_supervisor_of_a_group_runs_those_of_its_streams_that_are_not_paused(tmp_path: Path) -> None:
     declared = tmp_path / "s.yaml"
     each = "{{name: {0}, group: both, source: users, sink: {{collection: out}}}}"
     declared.write_text("streams:\n" + "".join(f"- {each.format(name)}\n" for name in ("one", "two")))

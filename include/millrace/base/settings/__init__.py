@@ -30,6 +30,7 @@ RESERVED: Final = frozenset(
     {
         "MILLRACE_CONFIG",
         "MILLRACE_HOME",
+        "MILLRACE_FLOW_FOLDER",
         "MILLRACE_RUN_FOLDER",
         "MILLRACE_INSTALLATION",
         "MILLRACE_METRICS_TOKEN",
