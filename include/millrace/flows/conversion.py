@@ -93,8 +93,8 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     types = {field.name: str(field.type) for field in schema.fields}
     names = schema.key_names
     if action.body is None:
-        values = [action.id] if len(names) == 1 else _listed(action.id, names)
-        keys = [value_of(value, types[name], name) for name, value in zip(names, values, strict=True)]
+        values = [_plain(action.id, types[names[0]])] if len(names) == 1 else _listed(action.id, names)
+        keys = [_key_value(value, types[name], name) for name, value in zip(names, values, strict=True)]
         return KeyedRow(keys[0] if len(names) == 1 else tuple(keys), None)
     document = decoded(action.body)
     missing = [name for name in names if document.get(name) is None]
@@ -105,6 +105,24 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
         if isinstance(row.get(name), str) and types.get(name, "").endswith("binary"):
             row[name] = base64.b64decode(row[name], validate=True)
     return KeyedRow(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names), row)
+
+
+_TEXTS: Final = ("string", "uuid", "json")
+
+
+def _plain(key: str, kind: str) -> str:
+    """The text of a key: a date's or a decimal's may be JSON's, in quotes."""
+    if kind in _TEXTS or not key.startswith('"'):
+        return key
+    try:
+        return str(decoded(key.encode()))
+    except msgspec.DecodeError:
+        return key
+
+
+def _key_value(value: Any, kind: str, name: str) -> Any:
+    """A value of a key, of which bytes are base64."""
+    return base64.b64decode(value, validate=True) if kind == "binary" else value_of(value, kind, name)
 
 
 def _listed(key: str, names: Sequence[str]) -> list[Any]:

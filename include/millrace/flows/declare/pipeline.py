@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from millrace.flows.debezium.model import FORMAT
 from millrace.flows.declare.errors import Errors as Errors
 from millrace.flows.declare.expressions import UNCOMPILED
 from millrace.flows.declare.part import (
@@ -32,8 +33,10 @@ from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.registry import Sink, Source, source_kinds
 from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.sinks.delta.model import DeltaSink
+from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.kafka.model import KafkaSource
 
 AIRFLOW: Final = "airflow"
@@ -171,6 +174,18 @@ class Pipeline(Part):
         comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
         if comes_back and self._one_cluster():
             raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
+        return self
+
+    @model_validator(mode="after")
+    def _events_have_columns(self) -> Self:
+        """Events of a collection's changes have its columns."""
+        sink = self.sink
+        if not isinstance(sink, KafkaSink) or sink.format != FORMAT or sink.debezium.collection:
+            return self
+        if not isinstance(self.source, CollectionSource):
+            raise ValueError("sink.debezium.collection: name the collection whose key and columns the events have")
+        events = sink.debezium.model_copy(update={"collection": self.source.collection})
+        self.__dict__["sink"] = sink.model_copy(update={"debezium": events})
         return self
 
     def _one_cluster(self) -> bool:

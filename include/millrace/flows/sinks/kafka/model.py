@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from millrace.flows.debezium.model import FORMAT, DebeziumEvents
 from millrace.flows.declare.part import TopicName, words
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.kinds import SinkKind
@@ -16,7 +17,7 @@ class KafkaSink(KafkaCluster):
     """Rows or documents as JSON into a topic, acknowledged by all in-sync replicas."""
 
     of_rows: ClassVar = frozenset({"key", "dead_letters", "servers"})
-    of_documents: ClassVar = frozenset({"ids", "tombstones"})
+    of_documents: ClassVar = frozenset({"ids", "tombstones", "format", "debezium"})
 
     kind: Literal["kafka"] = "kafka"
     topic: TopicName = words("the output topic")
@@ -27,6 +28,10 @@ class KafkaSink(KafkaCluster):
     tombstones: Literal["delete", "ignore", "error"] = words(
         "whether records without a value are handed on", default="delete"
     )
+    format: Literal["json", "debezium"] = words(
+        "of values: the documents, or change events as Debezium has them", default="json"
+    )
+    debezium: DebeziumEvents = words("how those events are written", default_factory=DebeziumEvents)
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = words("of what is produced", default="lz4")
     transactional: bool = words(
         "each batch is a transaction that stores the position, so that readers of committed messages see each document"
@@ -37,6 +42,14 @@ class KafkaSink(KafkaCluster):
     dead_letters: str | None = words("a collection for rows that the brokers refuse", default=None)
     servers: SkipJsonSchema[str] = Field(default="", exclude=True, repr=False)
     """The brokers as a stream spelled them, where that is not `bootstrap` with commas: a part of its identity."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> KafkaSink:
+        if self.format != FORMAT and self.debezium != DebeziumEvents():
+            raise ValueError("debezium: its fields are of the format debezium: say format: debezium")
+        if self.format == FORMAT and self.ids != "key":
+            raise ValueError("ids: an event has the key of its row: say key")
+        return self
 
     @property
     def target(self) -> str:

@@ -34,10 +34,12 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.conversion import documents_of
+from millrace.flows.debezium.model import FORMAT
+from millrace.flows.debezium.writing import EventWriter, columns_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.kafka.brokers import client_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.records import TASK_PUT, Action, Failure
+from millrace.flows.records import BINARY, TASK_PUT, Action, Failure
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
 from millrace.flows.sinks.kafka.transactions import MAX_FAILURES, Transactions
 from millrace.flows.sinks.memory import name_in
@@ -79,11 +81,12 @@ class KafkaSink:
         flush: Flush = Flush(),  # noqa: B008 - frozen
         options: Mapping[str, str] | None = None,
         flow: str = "",
+        events: EventWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """For rows, `memory` is the sink's folder, and `key` the column with a message's key.
 
-        `flow` is the name that documents' lanes have, for transactions.
+        `flow` is the name that documents' lanes have, for transactions. `events` makes change events of documents.
         `options` go to confluent-kafka's producer. Raises InvalidArgument for a guarantee that Kafka does not offer.
         """
         require_guarantee(guarantee, "kafka")
@@ -93,6 +96,7 @@ class KafkaSink:
         self._stream = b"" if memory is None else name_in(memory, "kafka-stream.json").encode()
         self._clock = clock
         self._partitions = 0
+        self._events = events
         self._flow = self._stream.decode() if memory is not None else flow
         self._transactional = guarantee == "exactly once"
         self._lanes: dict[str, Transactions] = {}
@@ -151,6 +155,8 @@ class KafkaSink:
         if topic is None or topic.error is not None:
             raise SinkRefused(f"there is no topic {self._declared.topic}: make it")
         self._partitions = len(topic.partitions)
+        if self._events is not None:
+            self._events.open()
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
         """Return the positions that transactions committed, of the lanes that this sink owns."""
@@ -163,7 +169,9 @@ class KafkaSink:
             self.open()
         if self._transactional and batch.end > batch.start:
             return self._write_lane(batch)
-        verdicts = self._sent(self._producer, batch.documents is None, self._documents(batch))
+        documents, failures = self._messages(self._documents(batch))
+        verdicts = self._sent(self._producer, batch.documents is None, documents)
+        verdicts.failures += failures
         require_some(verdicts, verdicts.failures, self._topic)
         hit("sink.sent")
         return verdicts
@@ -212,7 +220,7 @@ class KafkaSink:
         if batch.documents is None and batch.end <= lane.position:
             return Verdicts(again=True)
         verdicts, of_rows = Verdicts(), batch.documents is None
-        documents = list(self._documents(batch))
+        documents: Sequence[Action] = list(self._documents(batch))
         if not of_rows:
             before = [each for each in documents if each.record.offset < lane.position]
             codes = lane.failures
@@ -225,7 +233,12 @@ class KafkaSink:
             documents = [each for each in documents if each.record.offset >= lane.position]
             if not documents:
                 return verdicts
-        failures: list[Failure] = []
+        documents, failures = self._messages(documents)
+        if len(failures) > MAX_FAILURES:
+            raise SinkRefused(
+                f"{self._topic}: {len(failures)} documents of one batch make no event, the last of them"
+                f" {failures[-1].record.position}: {failures[-1].reason}"
+            )
         alone: set[str] = set()
         while True:
             lane.begin()
@@ -259,6 +272,10 @@ class KafkaSink:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
+    def _messages(self, documents: Iterable[Action]) -> tuple[list[Action], list[Failure]]:
+        """Return what is sent for `documents`, and a failure for each one that makes no event."""
+        return (list(documents), []) if self._events is None else self._events.encoded(documents)
+
     def _documents(self, batch: Batch) -> Iterable[Action]:
         if batch.documents is not None:
             return batch.documents
@@ -278,7 +295,8 @@ class KafkaSink:
         def told(action: Action) -> Callable[[KafkaError | None, Any], None]:
             def delivered(error: KafkaError | None, _: Any) -> None:
                 if error is None:
-                    verdicts.acknowledged += 1
+                    # The tombstone after an event of a delete is no document of its own.
+                    verdicts.acknowledged += self._events is None or action.body is not None
                 elif error.code() in _OWN_FAULT:
                     verdicts.failures.append(_failure(action, error))
                 else:
@@ -301,6 +319,8 @@ class KafkaSink:
                 self._produce(producer, action, record.key, headers, partition, on_delivery, verdicts)
             else:
                 headers = [(POSITION, record.position.encode())]
+                if self._events is not None:
+                    headers += [each for each in record.headers if each[0] == BINARY]
                 self._produce(producer, action, action.id.encode(), headers, _ANY, on_delivery, verdicts)
             if by_itself:
                 producer.flush(SECONDS + 5)
@@ -366,4 +386,7 @@ def _quiet() -> Any:
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> KafkaSink:
     """The sink that flow `flow` declares."""
     guarantee: Guarantee = "exactly once" if declared.transactional else "at least once"
-    return KafkaSink(declared, flush=flush, flow=flow, guarantee=guarantee)
+    events = None
+    if declared.format == FORMAT:
+        events = EventWriter(declared.debezium, lambda: columns_of(settings, declared.debezium.collection))
+    return KafkaSink(declared, flush=flush, flow=flow, guarantee=guarantee, events=events)

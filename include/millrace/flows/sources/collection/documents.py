@@ -20,7 +20,7 @@ from millrace.base.errors import ChangesRefused
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.flows.batch import Batch
-from millrace.flows.records import Record
+from millrace.flows.records import BINARY, OPERATION, Record
 from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.collection.rows import RowsOf, RowsPlanner, find_collection, rows_of
 from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, task_of
@@ -29,6 +29,9 @@ from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.tables.wal.reader import follow
 
 _LOOK_SECONDS: Final = 0.1
+_INSERT: Final = (OPERATION, b"c")
+_UPSERT: Final = (OPERATION, b"u")
+_DELETE: Final = (OPERATION, b"d")
 _PART: Final = 10_000
 """Rows of an import that are passed on before the end of its tick."""
 
@@ -164,6 +167,8 @@ class RowsReader(LaneReader):
     def _parts(self, rows: RowsOf, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
         """Yield the records of each tick; those of an import, which has no two rows of a key, as they come."""
         keys, names = rows.schema.key_names, [field.name for field in rows.schema.fields]
+        binary = ",".join(each.name for each in rows.schema.fields if each.type == "binary")
+        headers = [(BINARY, binary.encode())] if binary else []
         held: dict[bytes | None, Record] = {}
         tick, plain = 0, True
         for batch in batches:
@@ -174,7 +179,10 @@ class RowsReader(LaneReader):
                     tick, plain, held = row["_time_tick"], True, {}
                 # A message of its own that only inserts: nothing of this tick follows that changes one of its rows.
                 plain = plain and row["_change"] == "insert" and row["_write_tick"] == tick
-                made = _record(row, rows.name, self._partition, keys, names)
+                made = _record(row, rows.name, self._partition, keys, names, headers)
+                before = held.get(made.key)
+                if before is not None and before.value is None and made.value is not None:  # an upsert
+                    made = made._replace(headers=[_UPSERT, *headers])
                 held[made.key] = made
             if plain and len(held) >= _PART:
                 yield _Part(None, list(held.values()))
@@ -201,7 +209,14 @@ def reader_of(declared: CollectionSource, settings: Settings, *, group: str, top
     return RowsReader(settings, declared, partition)
 
 
-def _record(row: dict[str, Any], name: str, partition: int, keys: tuple[str, ...], names: list[str]) -> Record:
+def _record(
+    row: dict[str, Any],
+    name: str,
+    partition: int,
+    keys: tuple[str, ...],
+    names: list[str],
+    headers: list[tuple[str, bytes | None]],
+) -> Record:
     kind, tick = row["_change"], row["_time_tick"]
     if kind not in ("insert", "delete"):
         raise ChangesRefused(
@@ -213,5 +228,7 @@ def _record(row: dict[str, Any], name: str, partition: int, keys: tuple[str, ...
         if len(parts) == 1 and isinstance(parts[0], str)
         else msgspec.json.encode(parts[0] if len(parts) == 1 else parts).decode()
     )
-    value = None if kind == "delete" else msgspec.json.encode({each: row[each] for each in names})
-    return Record(name, partition, tick, str(key).encode(), value, tick_physical_ms(tick))
+    if kind == "delete":
+        return Record(name, partition, tick, str(key).encode(), None, tick_physical_ms(tick), (_DELETE,))
+    value = msgspec.json.encode({each: row[each] for each in names})
+    return Record(name, partition, tick, str(key).encode(), value, tick_physical_ms(tick), [_INSERT, *headers])
