@@ -10,7 +10,7 @@ The rows are planned and read by :mod:`millrace.flows.sources.collection.rows`, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -215,7 +215,7 @@ def _record(
     partition: int,
     keys: tuple[str, ...],
     names: list[str],
-    headers: list[tuple[str, bytes | None]],
+    headers: Sequence[tuple[str, bytes | None]],
 ) -> Record:
     kind, tick = row["_change"], row["_time_tick"]
     if kind not in ("insert", "delete"):
