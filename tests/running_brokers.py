@@ -17,6 +17,7 @@ from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.brokers.pulsar import PulsarBroker
 from millrace.brokers.server import LocalServer
+from tests import s3_server
 
 _RUNNING: dict[str, LocalServer] = {}
 _FOLDERS: list[Path] = []
@@ -69,6 +70,7 @@ def opensearch() -> OpenSearchServer:
 
 def stop_all() -> None:
     """Stop what runs, and remove its data."""
+    s3_server.stop()
     for broker in _RUNNING.values():
         broker.stop()
     _RUNNING.clear()

@@ -316,8 +316,8 @@ def test_a_store_that_is_no_folder_is_known_by_its_newest_log_entry(tmp_path: Pa
     table = create_table(uri, pa.schema([pa.field("a", pa.int64())]), partition_by=[])
 
     class Remote:
-        def list(self, folder: str) -> list[str]:
-            return store_at(uri).list(folder)
+        def list(self, folder: str, *, age: float = 0.0) -> list[str]:
+            return store_at(uri).list(folder, age=age)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "store_at", lambda _: Remote())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class FaultyStore:
 
     options: Mapping[str, str] = {}
     spark_options: Mapping[str, str] = {}
+    log_seconds = math.inf
 
     def __init__(self, folder: Path, script: list[Attempt]) -> None:
         self.inner = LocalStore(folder)
@@ -87,8 +89,8 @@ class FaultyStore:
     def spark_uri(self) -> str:
         return self.inner.spark_uri
 
-    def list(self, folder: str) -> list[str]:
-        return self.inner.list(folder)
+    def list(self, folder: str, *, age: float = 0.0) -> list[str]:
+        return self.inner.list(folder, age=age)
 
     def delete(self, names: Iterable[str]) -> None:
         self.inner.delete(names)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import pyarrow.fs as fs
 from deltalake import DeltaTable
 
+from millrace.storage.local import LocalStore
 from millrace.storage.store import TableStore
 
 SCHEME = "shelf"
@@ -37,6 +38,7 @@ class Shelf:
 class ShelfStore:
     options: Mapping[str, str] = {}
     spark_options: Mapping[str, str] = {}
+    log_seconds = 3600.0
 
     def __init__(self, shelf: Shelf, uri: str) -> None:
         self.uri = uri
@@ -75,9 +77,8 @@ class ShelfStore:
         path = self._folder / name
         return path.stat().st_size if path.is_file() else None
 
-    def list(self, folder: str) -> list[str]:
-        place = self._folder / folder
-        return sorted(path.name for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+    def list(self, folder: str, *, age: float = 0.0) -> list[str]:
+        return LocalStore(self._folder).list(folder, age=age)
 
     def folders(self) -> Sequence[str]:
         if "/" not in self.uri.removeprefix(f"{SCHEME}://box/"):

@@ -155,7 +155,7 @@ def test_tables_of_an_earlier_layout_stay_in_a_store_that_cannot_rename(
 
 
 def test_an_address_of_a_store_that_nobody_knows_is_refused(shelf: Shelf) -> None:
-    with pytest.raises(InvalidSettings, match=r"attic.*registered are file, shelf"):
+    with pytest.raises(InvalidSettings, match=r"attic.*registered are az, file, gs, s3, shelf"):
         store_at("attic://box/wal")
 
 

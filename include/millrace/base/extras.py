@@ -18,6 +18,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "coord": ("alembic", "fastapi", "httpx", "pymysql", "sqlalchemy", "starlette", "uvicorn"),
     "demo": ("duckdb_extension_delta",),
     "kafka": ("confluent_kafka", "kafka"),
+    "objects": ("boto3", "obstore"),
     "operations": ("duckdb",),
     "pandas": ("pandas",),
     "polars": ("polars",),

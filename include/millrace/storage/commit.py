@@ -41,7 +41,7 @@ from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline
 from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.storage.delta_log import COMMIT_INFO_KEY, commit_file
+from millrace.storage.delta_log import COMMIT_INFO_KEY, boot_seconds, commit_file
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import NO_COMMIT_HOOKS, LogMaintenance, TableHandle, maintain_log
@@ -281,13 +281,18 @@ class _Attempts:
         while (write := look()) is not None:
             hit("commit.checked")
             # The version that this attempt may take, read before the write: afterwards the handle may have moved.
-            version = table.version + 1
+            version, begun = table.version + 1, boot_seconds()
             try:
                 # No retries by delta-rs: it would refresh and commit on top of a version that nobody checked.
                 write(CommitProperties({_MARK: self._mark}, max_commit_retries=0))
             except _FAILURES as error:
                 if not self._settled(version, error):
                     continue
+            if boot_seconds() - begun > table.store.log_seconds / 2:
+                # So late that the name may have been free again, and the commit no part of the table.
+                self.may_be_committed = True
+                table.refresh()
+                continue
             # delta-rs does not fsync. Truncation of the log relies on durable commits.
             table.store.sync([commit_file(version)])
             table.refresh()

@@ -5,13 +5,17 @@ delta-rs lists the whole log whenever it opens or refreshes a table, so each old
 commits: that the name of a version stays taken. A suspended writer, after others committed and trimmed, would find the
 name after its own version free again, and its commit would succeed without being part of the table. So each commit is
 made under the store's lease and first checks that its version still exists. Trimming needs the lease exclusively, and
-does nothing if it cannot get it at once.
+does nothing if it cannot get it at once. A store without leases keeps each entry for its ``log_seconds`` instead, and a
+commit that took half as long counts as one whose outcome is unknown.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
+import time
 from collections.abc import Iterator
 from typing import IO, Any, Final
 from urllib.parse import unquote
@@ -170,10 +174,17 @@ def trim_log(store: TableStore, *, keep: int, keep_from: int | None = None) -> i
     Does nothing while another writer commits.
     """
     with store.alone() as free:
-        return _trim(store, keep, keep_from) if free else 0
+        if free:
+            return _trim(store, keep, keep_from)
+    return _trim(store, keep, keep_from, age=store.log_seconds) if store.log_seconds < math.inf else 0
 
 
-def _trim(store: TableStore, keep: int, keep_from: int | None) -> int:
+def boot_seconds() -> float:
+    """Return the seconds since boot, which go on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _trim(store: TableStore, keep: int, keep_from: int | None, *, age: float = 0.0) -> int:
     names = log_files(store)
     newest = max((version_of(name) for name in names if name.endswith(".json")), default=0)
     last = newest - keep if keep_from is None else min(newest - keep, keep_from)
@@ -181,6 +192,9 @@ def _trim(store: TableStore, keep: int, keep_from: int | None) -> int:
     if not bases:
         return 0
     doomed = [name for name in names if version_of(name) < version_of(bases[-1])]
+    if doomed and age:
+        old = {f"{LOG_FOLDER}/{name}" for name in store.list(LOG_FOLDER, age=age)}
+        doomed = list(itertools.takewhile(old.__contains__, doomed))
     if doomed:
         # The checkpoint that replaces the entries must be durable before they are removed.
         store.sync([bases[-1]])

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +56,7 @@ class LocalStore:
 
     options: Mapping[str, str] = {}
     spark_options: Mapping[str, str] = {}
+    log_seconds = math.inf
 
     def __init__(self, uri: object) -> None:
         self.folder = local_path(uri)
@@ -126,9 +129,14 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def list(self, folder: str) -> list[str]:
+    def list(self, folder: str, *, age: float = 0.0) -> list[str]:
+        before = time.time() - age
         try:
-            return sorted(entry.name for entry in os.scandir(self.folder / folder) if entry.is_file())
+            return sorted(
+                entry.name
+                for entry in os.scandir(self.folder / folder)
+                if entry.is_file() and (not age or entry.stat().st_mtime <= before)
+            )
         except FileNotFoundError:
             return []
 

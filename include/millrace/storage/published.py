@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ from millrace.storage.delta_log import (
     COMMIT_INFO_KEY,
     LAST_CHECKPOINT_FILE,
     LOG_FOLDER,
+    boot_seconds,
     checkpoint_file,
     commit_file,
     first_commit,
@@ -315,7 +317,7 @@ class PublishedTable:
         """
         store = conditional(self.store)
         self._check(change)
-        ends = Deadline.after(deadline)
+        ends, begun = Deadline.after(deadline), boot_seconds()
         with store.lease():
             if store.size(commit_file(self.version)) is None:
                 raise CommitFenced(f"version {self.version} of {self.uri} was trimmed: refresh and plan again")
@@ -329,6 +331,9 @@ class PublishedTable:
                 # The name is taken for good, so no attempt of this commit can still succeed.
                 store.delete([name] if name else [])
                 raise self._fenced()
+            if boot_seconds() - begun > store.log_seconds / 2:
+                # So late that the name may have been free again, and the commit no part of the table.
+                raise TableUnavailable(f"a commit to {self.uri} took too long: refresh and plan again")
         hit("publish.committed")
         self._state.apply(self.version + 1, actions)
         self._maintain(maintenance)
@@ -501,11 +506,12 @@ class PublishedTable:
         Does nothing while another committer works. Costs the log and the folder.
         """
         with self.store.alone() as free:
-            if not free:
+            age = 0.0 if free else self.store.log_seconds
+            if age == math.inf:
                 return []
+            found = [f"{VECTOR_FOLDER}/{name}" for name in self.store.list(VECTOR_FOLDER, age=age)]
             self.refresh()
             named = {vector.file for _, vector in self._named(None) if vector is not None}
-            found = [f"{VECTOR_FOLDER}/{name}" for name in self.store.list(VECTOR_FOLDER)]
             doomed = [name for name in found if name not in named]
             self.store.delete(doomed)
         return doomed

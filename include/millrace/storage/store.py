@@ -48,6 +48,9 @@ class OutputFile(Protocol):
 class TableStore(Protocol):
     """The storage of one table."""
 
+    log_seconds: float
+    """How long an entry of the table's log stays at least. Infinite for a store with leases: while a writer works."""
+
     @property
     def uri(self) -> str:
         """The table's URI, for people, log lines, and processes that open it elsewhere (a task, Spark)."""
@@ -97,8 +100,11 @@ class TableStore(Protocol):
         """Return the size of the file `name` in bytes; None if it does not exist."""
         ...
 
-    def list(self, folder: str) -> list[str]:
-        """Return the names of the files directly in `folder`; empty if it does not exist."""
+    def list(self, folder: str, *, age: float = 0.0) -> list[str]:
+        """Return the names of the files directly in `folder`; empty if it does not exist.
+
+        With `age`, only of those that were written so many seconds ago or earlier, by the store's clock.
+        """
         ...
 
     def take(self, other: TableStore, name: str, how: Literal["copy", "link", "move"]) -> bool:
@@ -153,6 +159,8 @@ def conditional(store: TableStore) -> ConditionalStore:
     return cast(ConditionalStore, store)
 
 
+OBJECT_STORES: Final = ("s3", "gs", "az")
+"""Schemes of millrace.storage.objects."""
 ENTRY_POINT_GROUP: Final = "millrace.table_stores"
 
 
@@ -175,6 +183,10 @@ def store_at(uri: object) -> TableStore:
     scheme, separator, _ = str(uri).partition("://")
     if not separator or scheme == "file":
         return LocalStore(str(uri))
+    if scheme in OBJECT_STORES:
+        from millrace.storage.objects import ObjectStore
+
+        return ObjectStore(str(uri))
     return _kind(scheme).at(str(uri))
 
 
@@ -182,7 +194,7 @@ def store_at(uri: object) -> TableStore:
 def _kind(scheme: str) -> StoreKind:
     kinds = {each.scheme: each for each in load_entry_points(ENTRY_POINT_GROUP, StoreKind)}
     if scheme not in kinds:
-        known = ", ".join(sorted(["file", *kinds]))
+        known = ", ".join(sorted(["file", *OBJECT_STORES, *kinds]))
         raise InvalidSettings(
             f"no store is registered for tables at {scheme}://; registered are {known}, and plain paths"
         )

@@ -1,0 +1,275 @@
+"""Tables on an object store: S3 (``s3://bucket/prefix``), Google Cloud Storage (``gs://``), Azure (``az://``).
+
+obstore and delta-rs reach it with the same options, which both take from the environment (docs/object-stores.md): a
+credential is in no setting, table, log or process list.
+
+An object is complete or absent, and durable once it is there, so nothing is synced, renamed or linked. There are no
+locks either: an entry of a table's log stays for LOG_SECONDS instead, and a commit that took longer counts as one whose
+outcome is unknown (millrace.storage.delta_log).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from millrace.base.errors import InvalidSettings, StoreCannotPublish
+from millrace.base.extras import import_optional
+from millrace.storage.object_files import os_errors
+from millrace.storage.store import OBJECT_STORES, TableStore
+
+if TYPE_CHECKING:
+    import pyarrow.fs as fs
+    from deltalake import DeltaTable
+
+LOG_SECONDS: Final = 3600.0
+"""How long an entry of a table's log stays at least: far longer than a commit takes."""
+MEMORY_BYTES: Final = 16 << 20
+"""Of a new file; what exceeds it waits for its upload in a temporary file on this machine."""
+PART_BYTES: Final = 8 << 20
+"""Of a request of a larger upload, which is aborted if it fails."""
+
+_TIMEOUT: Final = "30s"
+"""Of a request. With its repetitions a call ends within `_RETRY_SECONDS`."""
+_RETRY_SECONDS: Final = 60
+_RETRIES: Final = 10
+_CLIENT: Final = {"timeout": _TIMEOUT, "connect_timeout": "5s"}
+_LOG_FOLDER: Final = "_delta_log"
+_PROBE: Final = "_millrace_probe"
+
+_T = TypeVar("_T")
+
+
+class ObjectStore:
+    """The table below `uri`. It need not exist yet."""
+
+    log_seconds = LOG_SECONDS
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        scheme, _, rest = self.uri.partition("://")
+        if scheme not in OBJECT_STORES or not rest.partition("/")[0]:
+            raise InvalidSettings(f"{uri} names no bucket: an address is <scheme>://<bucket>/<prefix>")
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return {**_CLIENT, "max_retries": str(_RETRIES), "retry_timeout": f"{_RETRY_SECONDS}s"}
+
+    @property
+    def spark_options(self) -> Mapping[str, str]:
+        raise _no_spark(self.uri)
+
+    @property
+    def spark_uri(self) -> str:
+        raise _no_spark(self.uri)
+
+    @cached_property
+    def filesystem(self) -> fs.FileSystem:
+        from millrace.storage.object_files import file_system
+
+        return file_system(self.uri, self._objects)
+
+    def delta(self, version: int | None = None) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.uri, version=version, storage_options=dict(self.options))
+
+    def exists(self) -> bool:
+        return bool(self.list(_LOG_FOLDER))
+
+    def create(self, **options: Any) -> None:
+        """As TableStore.create. Raises StoreCannotPublish for a store on which two writers could both win."""
+        from deltalake import DeltaTable
+
+        _require_conditional_puts(self.uri)
+        DeltaTable.create(self.uri, storage_options=dict(self.options), **options)
+
+    def put(self, name: str) -> _Upload:
+        return _Upload(self._objects, name)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        # Without repetitions: the refusal of a second request may be the answer to the first one.
+        return _put_new(_single(self.uri), name, data)
+
+    def read(self, name: str) -> bytes | None:
+        return self._unless_missing(lambda: bytes(_obstore().get(self._objects, name).bytes()))
+
+    def size(self, name: str) -> int | None:
+        found = self._unless_missing(lambda: _obstore().head(self._objects, name))
+        return None if found is None else int(found["size"])
+
+    def list(self, folder: str, *, age: float = 0.0) -> list[str]:
+        found = self._listed(folder)["objects"]
+        before = time.time() - age
+        old = (each["path"] for each in found if not age or each["last_modified"].timestamp() <= before)
+        return sorted(path.rpartition("/")[2] for path in old)
+
+    def folders(self) -> Sequence[str]:
+        return sorted(each.rstrip("/").rpartition("/")[2] for each in self._listed("")["common_prefixes"])
+
+    def take(self, other: TableStore, name: str, how: Literal["copy", "link", "move"]) -> bool:
+        if self.size(name) is not None:
+            return True
+        sink = self.put(name)
+        try:
+            with other.filesystem.open_input_stream(name) as source:
+                while part := source.read(PART_BYTES):
+                    sink.write(part)
+            sink.sync()
+        except FileNotFoundError:
+            return False
+        finally:
+            sink.close()
+        if how == "move":
+            other.delete([name])
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        for some in _portions(names, 1000):
+            self._unless_missing(partial(_obstore().delete, self._objects, some))
+
+    def sync(self, names: Iterable[str]) -> None:
+        """What is there is durable."""
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        yield False
+
+    @property
+    def _objects(self) -> Any:
+        return _retrying(self.uri)
+
+    def _listed(self, folder: str) -> Any:
+        with os_errors(self.uri):
+            return _obstore().list_with_delimiter(self._objects, prefix=folder or None)
+
+    def _unless_missing(self, call: Callable[[], _T]) -> _T | None:
+        with os_errors(self.uri):
+            try:
+                return call()
+            except FileNotFoundError:
+                return None
+
+
+class _Upload:
+    """A new object: there as a whole once it is synced."""
+
+    def __init__(self, objects: Any, name: str) -> None:
+        self._objects, self._name = objects, name
+        self._file = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by close
+        self.closed = False
+
+    def write(self, data: bytes | memoryview) -> int:
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Do nothing: :meth:`sync` uploads the file."""
+
+    def sync(self) -> int:
+        size = self._file.tell()
+        self._file.seek(0)
+        with os_errors(self._name):
+            _obstore().put(
+                self._objects, self._name, self._file, chunk_size=PART_BYTES, use_multipart=size > 2 * PART_BYTES
+            )
+        return size
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()
+
+
+def _obstore() -> Any:
+    return import_optional("obstore")
+
+
+@lru_cache(256)
+def _retrying(uri: str) -> Any:
+    return _opened(uri, retries=_RETRIES)
+
+
+@lru_cache(256)
+def _single(uri: str) -> Any:
+    return _opened(uri, retries=0)
+
+
+def _opened(uri: str, *, retries: int) -> Any:
+    more: dict[str, Any] = {}
+    if uri.startswith("s3://") and os.environ.get("AWS_PROFILE") and not os.environ.get("AWS_ACCESS_KEY_ID"):
+        import_optional("boto3")
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        more["credential_provider"] = Boto3CredentialProvider()
+    return import_optional("obstore.store").from_url(
+        uri,
+        client_options={**_CLIENT, "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")},
+        retry_config={
+            "max_retries": retries,
+            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
+            "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10), "base": 2},
+        },
+        **more,
+    )
+
+
+@lru_cache
+def _require_conditional_puts(uri: str) -> None:
+    """Raise StoreCannotPublish unless a second put of the same name is refused, as commits rely on."""
+    objects, name = _single(uri), f"{_PROBE}-{uuid.uuid4().hex}"
+    try:
+        if not _put_new(objects, name, b"1") or _put_new(objects, name, b"2"):
+            raise StoreCannotPublish(
+                f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of several"
+                " writers would overwrite each other. Use a store with conditional puts, such as S3 itself, MinIO or"
+                " versitygw"
+            )
+    finally:
+        with os_errors(uri):
+            _obstore().delete(objects, [name])
+
+
+def _put_new(objects: Any, name: str, data: bytes) -> bool:
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    with os_errors(name):
+        try:
+            _obstore().put(objects, name, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return False
+    return True
+
+
+def _portions(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    found = list(names)
+    for first in range(0, len(found), size):
+        yield found[first : first + size]
+
+
+def _no_spark(uri: str) -> InvalidSettings:
+    return InvalidSettings(
+        f"Spark does not read or write {uri} by itself: on an object store delta-rs is the only writer of Millrace's"
+        " tables, since Spark's Delta has no conditional commits there"
+    )

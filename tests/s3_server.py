@@ -1,0 +1,142 @@
+"""An S3 for tests: moto in a process of its own, one for all tests of a process, and a proxy that breaks requests.
+
+moto keeps its objects in memory. It is no S3, but it has what stores need of one: conditional puts, uploads in parts,
+ranges, listings. versitygw, which keeps objects on a disk, passes the same tests (docs/object-stores.md).
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from millrace.brokers.server import free_ports
+from tests.waiting import until
+
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testtest", "AWS_REGION": "us-east-1"}
+_SERVER = "from moto.server import main; import sys; main(sys.argv[1:])"
+
+
+_running: list[tuple[subprocess.Popen[bytes], int]] = []
+
+
+def address() -> str:
+    """Start the server, unless it runs; return host and port. It ends with the run (`stop`)."""
+    if not _running:
+        (port,) = free_ports(1)
+        command = [sys.executable, "-c", _SERVER, "-H", "127.0.0.1", "-p", str(port)]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _running.append((server, port))
+        until(lambda: _answers(port) or server.poll() is not None, "moto answers", seconds=60)
+        assert server.poll() is None, "moto ended"
+    return f"127.0.0.1:{_running[0][1]}"
+
+
+def stop() -> None:
+    """End the server."""
+    while _running:
+        server, _ = _running.pop()
+        server.kill()
+        server.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def bucket(monkeypatch: pytest.MonkeyPatch, at: str | None = None) -> Iterator[str]:
+    """Yield the URI of a new bucket; processes reach it by the environment, through `at` if given."""
+    name = f"box-{uuid.uuid4().hex}"
+    connection = http.client.HTTPConnection(address(), timeout=30)
+    connection.request("PUT", f"/{name}")
+    assert connection.getresponse().status == 200
+    connection.close()
+    for key, value in {**KEYS, "AWS_ALLOW_HTTP": "true", "AWS_ENDPOINT_URL": f"http://{at or address()}"}.items():
+        monkeypatch.setenv(key, value)
+    yield f"s3://{name}"
+
+
+class Faults(ThreadingHTTPServer):
+    """A proxy before the server. `break_request` says for each request what becomes of it; `requests` counts them."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.requests: Counter[str] = Counter()
+        self.break_request: Callable[[str, str], str] = lambda method, path: ""
+        """Of method and path: "" passes, "503" is answered so, "reset" is not passed, "lost" has no answer,
+        "blind" passes without its condition."""
+
+    @property
+    def at(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Faults:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Faults
+
+    def _pass(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        self.server.requests[self.command] += 1
+        fault = self.server.break_request(self.command, self.path)
+        if fault == "503":
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if fault == "reset":
+            self._hang_up()
+            return
+        headers = dict(self.headers.items())
+        if fault == "blind":
+            headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
+        connection = http.client.HTTPConnection(address(), timeout=60)
+        try:
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        if fault == "lost":
+            self._hang_up()
+            return
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
+        self.send_header("Content-Length", length or "0")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
