@@ -47,8 +47,8 @@ broker-jars: java ## Fetch the jars of the brokers that tests start, and of the 
 	@$(BIN)/python -m millrace.flows.sources.capture.engine >/dev/null
 
 .PHONY: servers
-servers: $(STAMP) ## Find etcd and MariaDB, which tests and demos start, or install them if this user may
-	@$(BIN)/python -m millrace.brokers.programs etcd mariadb
+servers: $(STAMP) ## Find etcd, MariaDB and PostgreSQL, which tests and demos start, or install them if this user may
+	@$(BIN)/python -m millrace.brokers.programs etcd mariadb postgres
 
 # --- use -------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.opensearch import OpenSearchServer
+from millrace.brokers.postgres import PostgresServer
 from millrace.brokers.pulsar import PulsarBroker
 from millrace.brokers.server import LocalServer
 from tests import s3_server
@@ -56,6 +57,15 @@ def mariadb() -> MariaDbServer:
     if found is None:
         found = _RUNNING["mariadb"] = MariaDbServer(_folder("mariadb"), settings=Settings()).start()
     assert isinstance(found, MariaDbServer)
+    return found
+
+
+def postgres() -> PostgresServer:
+    """A PostgreSQL for this run. A test makes databases of its own on it."""
+    found = _RUNNING.get("postgres")
+    if found is None:
+        found = _RUNNING["postgres"] = PostgresServer(_folder("postgres"), settings=Settings()).start()
+    assert isinstance(found, PostgresServer)
     return found
 
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Compile java/CaptureEngine.java into java/capture-engine.jar; the same source gives the same bytes.
-# The jar names the source's digest, which a test compares. Usage: tools/capture_jar.sh PYTHON [TARGET].
+# Compile the sources in java/ into java/capture-engine.jar; the same sources give the same bytes.
+# The jar names the sources' digest, which a test compares. Usage: tools/capture_jar.sh PYTHON [TARGET].
 set -eu
 python=$(command -v "$1")
 [[ $python == /* ]] || python=$PWD/$python
@@ -10,10 +10,10 @@ paths=$(PYTHONPATH="$folder/../../../.." "$python" -m millrace.flows.sources.cap
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 java=$(PYTHONPATH="$folder/../../../.." "$python" -m millrace.runtime.java)/bin/java
-"$java" -m jdk.compiler/com.sun.tools.javac.Main -source 17 -target 17 -Xlint:-options -proc:none -nowarn -cp "$paths" -d "$build" "$folder/java/CaptureEngine.java"
+"$java" -m jdk.compiler/com.sun.tools.javac.Main -source 17 -target 17 -Xlint:-options -proc:none -nowarn -cp "$paths" -d "$build" $(find "$folder/java" -name "*.java" | sort)
 cd "$build"
 # Python's zipfile, since jar writes the time of each file.
-"$python" - "$target" "$folder/java/CaptureEngine.java" <<'PYTHON'
+"$python" - "$target" "$folder/java" <<'PYTHON'
 import hashlib
 import sys
 from pathlib import Path
@@ -21,7 +21,8 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 with ZipFile(sys.argv[1], "w", ZIP_DEFLATED) as jar:
     content = {str(path): path.read_bytes() for path in sorted(Path().rglob("*.class"))}
-    content["META-INF/source.sha256"] = hashlib.sha256(Path(sys.argv[2]).read_bytes()).hexdigest().encode()
+    sources = b"".join(path.read_bytes() for path in sorted(Path(sys.argv[2]).rglob("*.java")))
+    content["META-INF/source.sha256"] = hashlib.sha256(sources).hexdigest().encode()
     for name, data in content.items():
         jar.writestr(ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data, ZIP_DEFLATED)
 PYTHON

@@ -154,6 +154,12 @@ class CaptureEnded(LogUnavailable):
     message says why."""
 
 
+class CaptureLost(CaptureEnded):
+    """The database no longer has the changes after a capture's position: only a new snapshot goes on."""
+
+    retriable = False
+
+
 class ServerStopping(LogUnavailable):
     """The log's server is stopping and accepted nothing of this append. Append again: the next server takes it."""
 

@@ -23,6 +23,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "pandas": ("pandas",),
     "polars": ("polars",),
     "pipelines": ("cel", "cryptography", "jsonschema_rs", "msgspec", "opensearchpy", "urllib3"),
+    "postgres": ("psycopg",),
     "pulsar": ("_pulsar", "pulsar"),
     "spark": ("delta", "pyspark", "sqlglot"),
     "streams": (),

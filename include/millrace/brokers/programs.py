@@ -1,6 +1,7 @@
 """Servers that are system programs, from Debian's packages: found, or installed if this user may install them.
 
-``python -m millrace.brokers.programs etcd mariadb`` is what `make servers` runs. It installs only what is missing.
+``python -m millrace.brokers.programs etcd mariadb postgres`` is what `make servers` runs. It installs only what is
+missing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Final
 
 from millrace.base.errors import InvalidSettings
@@ -16,16 +18,24 @@ from millrace.runtime.debian import apt_installer
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "etcd": ("etcd-server",),
     "mariadb": ("mariadb-server-core", "mariadb-client-core"),
+    "postgres": ("postgresql",),
 }
 """Debian's packages of each server.
 
-The core packages start no service on their own. If etcd's package starts one, it listens on other ports than ours.
+MariaDB's core packages start no service. If the package of etcd or PostgreSQL starts one, it listens on other ports
+than ours.
 """
-PROGRAMS: Final[dict[str, tuple[str, ...]]] = {"etcd": ("etcd",), "mariadb": ("mariadbd", "mariadb-install-db")}
+PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
+    "etcd": ("etcd",),
+    "mariadb": ("mariadbd", "mariadb-install-db"),
+    "postgres": ("postgres", "initdb"),
+}
 """The programs that each server needs from them."""
 
 _SYSTEM: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 """Folders with servers that a user's PATH may lack."""
+_POSTGRES: Final = Path("/usr/lib/postgresql")
+"""Where Debian installs each version of PostgreSQL, on no PATH."""
 
 
 def find_program(server: str, name: str) -> str:
@@ -41,7 +51,8 @@ def find_program(server: str, name: str) -> str:
 
 
 def _find(name: str) -> str | None:
-    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), _SYSTEM)))
+    versions = sorted(_POSTGRES.glob("*/bin"), key=lambda each: (len(each.parent.name), each.parent.name), reverse=True)
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), _SYSTEM, *map(str, versions))))
 
 
 def install(servers: list[str]) -> None:

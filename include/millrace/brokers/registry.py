@@ -25,10 +25,13 @@ META_STORES: Final[dict[str, str]] = {
 SINK_SERVERS: Final[dict[str, str]] = {"opensearch": "millrace.brokers.opensearch:OpenSearchServer"}
 """Servers that pipelines write to, in the same form."""
 
+CAPTURED_SERVERS: Final[dict[str, str]] = {"postgres": "millrace.brokers.postgres:PostgresServer"}
+"""Databases whose changes flows capture and that are no meta store, in the same form."""
+
 
 def create_server(name: str, data: Path, *, settings: Settings) -> LocalServer:
     """Create the server `name` over the folder `data`, without starting it. Raises InvalidSettings."""
-    known = LOG_BROKERS | META_STORES | SINK_SERVERS
+    known = LOG_BROKERS | META_STORES | SINK_SERVERS | CAPTURED_SERVERS
     if name not in known:
         raise InvalidSettings(f"unknown broker {name!r}; known brokers: {', '.join(sorted(known))}")
     module, _, kind = known[name].partition(":")

@@ -151,6 +151,8 @@ def value_of(value: Any, kind: str, name: str) -> Any:
             return Decimal(value)
         if kind.startswith(("int", "uint")):
             return int(value)
+        if kind.startswith("float"):  # "NaN" and "Infinity", which have no other form in JSON
+            return float(value)
     except (ValueError, InvalidOperation):
         raise ValueError(f"{name}: {value[:80]!r} is no {kind}") from None
     return value

@@ -70,6 +70,9 @@ class SourceKind:
     feeder: str = ""
     """``module:function``, from (declared, settings, *, group) to what a worker runs beside its tasks: it gathers what
     the lanes then have, and is closed with the worker. One with a feeder runs in a worker of the service."""
+    release: str = ""
+    """``module:function``, from (declared, settings, *, group), that removes what the flow made at the source and its
+    files beside the lanes. Called when the flow is deleted, after its worker has stopped. Idempotent."""
     package: str = "millrace"
     """The distribution that it comes from."""
 

@@ -43,6 +43,8 @@ from millrace.flows.sources.kafka.model import KIND as KAFKA_SOURCE
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.mariadb.model import KIND as MARIADB_SOURCE
 from millrace.flows.sources.mariadb.model import MariaDbSource
+from millrace.flows.sources.postgres.model import KIND as POSTGRES_SOURCE
+from millrace.flows.sources.postgres.model import PostgresSource
 from millrace.flows.sources.query.model import KIND as QUERY_SOURCE
 from millrace.flows.sources.query.model import QuerySource
 
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
 """Groups of entry points."""
-SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, QUERY_SOURCE)
+SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE)
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
 """The kinds of this package. A new one is a folder and its KIND here."""
 _Kind = TypeVar("_Kind", SourceKind, SinkKind)
@@ -103,7 +105,7 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 
 if TYPE_CHECKING:
-    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource | QuerySource
+    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
     Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007
@@ -138,6 +140,14 @@ def feeder_of(declared: Source, settings: Settings, *, group: str) -> Feeder | N
     place = _installed(source_kinds(), declared.kind, "source").feeder
     found: Feeder | None = _function(place)(declared, settings, group=group) if place else None
     return found
+
+
+def release(declared: Source, settings: Settings, *, group: str) -> None:
+    """Remove what a flow made at `declared`, after its worker has stopped. Idempotent. Raises InvalidSettings,
+    LogUnavailable."""
+    place = _installed(source_kinds(), declared.kind, "source").release
+    if place:
+        _function(place)(declared, settings, group=group)
 
 
 def sink_of(declared: Sink, settings: Settings, *, flow: str, flush: Flush) -> AnySink:

@@ -17,6 +17,7 @@ from millrace.flows.range_host.observed import note_flow, observed, run_id
 from millrace.flows.range_host.positions import forget_positions
 from millrace.flows.range_host.status import PipelineStatus, declaration_path, pipeline_folder
 from millrace.flows.range_host.supervision import want
+from millrace.flows.registry import release
 from millrace.flows.status import FlowState, processes_of, supervised_folder
 from millrace.pipelines.store.store import PipelineStore
 from millrace.runtime.launch.launcher import RunStatus
@@ -73,6 +74,13 @@ class Deployment:
     def status(self, pipeline: str) -> PipelineStatus:
         """Return the worker's last status; without a worker it is STOPPED, or FAILED with the end of its run."""
         return observed(self._settings, pipeline)
+
+    def release(self, pipeline: Pipeline) -> None:
+        """Remove what its stopped worker made at its source: a replication slot must not outlive it.
+
+        Raises InvalidSettings, LogUnavailable.
+        """
+        release(pipeline.source, self._settings, group=pipeline.group)
 
     def remove(self, pipeline: str) -> None:
         """Stop its worker, remove its folder and its tasks' positions. Raises CommitFenced, TableUnavailable."""

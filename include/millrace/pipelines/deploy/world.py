@@ -78,10 +78,12 @@ class RealWorld:
     def undo(self, step: str, record: Record, things: tuple[str, ...]) -> tuple[str, ...]:
         if not things:
             return ()
+        pipeline = self._pipeline_of(record)
         if step == "deployment":
+            self._deployment.stop(record.id)
+            self._deployment.release(pipeline)
             self._deployment.remove(record.id)
             return ()
-        pipeline = self._pipeline_of(record)
         gone: set[str] = set()
         if step == "index_base" and isinstance(pipeline.sink, OpenSearchSink):
             with _client(pipeline.sink) as client:

@@ -4,6 +4,7 @@ import com.fasterxml.jackson.core.JsonFactory;
 import com.fasterxml.jackson.core.JsonGenerator;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import io.debezium.DebeziumException;
 import io.debezium.config.Configuration;
 import io.debezium.document.DocumentReader;
 import io.debezium.document.DocumentWriter;
@@ -60,8 +61,8 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
  * <p>A frame is a type (one byte), a length (four bytes, big-endian) and that many bytes. In: P the start, JSON with "properties" and, to
  * continue, "partition", "offset" and "history"; A one batch is durable. The end of stdin stops the engine. Out: H a record of the schema
  * history; S the columns of a table, before its first event and after each change of it; B a batch, a line of JSON for each event, of which
- * the last line has the offset to continue from; E why the engine ends. The engine sends the next batch, and confirms a position to the
- * database, only after A. What the reader has of H, S and B is in the order in which it is needed.
+ * the last line has the offset to continue from, as has the last END of a transaction or notification; E why the engine ends. The engine
+ * sends the next batch, and confirms a position to the database, only after A. What the reader has of H, S and B is in the order in which it is needed.
  *
  * <p>millrace.flows.sources.capture.engine is the other side. tools/capture_jar.sh compiles this file.
  */
@@ -230,9 +231,13 @@ public final class CaptureEngine {
                 ByteArrayOutputStream lines = new ByteArrayOutputStream(1 << 16);
                 JsonGenerator json = JSON.createGenerator(lines);
                 json.setRootValueSeparator(null);
+                int boundary = events.size() - 1;
+                while (boundary >= 0 && !between(events.get(boundary).value())) {
+                    boundary--;
+                }
                 for (int place = 0; place < events.size(); place++) {
                     SourceRecord record = events.get(place).value();
-                    event(json, record, describe(record), place == events.size() - 1);
+                    event(json, record, describe(record), place == boundary || place == events.size() - 1);
                     json.writeRaw('\n');
                 }
                 json.close();
@@ -245,6 +250,14 @@ public final class CaptureEngine {
             } catch (IOException gone) {
                 throw new InterruptedException("the reader has ended");
             }
+        }
+
+        /** Whether no transaction is open after the record: it ends one, or is a notification. */
+        private static boolean between(SourceRecord record) {
+            Schema schema = record.valueSchema();
+            return record.value() instanceof Struct && schema.field("op") == null
+                && (schema.field("aggregate_type") != null
+                    || schema.field("status") != null && "END".equals(((Struct) record.value()).getString("status")));
         }
 
         /** Send the columns of the record's table, if they are not the ones that were sent last. Returns whether it did. */
@@ -298,7 +311,7 @@ public final class CaptureEngine {
         }
 
         /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction, d described; p, f the offset. */
-        private static void event(JsonGenerator json, SourceRecord record, boolean described, boolean last) throws IOException {
+        private static void event(JsonGenerator json, SourceRecord record, boolean described, boolean offset) throws IOException {
             json.writeStartObject();
             Struct value = record.value() instanceof Struct ? (Struct) record.value() : null;
             Schema schema = record.valueSchema();
@@ -323,7 +336,9 @@ public final class CaptureEngine {
                 }
                 Struct transaction = schema.field("transaction") == null ? null : value.getStruct("transaction");
                 if (transaction != null) {
-                    json.writeStringField("g", transaction.getString("id"));
+                    // PostgreSQL's has the position of each change behind the transaction.
+                    boolean numbered = source.schema().field("txId") != null && source.getInt64("txId") != null;
+                    json.writeStringField("g", numbered ? source.getInt64("txId").toString() : transaction.getString("id"));
                 }
             } else if (value != null && schema.field("status") != null) {  // BEGIN and END of a transaction
                 json.writeStringField("o", value.getString("status"));
@@ -337,7 +352,7 @@ public final class CaptureEngine {
             } else {
                 json.writeStringField("o", "heartbeat");
             }
-            if (last) {
+            if (offset) {
                 json.writeFieldName("p");
                 MAPPER.writeValue(json, record.sourcePartition());
                 json.writeFieldName("f");
@@ -350,7 +365,12 @@ public final class CaptureEngine {
             json.writeStartObject();
             for (Field each : value.schema().fields()) {
                 json.writeFieldName(each.name());
-                value(json, each.schema(), value.getWithoutDefault(each.name()));
+                Object found = value.getWithoutDefault(each.name());
+                if (PostgresValues.isUnchanged(found)) {
+                    throw new DebeziumException("an update leaves the long value of the column " + each.name()
+                        + " alone and does not log it: run ALTER TABLE ... REPLICA IDENTITY FULL, and take a new snapshot");
+                }
+                value(json, each.schema(), found);
             }
             json.writeEndObject();
         }
@@ -367,6 +387,7 @@ public final class CaptureEngine {
                 case "io.debezium.time.MicroTimestamp" -> json.writeString(moment((Long) value));
                 case "io.debezium.time.MicroTime" -> json.writeString(span((Long) value));
                 case "io.debezium.data.Bits" -> json.writeNumber(bits(bytes(value)));
+                case PostgresValues.JSON -> json.writeRawValue((String) value);
                 case "org.apache.kafka.connect.data.Decimal" -> json.writeNumber(((BigDecimal) value).toPlainString());
                 default -> plain(json, schema, value);
             }

@@ -1,0 +1,83 @@
+"""The declaration of a table of PostgreSQL as a source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, StringConstraints, model_validator
+
+from millrace.flows.declare.part import Part, Secret, words
+from millrace.flows.kinds import SourceKind
+
+_NAME: Final = r'^[^.,"\x00]+$'
+_SLOT: Final = r"^([a-z0-9_]{1,63})?$"
+TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=_NAME)]
+
+
+class PostgresSource(Part):
+    """The rows of tables, and then each change of them, by logical decoding. A task for each table."""
+
+    kind: Literal["postgres"] = "postgres"
+    host: str = words("name or address of the primary", min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_.:-]+$")
+    port: int = words("", default=5432, ge=1, le=65535)
+    user: str = words("with the attribute REPLICATION, and SELECT on the tables", min_length=1, max_length=63)
+    password: Secret = words("of the user", default=Secret(""))
+    tls: Literal["disable", "require", "verify-ca", "verify-full"] = words("of the connection", default="disable")
+    tls_ca: str = words("file with the authorities that verify-ca and verify-full trust", default="", max_length=4096)
+    database: str = words("", min_length=1, max_length=63, pattern=_NAME)
+    namespace: str = words("schema of the tables", default="public", min_length=1, max_length=63, pattern=_NAME)
+    table: TableName | None = words("the one that is captured, with a primary key", default=None)
+    tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words(
+        "several of them in place of one, by one engine", default=()
+    )
+    start: Literal["earliest", "latest"] = words(
+        "a snapshot of the tables first, or only changes from now on", default="earliest"
+    )
+    on_loss: Literal["stop", "snapshot"] = words(
+        "what happens if the slot does not have the changes after the position: stop, or read the tables anew",
+        default="stop",
+    )
+    slot: str = words("replication slot of this flow alone; empty: made of the flow's id", default="", pattern=_SLOT)
+    publication: str = words(
+        "with the tables; empty: made of the flow's id, and by the flow", default="", pattern=_SLOT
+    )
+    heartbeat_seconds: int = words(
+        "how often an idle capture confirms its position, so that the server can remove WAL", default=10, ge=1, le=3600
+    )
+    spool_mib: int = words(
+        "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if (self.table is None) == (not self.tables):
+            raise ValueError("say one table, or several tables")
+        if len(set(self.tables)) < len(self.tables):
+            raise ValueError("tables names one twice")
+        return self
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The tables without their schema."""
+        return self.tables or tuple(each for each in (self.table,) if each is not None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, each with its schema: the topics of its lanes."""
+        return tuple(f"{self.namespace}.{each}" for each in self.relations)
+
+    @property
+    def name(self) -> str:
+        """The tables in one text."""
+        return ",".join(self.names)
+
+
+KIND: Final = SourceKind(
+    "postgres",
+    PostgresSource,
+    "millrace.flows.sources.postgres.table:source_of",
+    "millrace.flows.sources.postgres.table:reader_of",
+    transactional=True,
+    feeder="millrace.flows.sources.postgres.table:feeder_of",
+    release="millrace.flows.sources.postgres.table:release",
+)

@@ -1,0 +1,542 @@
+"""The PostgreSQL server of a capture: what it lacks, the publication and the slot, and whether the slot goes on.
+
+The slot belongs to the flow. Each snapshot begins with a new slot, whose exported snapshot and first change meet
+exactly. Between two starts of the engine the slot keeps the WAL after the flow's position, unless somebody drops it or
+the server invalidates it (``max_slot_wal_keep_size``). Then `Server.before_engine` raises CaptureLost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from millrace.base.deadline import Deadline
+from millrace.base.errors import CaptureLost, InvalidSettings, LogUnavailable
+from millrace.base.extras import import_optional
+from millrace.flows.sources.capture.feeder import Database
+from millrace.flows.sources.capture.spool import Standing
+from millrace.flows.sources.postgres.model import PostgresSource
+
+_CONNECT_SECONDS: Final = 10
+_RELEASE_SECONDS: Final = 15.0
+_OLDEST: Final = 14
+"""The first version that decodes messages, by which heartbeats move an idle slot."""
+_REFUSED: Final = re.compile(
+    r"authentication failed|no pg_hba\.conf entry|role \".*\" does not exist|database \".*\" does not exist"
+    r"|permission denied for database|not permitted to log in|no password supplied",
+    re.IGNORECASE,
+)
+_MARK: Final = "Made by Millrace for"
+_SESSION: Final = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "extra_float_digits": "3",
+}
+"""Of the engine's sessions: the texts of values that java/PostgresValues.java reads."""
+
+
+class Server(Database):
+    """The server of `declared`, for the flow with the consumer group `group`."""
+
+    whole_transactions = True
+
+    def __init__(self, declared: PostgresSource, group: str) -> None:
+        self._declared = declared
+        self._group = group
+        self.slot = declared.slot or identifier_of(group)
+        self.publication = declared.publication or identifier_of(group)
+        self._history: dict[str, Any] = {}
+        """The cluster and the timeline of the server, as the engine's start found them."""
+
+    # --- before anything starts --------------------------------------------------------------------------------------
+
+    def check_server(self) -> None:
+        """Check the server, the role and the table, and make the publication if it is missing.
+
+        Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
+        """
+        with self.connect() as db:
+            self._check_settings(db)
+            for table in self._declared.relations:
+                self._check_table(db, table)
+            self._check_slots(db)
+            self._publish(db)
+
+    def _check_settings(self, db: Any) -> None:
+        version = db.info.server_version // 10_000
+        if version < _OLDEST:
+            raise self._wrong(f"is version {version}, and capture needs {_OLDEST}: upgrade it")
+        (recovers,) = _row(db, "select pg_is_in_recovery()")
+        if recovers:
+            raise self._wrong("is a standby: declare the host of the primary")
+        (level,) = _row(db, "show wal_level")
+        if level != "logical":
+            raise self._wrong(
+                f"has wal_level {level}, and capture needs logical: run `ALTER SYSTEM SET wal_level = 'logical'` and"
+                " restart the server"
+            )
+        (replicates,) = _row(
+            db,
+            "select exists (select from pg_roles where rolname = current_user and (rolreplication or rolsuper))"
+            " or exists (select from pg_roles where rolname in ('rds_replication', 'azure_pg_admin')"
+            " and pg_has_role(oid, 'member'))",
+        )
+        if not replicates:
+            raise self._wrong(
+                f"does not let {self._declared.user!r} replicate: run `ALTER ROLE {_quoted(self._declared.user)}"
+                " REPLICATION`"
+            )
+
+    def _check_table(self, db: Any, table: str) -> None:
+        declared = self._declared
+        relation, name = _quoted(declared.namespace, table), f"{declared.namespace}.{table}"
+        found = db.execute(
+            "select c.oid, c.relkind, c.relpersistence, has_schema_privilege(n.oid, 'usage'),"
+            " has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select'), c.relispartition"
+            " from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relname = %s"
+            " and c.relkind not in ('i', 'I', 'S', 't', 'c')",
+            (declared.namespace, table),
+        ).fetchone()
+        if found is None:
+            raise self._wrong(f"has no table {name} in the database {declared.database}")
+        oid, kind, persistence, used, readable, is_part = found
+        if kind not in ("r", "p"):
+            words = {"v": "view", "m": "materialized view", "f": "foreign table"}.get(kind, "relation")
+            raise self._wrong(f"logs no changes of {name}, which is a {words}: declare a table")
+        if is_part:
+            raise self._wrong(f"publishes {name}, which is a partition, as its parent: declare the parent table")
+        if persistence != "p":
+            raise self._wrong(
+                f"logs no changes of {name}, which is unlogged or temporary: run `ALTER TABLE {relation} SET LOGGED`"
+            )
+        role = _quoted(declared.user)
+        if not used:
+            raise self._wrong(
+                f"does not let {declared.user!r} see the schema: run `GRANT USAGE ON SCHEMA"
+                f" {_quoted(declared.namespace)} TO {role}`"
+            )
+        if not readable:
+            raise self._wrong(f"does not let {declared.user!r} read {name}: run `GRANT SELECT ON {relation} TO {role}`")
+        self._check_identity(db, oid, name, relation)
+
+    def _check_identity(self, db: Any, oid: int, name: str, relation: str) -> None:
+        """Check that each change names its row by the primary key, and has all of its values."""
+        (key,) = _row(
+            db,
+            "select array_agg(a.attname order by a.attnum) from pg_index i join pg_attribute a"
+            " on a.attrelid = i.indrelid and a.attnum = any(i.indkey) where i.indrelid = %s and i.indisprimary",
+            oid,
+        )
+        if not key:
+            raise self._wrong(
+                f"has no primary key of {name}, by which changes find their rows: run `ALTER TABLE {relation} ADD"
+                " PRIMARY KEY (...)`"
+            )
+        # An update does not log a value that is stored apart (TOAST) and stays as it is, unless the old row is logged.
+        leaves = "with recursive part as (select %s::oid as id union all select inhrelid from pg_inherits, part"
+        leaves += " where inhparent = id) "
+        weak = [
+            found
+            for (found,) in db.execute(
+                leaves + "select format('%%I.%%I', n.nspname, c.relname) from part join pg_class c on c.oid = id"
+                " join pg_namespace n on n.oid = c.relnamespace where c.relreplident <> 'f' and (c.relreplident <> 'd'"
+                " or exists (select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0"
+                " and not a.attisdropped and a.attlen = -1 and a.attstorage <> 'p' and a.attname <> all(%s)))"
+                " order by 1",
+                (oid, key),
+            )
+        ]
+        if weak:
+            shown = "; ".join(f"ALTER TABLE {each} REPLICA IDENTITY FULL" for each in weak[:20])
+            raise self._wrong(
+                f"does not log the whole row with each change of {name}, so a long value that an update leaves alone"
+                f" would be missing: run `{shown}`"
+            )
+
+    def _check_slots(self, db: Any) -> None:
+        slots = db.execute(
+            "select slot_name, active, plugin, database from pg_replication_slots order by active, slot_name"
+        ).fetchall()
+        ours = next((each for each in slots if each[0] == self.slot), None)
+        if ours is not None:
+            if ours[2:] != ("pgoutput", self._declared.database):
+                raise self._wrong(
+                    f"has a slot {self.slot!r} of {ours[2] or 'physical replication'} in {ours[3] or 'no database'}:"
+                    " declare another slot"
+                )
+            return
+        most = int(_row(db, "show max_replication_slots")[0])
+        if len(slots) >= most:
+            idle = next((name for name, active, *_ in slots if not active), None)
+            drop = f", or drop one that nobody needs: `SELECT pg_drop_replication_slot('{idle}')`" if idle else ""
+            raise self._wrong(
+                f"has no free replication slot, all {most} are taken: run `ALTER SYSTEM SET max_replication_slots ="
+                f" {most + 10}` and restart the server{drop}"
+            )
+        senders = int(_row(db, "show max_wal_senders")[0])
+        (sending,) = _row(db, "select count(*) from pg_stat_replication")
+        if sending >= senders:
+            raise self._wrong(
+                f"has no free WAL sender, all {senders} are taken: run `ALTER SYSTEM SET max_wal_senders ="
+                f" {senders + 10}` and restart the server"
+            )
+
+    def _publish(self, db: Any) -> None:
+        """Make the publication, or check the one that exists."""
+        errors = import_optional("psycopg").errors
+        declared = self._declared
+        tables = ", ".join(_quoted(declared.namespace, each) for each in declared.relations)
+        name = _quoted(self.publication)
+        create = f"CREATE PUBLICATION {name} FOR TABLE {tables} WITH (publish_via_partition_root = true)"
+        found = db.execute(
+            "select pubinsert and pubupdate and pubdelete and pubtruncate, pubviaroot from pg_publication"
+            " where pubname = %s",
+            (self.publication,),
+        ).fetchone()
+        if found is None:
+            try:
+                with db.transaction():
+                    db.execute(create)
+                    db.execute(f"COMMENT ON PUBLICATION {name} IS '{_MARK} {self._group}'")
+            except errors.InsufficientPrivilege as error:
+                raise self._wrong(
+                    f"does not let {declared.user!r} make a publication ({error.diag.message_primary}): run `{create}`"
+                    " as the owner of the tables"
+                ) from None
+            except errors.DuplicateObject:
+                pass  # another worker was first
+            return
+        complete, via_root = found
+        if not complete:
+            raise self._wrong(
+                f"does not publish all changes in {self.publication}: run `ALTER PUBLICATION {name} SET (publish ="
+                " 'insert, update, delete, truncate')`"
+            )
+        for table in declared.relations:
+            self._check_published(db, table, via_root=via_root)
+
+    def _check_published(self, db: Any, table: str, *, via_root: bool) -> None:
+        namespace, name = self._declared.namespace, _quoted(self.publication)
+        relation = _quoted(namespace, table)
+        (divided,) = _row(
+            db,
+            "select relkind = 'p' from pg_class c join pg_namespace n on n.oid = relnamespace"
+            " where nspname = %s and relname = %s",
+            namespace,
+            table,
+        )
+        if divided and not via_root:
+            raise self._wrong(
+                f"publishes the partitions of {namespace}.{table}, not the table: run `ALTER PUBLICATION {name} SET"
+                " (publish_via_partition_root = true)`"
+            )
+        published = "select to_jsonb(p) ->> 'rowfilter', to_jsonb(p) -> 'attnames', (select json_agg(attname) from"
+        published += " pg_attribute where attrelid = format('%%I.%%I', schemaname, tablename)::regclass and attnum > 0"
+        published += " and not attisdropped and attgenerated = '') from pg_publication_tables p"
+        row = db.execute(
+            f"{published} where pubname = %s and schemaname = %s and tablename = %s",
+            (self.publication, namespace, table),
+        ).fetchone()
+        if row is None:
+            raise self._wrong(
+                f"does not publish {namespace}.{table} in {self.publication}: run `ALTER PUBLICATION {name} ADD TABLE"
+                f" {relation}`"
+            )
+        condition, columns, all_columns = row
+        if condition is not None or (columns is not None and not set(all_columns) <= set(columns)):
+            raise self._wrong(
+                f"publishes only some rows or columns of {namespace}.{table} in {self.publication}: run `ALTER"
+                f" PUBLICATION {name} DROP TABLE {relation}`, and then `ALTER PUBLICATION {name} ADD TABLE {relation}`"
+            )
+
+    # --- around the engine -------------------------------------------------------------------------------------------
+
+    def before_engine(self, now: Standing) -> Mapping[str, str]:
+        with self.connect() as db:
+            self._history = _history(db)
+            if now.offset is None:
+                self._drop_slot(db)  # a snapshot is exact only with the slot that exports it
+            else:
+                self._require_slot(db, now)
+            return self._columns(db)
+
+    def _columns(self, db: Any) -> dict[str, str]:
+        """Return the properties that depend on the columns: a snapshot of texts, without what the server computes.
+
+        The log has no generated columns, so the snapshot leaves them out too.
+        """
+        declared = self._declared
+        found: dict[str, str] = {}
+        excluded: list[str] = []
+        for table in declared.relations:
+            columns = db.execute(
+                "select attname, attgenerated <> '' from pg_attribute a join pg_class c on c.oid = attrelid"
+                " join pg_namespace n on n.oid = relnamespace where nspname = %s and relname = %s and attnum > 0"
+                " and not attisdropped order by attnum",
+                (declared.namespace, table),
+            ).fetchall()
+            # `format` uses the types' own output, as the log does: a cast to text cuts char(n), and adds to inet.
+            texts = [
+                f"case when {each} is distinct from null then format('%s', {each}) end as {each}"
+                for each in (_quoted(name) for name, computed in columns if not computed)
+            ]
+            excluded += [
+                "\\.".join(map(_literal, (declared.namespace, table, name))) for name, computed in columns if computed
+            ]
+            found[f"snapshot.select.statement.overrides.{declared.namespace}.{table}"] = (
+                f"SELECT {', '.join(texts)} FROM {_quoted(declared.namespace, table)}"
+            )
+        return found | {"values.domains": self._domains(db), "column.exclude.list": ",".join(excluded)}
+
+    def _domains(self, db: Any) -> str:
+        """The base type of each domain and of each array of one, for java/PostgresValues.java."""
+        found = db.execute(
+            "select typname, base from (select t.typname, t.oid, b.typname as base from pg_type t"
+            " join pg_type b on b.oid = t.typbasetype where t.typtype = 'd' union all"
+            " select a.typname, a.oid, '_' || b.typname from pg_type t join pg_type a on a.oid = t.typarray"
+            " join pg_type b on b.oid = t.typbasetype where t.typtype = 'd') found"
+            " where typname !~ '[,=]' order by oid"
+        ).fetchall()
+        return ",".join(f"{name}={_base(name, dict(found))}" for name, _ in found)
+
+    def before_change(self, now: Standing) -> None:
+        # The engine makes a slot that is missing, without a word. Until it got an acknowledgement, a slot that stands
+        # after the offset is another one.
+        if now.offset is not None:
+            with self.connect() as db:
+                self._require_slot(db, now)
+                self._history = _history(db)
+
+    def offset(self, offset: Any) -> Any:
+        """The end of the last commit, or of a snapshot: the server sends the transactions that commit after it.
+
+        Without the fields by which Debezium looks for its place inside of a transaction, it looks for none.
+        """
+        place = offset.get("lsn_commit") or offset.get("lsn") or self._confirmed()
+        return {"lsn": place, "lsn_commit": place, "ts_usec": offset.get("ts_usec", 0)} | self._history
+
+    def _confirmed(self) -> int:
+        """Where the slot begins, for a capture without a snapshot."""
+        with self.connect() as db:
+            (place,) = _row(
+                db,
+                "select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint from pg_replication_slots where slot_name = %s",
+                self.slot,
+            )
+        return int(place)
+
+    def _require_history(self, db: Any, now: Standing) -> None:
+        """Check that the server's log is, up to the capture's position, the one that was captured.
+
+        A standby that was promoted may lack the end of the former primary's log, and has other changes there.
+        """
+        known, found = now.offset, _history(db)
+        if known.get("system", found["system"]) != found["system"]:
+            raise CaptureLost(f"{self._declared.name}: {self._place} is another database cluster than before")
+        timeline, place = known.get("timeline", found["timeline"]), int(known["lsn"])
+        if timeline == found["timeline"]:
+            return
+        with self.connect(replication="database") as replication:
+            _, history = _row(replication, f"TIMELINE_HISTORY {found['timeline']}")
+        text = history.decode() if isinstance(history, bytes) else str(history)
+        left = {int(line.split()[0]): _number(line.split()[1]) for line in text.splitlines() if line.strip()}
+        if left.get(timeline, 0) < place:
+            raise CaptureLost(
+                f"{self._declared.name}: the server went from timeline {timeline} to {found['timeline']} at"
+                f" {_lsn(left.get(timeline, 0))}, before the capture's position {_lsn(place)}"
+            )
+
+    def _require_slot(self, db: Any, now: Standing) -> None:
+        self._require_history(db, now)
+        found = db.execute(
+            "select confirmed_flush_lsn - '0/0'::pg_lsn, wal_status, to_jsonb(s) ->> 'invalidation_reason'"
+            " from pg_replication_slots s where slot_name = %s",
+            (self.slot,),
+        ).fetchone()
+        name, place = self._declared.name, int(now.offset["lsn"])
+        if found is None:
+            raise CaptureLost(f"{name}: the replication slot {self.slot} does not exist any more")
+        confirmed, status, reason = found
+        if status == "lost" or reason:
+            raise CaptureLost(
+                f"{name}: the server has removed WAL that the replication slot {self.slot} needs"
+                f" ({reason or 'max_slot_wal_keep_size'})"
+            )
+        if confirmed is not None and int(confirmed) > place:
+            raise CaptureLost(
+                f"{name}: the replication slot {self.slot} stands at {_lsn(int(confirmed))}, after the capture's"
+                f" position {_lsn(place)}: it was made anew, or moved"
+            )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Drop the slot, and the publication if this made it. Raises InvalidSettings, LogUnavailable."""
+        with self.connect() as db:
+            self._drop_slot(db)
+            (ours,) = _row(
+                db,
+                "select exists (select from pg_publication where pubname = %s"
+                " and obj_description(oid, 'pg_publication') like %s)",
+                self.publication,
+                f"{_MARK} %",
+            )
+            if ours:
+                db.execute(f"DROP PUBLICATION IF EXISTS {_quoted(self.publication)}")
+
+    def _drop_slot(self, db: Any) -> None:
+        """Drop the slot if it exists, once an engine that was killed is gone from it."""
+        errors = import_optional("psycopg").errors
+        end = Deadline.after(_RELEASE_SECONDS)
+        while True:
+            try:
+                db.execute(
+                    "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s",
+                    (self.slot,),
+                )
+                return
+            except errors.UndefinedObject:
+                return
+            except errors.ObjectInUse:
+                if not end.pause(0.1):
+                    raise LogUnavailable(
+                        f"{self._declared.name}: another process reads the replication slot {self.slot}"
+                    ) from None
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def connect(self, **more: Any) -> Iterator[Any]:
+        """Connect, in autocommit. Raises InvalidSettings if the server refuses the login, else LogUnavailable."""
+        psycopg = import_optional("psycopg")
+        declared = self._declared
+        options: dict[str, Any] = {"sslrootcert": declared.tls_ca} if declared.tls_ca else {}
+        try:
+            db = psycopg.connect(
+                host=declared.host,
+                port=declared.port,
+                user=declared.user,
+                password=declared.password.get_secret_value() or None,
+                dbname=declared.database,
+                sslmode=declared.tls,
+                connect_timeout=_CONNECT_SECONDS,
+                options=f"-c statement_timeout={_CONNECT_SECONDS * 1000}",
+                application_name="millrace",
+                autocommit=True,
+                **options,
+                **more,
+            )
+        except psycopg.OperationalError as error:
+            words = " ".join(str(error).split())
+            if _REFUSED.search(words):
+                raise self._wrong(f"refuses {declared.user!r}: {words}") from None
+            raise LogUnavailable(f"{self._place} cannot be reached: {words}") from None
+        try:
+            with db:
+                yield db
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            raise LogUnavailable(f"{self._place} ended the connection: {' '.join(str(error).split())}") from None
+
+    @property
+    def _place(self) -> str:
+        return f"PostgreSQL {self._declared.host}:{self._declared.port}"
+
+    def _wrong(self, words: str) -> InvalidSettings:
+        return InvalidSettings(f"{self._place} {words}")
+
+
+def properties_of(declared: PostgresSource, group: str, server: Server) -> dict[str, str]:
+    """Return Debezium's properties, after `server.check_server`, without those of each start."""
+    found: Mapping[str, str] = {
+        "name": group,
+        "topic.prefix": "millrace",
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "plugin.name": "pgoutput",
+        "database.hostname": declared.host,
+        "database.port": str(declared.port),
+        "database.user": declared.user,
+        "database.password": declared.password.get_secret_value(),
+        "database.dbname": declared.database,
+        "database.sslmode": declared.tls,
+        "slot.name": server.slot,
+        "publication.name": server.publication,
+        "publication.autocreate.mode": "disabled",
+        "schema.include.list": _literal(declared.namespace),
+        "table.include.list": ",".join(map(_literal, declared.names)),
+        "snapshot.mode": "initial" if declared.start == "earliest" else "no_data",
+        "provide.transaction.metadata": "true",
+        "tombstones.on.delete": "false",
+        "skipped.operations": "none",
+        "converters": "values",
+        "values.type": "millrace.PostgresValues",
+        "snapshot.select.statement.overrides": ",".join(declared.names),
+        "include.unknown.datatypes": "true",
+        "datatype.propagate.source.type": ".+",
+        "driver.options": " ".join(f"-c {name}={value}" for name, value in _SESSION.items()),
+        "event.converting.failure.handling.mode": "fail",
+        "event.processing.failure.handling.mode": "fail",
+        "heartbeat.interval.ms": str(declared.heartbeat_seconds * 1000),
+        # An idle database gets no changes to confirm while others on its server write. This is one.
+        "heartbeat.action.query": "SELECT pg_logical_emit_message(true, 'millrace', '')",
+        "status.update.interval.ms": "1000",
+        "notification.enabled.channels": "sink",
+        "notification.sink.topic.name": "notifications",
+        "offset.flush.interval.ms": "0",
+        "errors.max.retries": "0",
+        "slot.max.retries": "0",
+    }
+    more = {"database.sslrootcert": declared.tls_ca} if declared.tls_ca else {}
+    return {**found, **more}
+
+
+def identifier_of(group: str) -> str:
+    """Return a name of a slot or publication for a consumer group: its letters, and a digest that tells two apart."""
+    letters = re.sub(r"[^a-z0-9_]", "_", group.lower())[:50]
+    return f"{letters}_{hashlib.sha256(group.encode()).hexdigest()[:12]}"
+
+
+def _base(name: str, domains: Mapping[str, str]) -> str:
+    """The type that a domain, or an array of one, is of in the end."""
+    for _ in range(len(domains) + 1):
+        if name not in domains:
+            break
+        name = domains[name]
+    return name
+
+
+def _row(db: Any, query: str, *values: Any) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = db.execute(query, values or None).fetchone()
+    assert row is not None, "it returns a row"
+    return row
+
+
+def _quoted(*names: str) -> str:
+    return ".".join('"{}"'.format(each.replace('"', '""')) for each in names)
+
+
+def _literal(name: str) -> str:
+    """A name as a regular expression of Java that matches it alone."""
+    return "".join(each if each.isalnum() or each == "_" else f"\\{each}" for each in name)
+
+
+def _history(db: Any) -> dict[str, Any]:
+    """The server's cluster, and its timeline, which a promotion changes."""
+    system, file = _row(
+        db, "select system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) from pg_control_system()"
+    )
+    return {"system": system, "timeline": int(file[:8], 16)}
+
+
+def _number(lsn: str) -> int:
+    high, low = lsn.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def _lsn(place: int) -> str:
+    return f"{place >> 32:X}/{place & 0xFFFFFFFF:X}"
