@@ -23,6 +23,8 @@ from millrace.brokers.server import LocalServer
 from millrace.demo.flights import data_file, flights
 
 Row = tuple[Any, ...]
+MARKED: Final = "update planes set seats = seats + 1 where tailnum = 'N10156'"
+"""What a mark changes."""
 _BATCH: Final = 100
 """Rows of an INSERT statement."""
 _PAUSE_SECONDS: Final = 0.02
@@ -113,8 +115,12 @@ class SourceDatabase(ABC):
         return f"{self.kind}_password".upper()
 
     @abstractmethod
-    def source(self, table: CapturedTable) -> dict[str, Any]:
-        """Declare a table as the source of a flow."""
+    def sources(self) -> dict[str, tuple[dict[str, Any], tuple[CapturedTable, ...]]]:
+        """Declare the sources of the database's flows with their tables, by the way of capture."""
+
+    @abstractmethod
+    def mark(self) -> str:
+        """Change a plane, and return the name of that transaction, as recorded ticks have it."""
 
     @abstractmethod
     def connect(self) -> Any:
@@ -201,8 +207,8 @@ class SourceDatabase(ABC):
         for row in known[:20]:
             cursor.execute("update planes set flights = flights + 1 where tailnum = %s", (row[4],))
         cursor.execute(
-            "update airlines set passengers = passengers + %s, version = version + 1 where carrier = %s",
-            (count, self._random.choice(self._rows)[2]),
+            "update airlines set passengers = passengers + %s, version = %s where carrier = %s",
+            (count, self.transactions + 1, self._random.choice(self._rows)[2]),
         )
 
     def _correct(self, cursor: Any) -> None:
@@ -249,16 +255,27 @@ class MariaDb(SourceDatabase):
     def password(self) -> str:
         return self.server.credentials.password
 
-    def source(self, table: CapturedTable) -> dict[str, Any]:
-        return {
-            "kind": "mariadb",
+    def sources(self) -> dict[str, tuple[dict[str, Any], tuple[CapturedTable, ...]]]:
+        login = {
             "host": "127.0.0.1",
             "port": self.server.port["client"],
             "user": self.server.credentials.username,
             "password": f"${{env:{self.password_name}}}",
             "database": DATABASE,
-            "table": table.name,
         }
+        logged = (FLIGHTS, PLANES)
+        polled = {"engine": "mariadb", "column": "version", "overlap": 1_000, "every_seconds": 0.5}
+        return {
+            "log": ({"kind": "mariadb", **login, "tables": [each.name for each in logged]}, logged),
+            "query": ({"kind": "query", **login, "table": AIRLINES.name, **polled}, (AIRLINES,)),
+        }
+
+    def mark(self) -> str:
+        with self.connected() as cursor:
+            cursor.execute(MARKED)
+            cursor.connection.commit()
+            cursor.execute("select @@last_gtid")
+            return str(cursor.fetchone()[0])
 
     def connect(self) -> Any:
         import pymysql

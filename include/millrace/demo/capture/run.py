@@ -9,10 +9,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import yaml
@@ -20,15 +20,16 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.errors import DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.files import replace_file
 from millrace.base.settings import Settings
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.programs import install
 from millrace.client.database import Database
-from millrace.demo.capture.databases import FLIGHTS, PLANES, CapturedTable, MariaDb, Row, SourceDatabase
+from millrace.demo.capture.databases import CapturedTable, MariaDb, Row, SourceDatabase
 from millrace.demo.load_phases import demo_client
 from millrace.demo.summary import DemoInterrupted, LoadMonitor
+from millrace.flows.sources.capture.ticks import tick_of
 from millrace.rpc.discovery import read_record
 from millrace.runtime.child_processes import ChildProcess, JobFailed
 
@@ -38,6 +39,8 @@ SEED: Final = 2013
 CATCH_UP_SECONDS: Final = 300.0
 """Within which the collections must have followed, after the last transaction."""
 POLL_SECONDS: Final = 0.5
+MOMENTS: Final = 3
+"""At which the collections are compared with what the tables had."""
 VICTIMS: Final = ("reader", "engine", "database", "log server")
 _FIELDS: Final = {
     "varchar": "string",
@@ -50,29 +53,60 @@ _FIELDS: Final = {
 """The type of a collection's field, by the first word of a column's type."""
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the tables of a flow had at a recorded tick."""
+
+    flow: CaptureFlow
+    tick: int
+    rows: dict[str, tuple[list[str], list[Row]]]
+
+
 @dataclass(slots=True)
 class CaptureFlow:
-    """A table of a database, the collection that follows it, and the worker between them."""
+    """Tables of a database, the collections that follow them, and the worker between them."""
 
     database: SourceDatabase
-    table: CapturedTable
-    file: Path
+    way: str
+    """How the database is captured: log or query."""
+    source: dict[str, Any]
+    tables: tuple[CapturedTable, ...]
     settings: Settings
     job: ChildProcess | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.database.kind}-{self.table.name}"
+        return f"{self.database.kind}-{self.way}"
 
     @property
-    def collection(self) -> str:
-        return f"{self.database.kind}_{self.table.name}"
+    def file(self) -> Path:
+        return self.settings.data_dir / f"{self.name}.yaml"
+
+    def collection(self, table: CapturedTable) -> str:
+        """The collection that follows a table."""
+        return f"{self.database.kind}_{table.name}"
+
+    def declare(self, db: Database) -> None:
+        """Make its collections, and write its declaration."""
+        for table in self.tables:
+            fields = {
+                name: _FIELDS[kind.partition("(")[0].split()[0]] + ("" if name == table.key else "?")
+                for name, kind in table.columns.items()
+            }
+            db.create_collection(self.collection(table), fields, key=table.key, vchannels=2)
+        declared = {
+            "id": self.name,
+            "source": self.source,
+            "sink": {"kind": "collection", "collection": f"{self.database.kind}_{{table}}"},
+            "errors": {"collection": f"{self.database.kind}_{self.way}_errors"},
+        }
+        replace_file(self.file, yaml.safe_dump(declared, sort_keys=False))
 
     def start(self) -> None:
         """Start its worker, which continues where it was."""
         self.job = ChildProcess(
             [sys.executable, "-m", "millrace", "flows", "run", str(self.file)],
-            log_file=self.settings.run_path / f"{self.collection}.log",
+            log_file=self.settings.run_path / f"{self.name}.log",
             env=self.settings.environment(),
         )
 
@@ -106,12 +140,18 @@ def run_capture(
         db.catalog.ensure_pchannels(settings.pchannels)
         console.print(f"Log and databases are up; starting a streaming node (logs: {settings.run_path}) …")
         stack.enter_context(_streaming_node(settings, root, db, stop))
-        flows = [_declare(db, settings, database, table) for database in databases for table in (FLIGHTS, PLANES)]
+        flows = [
+            CaptureFlow(database, way, source, tables, settings)
+            for database in databases
+            for way, (source, tables) in database.sources().items()
+        ]
+        for flow in flows:
+            flow.declare(db)
         with _following(flows):
             _wait_equal(db, flows, stop, console, "the snapshots are in the collections")
-            _write_through_faults(databases, flows, settings, seconds, console, stop)
+            moments = _write_through_faults(databases, flows, settings, seconds, console, stop)
             _wait_equal(db, flows, stop, console, "the collections have followed")
-        return _print_results(db, flows, console)
+        return _print_results(db, flows, moments, console)
 
 
 @contextmanager
@@ -127,23 +167,6 @@ def _streaming_node(settings: Settings, root: Path, db: Database, stop: threadin
         yield
     finally:
         job.stop(deadline=settings.stop_deadline)
-
-
-def _declare(db: Database, settings: Settings, database: SourceDatabase, table: CapturedTable) -> CaptureFlow:
-    found = CaptureFlow(database, table, settings.data_dir / f"{database.kind}_{table.name}.yaml", settings)
-    fields = {
-        name: _FIELDS[kind.partition("(")[0].split()[0]] + ("" if name == table.key else "?")
-        for name, kind in table.columns.items()
-    }
-    db.create_collection(found.collection, fields, key=table.key, vchannels=2)
-    declared = {
-        "id": found.name,
-        "source": database.source(table),
-        "sink": {"kind": "collection", "collection": found.collection},
-        "errors": {"collection": f"{found.collection}_errors"},
-    }
-    replace_file(found.file, yaml.safe_dump(declared, sort_keys=False))
-    return found
 
 
 @contextmanager
@@ -165,24 +188,51 @@ def _write_through_faults(
     seconds: float,
     console: Console,
     stop: threading.Event,
-) -> None:
-    """Write for `seconds`, and kill each kind of process meanwhile. Raises DemoInterrupted, and what ended a writer."""
+) -> list[Moment]:
+    """Write for `seconds`, kill each kind of process meanwhile, and note what the databases had at some moments.
+
+    Raises DemoInterrupted, DeadlineExceeded, and what ended a writer.
+    """
     chosen = random.Random(SEED)
     victims = chosen.sample(VICTIMS, len(VICTIMS))
+    logged = [each for each in flows if each.way == "log"]
+    moments: list[Moment] = []
     try:
         for each in databases:
             each.start()
         for victim in victims:
             if stop.wait(seconds / (len(victims) + 1) * chosen.uniform(0.6, 1.4)):
                 raise DemoInterrupted
-            flow = chosen.choice(flows)
+            flow = chosen.choice(logged)
             _kill(victim, flow, settings)
             console.print(f"  killed: the {victim} ({flow.name})")
+            if len(moments) < MOMENTS * len(logged):
+                moments += [_moment(each, stop) for each in logged]
         if stop.wait(seconds / (len(victims) + 1)):
             raise DemoInterrupted
     finally:
         for each in databases:
             each.stop()
+    return moments
+
+
+def _moment(flow: CaptureFlow, stop: threading.Event) -> Moment:
+    """Note what the database has between two transactions, and wait for the tick of the last one.
+
+    Nothing is written meanwhile: under load, one tick stands for several transactions.
+    """
+    end = Deadline.after(CATCH_UP_SECONDS)
+    with flow.database.between:
+        last = flow.database.mark()
+        rows = {table.name: flow.database.rows(table) for table in flow.tables}
+        while True:
+            with suppress(InvalidArgument):  # not yet
+                return Moment(flow, tick_of(flow.settings, flow.name, last).tick, rows)
+            flow.check_running()
+            if stop.wait(POLL_SECONDS):
+                raise DemoInterrupted
+            if end.expired():
+                raise DeadlineExceeded(f"{flow.name} has recorded no tick of {last}: see {flow.settings.run_path}")
 
 
 def _kill(victim: str, flow: CaptureFlow, settings: Settings) -> None:
@@ -202,54 +252,55 @@ def _kill(victim: str, flow: CaptureFlow, settings: Settings) -> None:
 def _wait_equal(
     db: Database, flows: Sequence[CaptureFlow], stop: threading.Event, console: Console, words: str
 ) -> None:
-    """Wait until each collection equals its table. Raises DeadlineExceeded, DemoInterrupted."""
-    end, waiting = Deadline.after(CATCH_UP_SECONDS), list(flows)
-    while waiting := [each for each in waiting if _difference(db, each) is not None]:
-        for each in waiting:
-            each.check_running()
+    """Wait until each collection equals its table. Raises DeadlineExceeded, DemoInterrupted, JobFailed."""
+    end, waiting = Deadline.after(CATCH_UP_SECONDS), [(flow, table) for flow in flows for table in flow.tables]
+    while waiting := [each for each in waiting if _difference(db, *each) is not None]:
+        for flow, _ in waiting:
+            flow.check_running()
         if stop.wait(POLL_SECONDS):
             raise DemoInterrupted
         if end.expired():
-            names = ", ".join(each.name for each in waiting)
+            names = ", ".join(flow.collection(table) for flow, table in waiting)
             raise DeadlineExceeded(f"{names}: not equal to the table after {CATCH_UP_SECONDS:.0f} s: see the logs")
     console.print(f"  {words}")
 
 
-def _difference(db: Database, flow: CaptureFlow) -> str | None:
-    """Say how the collection differs from its table; None: not at all."""
-    columns, wanted = flow.database.rows(flow.table)
+def _difference(db: Database, flow: CaptureFlow, table: CapturedTable, moment: Moment | None = None) -> str | None:
+    """Say how the collection differs from its table, now or at a moment; None: not at all."""
+    columns, wanted = flow.database.rows(table) if moment is None else moment.rows[table.name]
     try:
-        found = _collected(db, flow.collection, columns)
+        found = db[flow.collection(table)].read(at=None if moment is None else moment.tick, columns=columns)
     except MillraceError as error:
         return str(error)
-    if found == wanted:
+    ours, theirs = set(zip(*(found[name].to_pylist() for name in columns), strict=True)), set(wanted)
+    if ours == theirs and found.num_rows == len(wanted):
         return None
-    ours, theirs = set(found), set(wanted)
     return f"{len(theirs - ours)} rows are missing, {len(ours - theirs)} are not in the table"
 
 
-def _collected(db: Database, name: str, columns: Sequence[str], at: int | None = None) -> list[Row]:
-    table = db[name].read(at=at, columns=list(columns))
-    return sorted(zip(*(table[column].to_pylist() for column in columns), strict=True))
-
-
-def _print_results(db: Database, flows: Sequence[CaptureFlow], console: Console) -> int:
+def _print_results(db: Database, flows: Sequence[CaptureFlow], moments: Sequence[Moment], console: Console) -> int:
     table = Table(
-        "Collection", "Way", "Transactions", "Rows", "= table",
+        "Collection", "Captured by", "Transactions", "Rows", "= table", "= table at ticks",
         title="Databases and the collections that follow them", title_justify="left", box=None, padding=(0, 1),
     )  # fmt: skip
-    right = True
-    for each in flows:
-        difference = _difference(db, each)
-        right &= difference is None
-        table.add_row(
-            each.collection, "binary log", f"{each.database.transactions:,}", f"{db[each.collection].count():,}",
-            "[green]✓[/]" if difference is None else f"[bold red]✗ {difference}[/]",
-        )  # fmt: skip
+    wrong = 0
+    for flow in flows:
+        for each in flow.tables:
+            now = _difference(db, flow, each)
+            then = [_difference(db, flow, each, moment) for moment in moments if moment.flow is flow]
+            wrong += (now is not None) + sum(difference is not None for difference in then)
+            table.add_row(
+                flow.collection(each), flow.way, f"{flow.database.transactions:,}",
+                f"{db[flow.collection(each)].count():,}", _marked(now), " ".join(map(_marked, then)),
+            )  # fmt: skip
     console.print(table)
     console.print(
-        "[bold green]Each collection equals its table.[/]"
-        if right
-        else "[bold red]A collection differs from its table.[/]"
+        "[bold red]A collection differs from its table.[/]"
+        if wrong
+        else "[bold green]Each collection equals its table.[/]"
     )
-    return 0 if right else 2
+    return 2 if wrong else 0
+
+
+def _marked(difference: str | None) -> str:
+    return "[green]✓[/]" if difference is None else f"[bold red]✗ {difference}[/]"
