@@ -143,6 +143,13 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "consumer_backlog_messages": MetricFamily(
         "gauge", "Messages in the wal table after a group's position.", ("group", "pchannel")
     ),
+    "consumer_group_lag_seconds": MetricFamily(
+        "gauge", "Age of the oldest message in the wal table after a group's position.", ("group", "pchannel")
+    ),
+    "consumer_group_members": MetricFamily("gauge", "Members of a consumer group at this server.", ("group",)),
+    "consumer_position_commits_total": MetricFamily(
+        "counter", "Writes of group positions; each has the moves of all members in an interval.", ()
+    ),
     # Read: scanners and reads at a time tick.
     "wal_scanner_total": MetricFamily("gauge", "Open scanners.", ("pchannel",)),
     "wal_scan_delay_seconds": MetricFamily(
@@ -292,6 +299,9 @@ class Metrics:
         self.consumer_unacknowledged = gauge("consumer_unacknowledged")
         self.consumer_delivery_delay_seconds = histogram("consumer_delivery_delay_seconds")
         self.consumer_backlog_messages = gauge("consumer_backlog_messages")
+        self.consumer_group_lag_seconds = gauge("consumer_group_lag_seconds")
+        self.consumer_group_members = gauge("consumer_group_members")
+        self.consumer_position_commits_total = counter("consumer_position_commits_total")
 
         self.wal_scanner_total = gauge("wal_scanner_total")
         self.wal_scan_delay_seconds = histogram("wal_scan_delay_seconds")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from millrace.base.extras import import_optional
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.consume.consumer import Consumer
+from millrace.client.consume.consumer import Consumer, LaneCallback
 from millrace.client.consume.delivery import Change, SchemaMode
 from millrace.client.display import collection_html, collection_line, fields_table
 from millrace.client.produce.rows import Keys, Rows, key_rows, one_or_more_keys
@@ -377,15 +377,32 @@ class Collection:
         start: DeliverPolicy | None = None,
         until: Moment | None = None,
         schema: SchemaMode = "written",
+        exclusive: bool = False,
+        lease: float | None = None,
+        on_assigned: LaneCallback | None = None,
+        on_revoked: LaneCallback | None = None,
+        on_lost: LaneCallback | None = None,
     ) -> Consumer:
         """Create a consumer of this collection's units.
 
-        A `group` continues after what it has acknowledged; `start` applies only to its first start. `schema` is that of
-        :meth:`scan`.
+        A `group` continues after what it has acknowledged; `start` applies only to its first start. The consumers of a
+        group divide the collection's VChannels (:meth:`Database.consumer` explains the other options). `schema` is that
+        of :meth:`scan`.
 
-        Raises GroupBusy.
+        Raises GroupBusy if `exclusive` and another consumer of the group runs.
         """
-        return self.database.consumer(self.definition, group=group, start=start, until=until, schema=schema)
+        return self.database.consumer(
+            self.definition,
+            group=group,
+            start=start,
+            until=until,
+            schema=schema,
+            exclusive=exclusive,
+            lease=lease,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_lost=on_lost,
+        )
 
     def changes(
         self,

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from millrace.base.errors import (
     LogUnavailable,
     MillraceError,
     PermissionDenied,
+    PositionTruncated,
 )
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -42,8 +43,9 @@ from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, requi
 from millrace.catalog.protocol import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.collection import Collection
-from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, GroupPositions
+from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback
 from millrace.client.consume.delivery import SchemaMode
+from millrace.client.consume.membership import ExclusivePositions, GroupMember
 from millrace.client.consume.scan import UncommittedReader, WalOpener
 from millrace.client.consume.shared_tail import SharedTail
 from millrace.client.display import database_html
@@ -54,7 +56,7 @@ from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected, SpoolSender
 from millrace.log.protocol import LogService
 from millrace.message.bodies import ImportSource
-from millrace.message.ids import Moment, resolve_tick
+from millrace.message.ids import Moment, resolve_tick, split_channel
 from millrace.message.types import OnDuplicate
 from millrace.rpc import calls
 from millrace.rpc.launch import launch_of
@@ -141,10 +143,6 @@ class Tables(Protocol):
 
     def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
         """Return where a reader of changes after `after` starts on a PChannel, with the state it needs."""
-        ...
-
-    def group_positions(self) -> GroupPositions:
-        """Open the positions of consumer groups; the caller closes it."""
         ...
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
@@ -492,10 +490,21 @@ class Database(Closeable):
         schema: SchemaMode = "written",
         metrics: Metrics | None = None,
         commit_interval: float = COMMIT_INTERVAL,
+        exclusive: bool = False,
+        lease: float | None = None,
+        on_assigned: LaneCallback | None = None,
+        on_revoked: LaneCallback | None = None,
+        on_lost: LaneCallback | None = None,
     ) -> Consumer:
         """Create a consumer of a collection, by name or definition, or of channels; it is closed with the database.
 
         A `group` continues from its committed position; `start` (default: everything) applies only to its first start.
+        All consumers of a group divide its channels, in this process and elsewhere; one that is silent for longer than
+        `lease` (default: 15 s) loses them to the others. `poll` calls `on_assigned` with channels that came, before it
+        delivers any of them, `on_revoked` with channels that it is about to commit and give up, and `on_lost` with
+        channels that others may have already. With `exclusive`, the consumer takes all channels for itself or raises
+        GroupBusy.
+
         The consumer runs until it is closed or has delivered everything up to `until`. `filters` select units. Rows
         have the schema that they were written with, or, with `schema` "current", the collection's newest.
 
@@ -506,7 +515,13 @@ class Database(Closeable):
         if isinstance(source, str):
             source = self.definition(source)
         channels = source.vchannels if isinstance(source, CollectionInfo) else source
-        positions = None if group is None else self.tables.group_positions()
+        end = None if until is None else resolve_tick(until)
+        positions: ExclusivePositions | None = None
+        member: GroupMember | None = None
+        if group is not None and exclusive:
+            positions = ExclusivePositions(self._group_call)
+        elif group is not None:
+            member = GroupMember(self._group_call, group, channels, lease=lease, until=end)
         try:
             made = Consumer(
                 channels,
@@ -514,9 +529,13 @@ class Database(Closeable):
                 tail=self.shared_tail,
                 group=group,
                 positions=positions,
+                member=member,
+                on_assigned=on_assigned,
+                on_revoked=on_revoked,
+                on_lost=on_lost,
                 policy=start,
                 filters=filters,
-                until_tick=None if until is None else resolve_tick(until),
+                until_tick=end,
                 definitions=self._definition,
                 imports=self.tables.imports(),
                 schema=schema,
@@ -528,6 +547,8 @@ class Database(Closeable):
         except BaseException:
             if positions is not None:
                 positions.close()
+            if member is not None:
+                member.leave()
             raise
         self._opened(made)
         return made
@@ -538,6 +559,67 @@ class Database(Closeable):
         Raises GroupBusy while a consumer of the group runs anywhere.
         """
         self.connection.call(calls.DROP_CONSUMER_GROUP, {"group": group})
+
+    def consumer_groups(self) -> list[dict[str, Any]]:
+        """Return the consumer groups: ``group``, ``positions`` by channel, ``claims`` by channel, and ``members``.
+
+        A member has ``member`` (its id), ``client`` (host and process), ``since`` (Unix seconds), ``wanted`` (number of
+        channels that it reads), ``lanes`` (those that it has now) and ``reason`` (why it has none).
+        """
+        found: list[dict[str, Any]] = self.connection.call(calls.CONSUMER_GROUPS, {})["groups"]
+        return found
+
+    def reset_group(
+        self,
+        group: str,
+        *,
+        to: Moment | Literal["earliest", "latest"],
+        collection: str | CollectionInfo | None = None,
+        dry_run: bool = False,
+    ) -> dict[str, int]:
+        """Put a consumer group elsewhere: its next consumer starts after `to`, a tick, a time, or one end of the WAL.
+
+        This concerns the channels of `collection`, or all that the group has positions on. Returns the new ticks by
+        channel; with `dry_run` nothing changes.
+
+        Raises GroupBusy while a consumer of the group runs anywhere: close it first.
+        Raises InvalidArgument for a moment in the future, and for a group without positions if no collection is named.
+        Raises PositionTruncated for a moment whose messages retention has removed.
+        """
+        positions = next((each["positions"] for each in self.consumer_groups() if each["group"] == group), {})
+        if collection is not None:
+            found = self.definition(collection) if isinstance(collection, str) else collection
+            lanes = sorted(found.vchannels)
+        else:
+            lanes = sorted(positions)
+        if not lanes:
+            raise InvalidArgument(f"group {group[:100]!r} has no positions: name a collection whose channels are meant")
+        ticks = {lane: self._reset_tick(lane, to) for lane in lanes}
+        if not dry_run:
+            self.connection.call(calls.RESET_CONSUMER_GROUP, {"group": group, "ticks": ticks})
+        return ticks
+
+    def _reset_tick(self, lane: str, to: Moment | Literal["earliest", "latest"]) -> int:
+        pchannel = split_channel(lane)[0]
+        now = self.connection.tick(pchannel)
+        if to == "latest":
+            return now
+        wal = self.tables.wal_opener([lane])()
+        first, earliest = (0, (0, 0)) if wal is None else wal.trimmed(pchannel)
+        if to == "earliest":
+            return first
+        tick = resolve_tick(to)
+        if tick > now:
+            raise InvalidArgument(f"{to} is in the future of {pchannel}, whose newest tick is {now}: use latest")
+        if tick < first:
+            raise PositionTruncated(
+                f"retention has removed the messages of {pchannel} up to tick {first}: use earliest or a later moment",
+                earliest=(earliest[0], earliest[1]),
+            )
+        return tick
+
+    def _group_call(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.connection.call(calls.GROUP, request)
 
     def _opened(self, made: Consumer | ChangeStream) -> None:
         """Close `made` with this database. Those that their users closed are not kept."""

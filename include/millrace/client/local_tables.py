@@ -15,12 +15,9 @@ from millrace.base.errors import PositionTruncated, TableNotFound
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
-from millrace.client.consume.consumer import GroupPositions
-from millrace.client.consume.positions import FilePositions
 from millrace.client.consume.scan import UncommittedReader, WalOpener, wal_opener
 from millrace.client.dataset import CollectionDataset, referenced_columns
 from millrace.client.produce.producer_recovery import AppliedMessage
-from millrace.client.remote_tables import RemoteGroupPositions
 from millrace.message.ids import MessageId
 from millrace.rpc.outcome import AppendResult
 from millrace.rpc.selection import Selection
@@ -56,11 +53,6 @@ class LocalTables:
 
     def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
         return change_start_at(self._settings, pchannel, collection_id, after)
-
-    def group_positions(self) -> GroupPositions:
-        if self._settings.meta_store:  # only the server knows it
-            return RemoteGroupPositions(self._append)
-        return FilePositions(self._settings.data_dir / "coord")
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         source = self._source(collection)

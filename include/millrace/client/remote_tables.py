@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +10,7 @@ import pyarrow as pa
 
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
-from millrace.base.errors import GroupBusy, InvalidArgument, LogUnavailable, MillraceError, ServerFull
+from millrace.base.errors import InvalidArgument, LogUnavailable, ServerFull
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import READ_SECONDS, AppendClient
 from millrace.client.consume.scan import WalOpener
@@ -65,9 +63,6 @@ class RemoteTables:
         said = self._append.call(calls.DESCRIBE_CHECKPOINT, request)
         found = {name: VChannelInfo.from_json(info) for name, info in said["vchannels"].items()}
         return ChangeStart.of(after, int(said["time_tick"]), found)
-
-    def group_positions(self) -> RemoteGroupPositions:
-        return RemoteGroupPositions(self._append)
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         """Read the whole answer into memory here; the server holds one piece at a time."""
@@ -209,83 +204,6 @@ class RemoteImports:
     def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
         for batch, said in read_import(self._append.service, pchannel_of(named.vchannel), named.tick):
             yield int(said["partition"]), batch.cast(named.schema.arrow())
-
-
-class RemoteGroupPositions:
-    """Consumer-group positions on the server (implements GroupPositions). A thread renews their leases."""
-
-    def __init__(self, append: AppendClient) -> None:
-        self._append = append
-        self._holder = uuid.uuid4().hex
-        self._guard = threading.Lock()
-        self._ticks: dict[tuple[str, str], int | None] = {}
-        """The position of each group and PChannel, as last read from or written to the server."""
-        self._unsure: dict[str, dict[str, int]] = {}
-        """A group's last move that failed; it may have taken effect, so it is repeated before the next one."""
-        self._lost: GroupBusy | None = None
-        self._closed = threading.Event()
-
-    def lock(self, group: str, pchannel: str) -> None:
-        with self._guard:
-            if (group, pchannel) in self._ticks:
-                raise GroupBusy(f"this consumer has locked the position of group {group!r} on {pchannel} already")
-            answer = self._call(group, take=pchannel)
-            first = not self._ticks
-            self._ticks[group, pchannel] = answer["tick"]
-        if first:
-            pause = float(answer["lease"]) / 3
-            threading.Thread(target=self._keep, args=(pause,), name="consumer-group", daemon=True).start()
-
-    def get(self, group: str, pchannel: str) -> int | None:
-        return self._ticks.get((group, pchannel))
-
-    def move(self, group: str, ticks: dict[str, int]) -> None:
-        with self._guard:
-            if self._lost is not None:
-                raise self._lost
-            unknown = [name for name in ticks if (group, name) not in self._ticks]
-            if unknown:
-                raise InvalidArgument(
-                    f"this consumer has not locked the position of group {group!r} on {unknown[0]}: lock it first"
-                )
-            for moved in (self._unsure.get(group), ticks):
-                if moved is None:
-                    continue
-                self._unsure[group] = moved
-                self._call(group, move={name: [self._ticks[group, name], tick] for name, tick in moved.items()})
-                self._ticks |= {(group, name): tick for name, tick in moved.items()}
-                del self._unsure[group]
-
-    def close(self) -> None:
-        """Release the positions. If the server is down, they become free when their leases expire."""
-        self._closed.set()
-        with self._guard:
-            held, self._ticks = self._by_group(), {}
-            for group, names in held.items():
-                try:
-                    self._call(group, leave=names)
-                except MillraceError as error:
-                    _log.warning("the places of consumer group %r are free once their leases ran out: %s", group, error)
-
-    def _keep(self, pause: float) -> None:
-        while not self._closed.wait(pause):
-            for group, names in self._by_group().items():
-                try:
-                    self._call(group, keep=names)
-                except GroupBusy as error:
-                    self._lost = error
-                    return
-                except MillraceError as error:
-                    _log.info("the leases of consumer group %r were not renewed: %s", group, error)
-
-    def _by_group(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for group, pchannel in list(self._ticks):
-            found.setdefault(group, []).append(pchannel)
-        return found
-
-    def _call(self, group: str, **what: Any) -> dict[str, Any]:
-        return self._append.call(calls.GROUP, {"group": group, "holder": self._holder, **what})
 
 
 def _read_piece(

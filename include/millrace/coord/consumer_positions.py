@@ -1,9 +1,9 @@
 """Positions and claims of consumer groups in the cluster's meta store, as FilePositions keeps them for one node.
 
-A position is a key. So is a claim: the exclusive right of one consumer to a PChannel in a group, under one lease of
-its process. Every move of a group is bound to the claims as this process acquired them, so a process whose lease
-expired cannot move a group that another has claimed since. After a kill, claims are free when the lease expires (at
-most one session length), and at once for the same holder.
+A position is a key. So is a claim: the exclusive right of one consumer to a lane in a group, under one lease of its
+process; and so is a member, under the same lease. Every move of a group is bound to the claims as this process acquired
+them, so a process whose lease expired cannot move a group that another has claimed since. After a kill, claims are free
+when the lease expires (at most one session length), and at once for the same holder.
 
 Positions of an older file are imported once (:func:`open_positions`).
 """
@@ -33,6 +33,8 @@ from millrace.meta.store import MAX_CHANGES, Delete, Entry, MetaStore, Mutation,
 
 POSITION_PREFIX: Final = "consumers/at/"
 CLAIM_PREFIX: Final = "consumers/place/"
+MEMBER_PREFIX: Final = "consumers/member/"
+"""Of the members of groups, each under the lease of the process that it calls."""
 IMPORT_KEY: Final = "consumers/taken"
 """Key that names the file whose positions the store has imported."""
 _PAUSE: Final = 0.1
@@ -133,16 +135,20 @@ class _Taken:
 class MetaStorePositions:
     """Positions in `store`, which it closes (the protocol Positions). Thread-safe: one caller per group at a time."""
 
-    def __init__(self, store: MetaStore, *, seconds: float) -> None:
-        """`seconds`: length of the lease, and how long to retry an unavailable store."""
+    def __init__(self, store: MetaStore, *, seconds: float, patience: float | None = None) -> None:
+        """`seconds`: length of the lease. `patience`: how long to retry an unavailable store; as long by default."""
         self._store = store
         self._seconds = seconds
+        self._patience = seconds if patience is None else patience
         self._me = uuid.uuid4().hex
         self._turns = KeyedLock()
         self._guard = threading.Lock()
         """Guards the lease."""
         self._lease = 0
         self._held: dict[tuple[str, str], _Held] = {}
+        self._members: set[tuple[str, str]] = set()
+        self._doubtful: set[tuple[str, str, str]] = set()
+        """(prefix, group, name) of keys that this process may have left under its lease though nobody has them."""
         self._closed = threading.Event()
         self._keeping: threading.Thread | None = None
 
@@ -167,7 +173,7 @@ class MetaStorePositions:
             if (group, name) not in self._held:
                 self.lock(group, name)
         puts = [Put(_key(POSITION_PREFIX, group, name), b"%d" % tick) for name, tick in ticks.items()]
-        end = Deadline.after(self._seconds)
+        end = Deadline.after(self._patience)
         while True:
             # Bound to the position too, so that a late commit never moves a group back.
             seen = [(self._held[group, name], name) for name in ticks]
@@ -212,6 +218,65 @@ class MetaStorePositions:
             )
         held.at = _revision(entry)
 
+    def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
+        with self._turns.acquire(group):
+            locked: list[str] = []
+            try:
+                for name in ticks:
+                    if (group, name) in self._held:
+                        raise _busy(group, name)
+                    self.lock(group, name)
+                    locked.append(name)
+                for part in _parts(list(ticks.items()), MAX_CHANGES):
+                    changes: list[Mutation] = []
+                    for name, tick in part:
+                        key = _key(POSITION_PREFIX, group, name)
+                        changes.append(Delete(key) if tick is None else Put(key, b"%d" % tick))
+                    held = [
+                        RevisionEquals(_key(CLAIM_PREFIX, group, name), self._held[group, name].place)
+                        for name, _ in part
+                    ]
+                    if self._store.commit(changes, when=held) is None:
+                        raise _busy(group, part[0][0])
+            finally:
+                for name in locked:
+                    self.unlock(group, name)
+
+    def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
+        return self._listed(CLAIM_PREFIX, group)
+
+    def abandoned(self, group: str) -> tuple[dict[str, str], dict[str, str]]:
+        return {}, {}  # leases end what a killed process recorded
+
+    def members(self, group: str | None = None) -> dict[tuple[str, str], str]:
+        return self._listed(MEMBER_PREFIX, group)
+
+    def _listed(self, prefix: str, group: str | None) -> dict[tuple[str, str], str]:
+        under = prefix if group is None else prefix + _quoted(group) + "/"
+        return {_names(each.key, prefix): each.value.decode() for each in self._store.list(under).entries}
+
+    def set_member(self, group: str, name: str, value: str | None) -> None:
+        key = _key(MEMBER_PREFIX, group, name)
+        self._doubtful.add((MEMBER_PREFIX, group, name))
+        if value is None:
+            self._members.discard((group, name))
+            try:
+                self._delete_own(key)
+            except (MetaUnavailable, MetaAmbiguous) as error:
+                _log.warning("could not remove a member of group %r, retrying: %s", group, error)
+            return
+        end = Deadline.after(self._patience)
+        while True:
+            lease = self._leased()
+            try:
+                self._store.commit([Put(key, value.encode(), lease)])
+                self._members.add((group, name))
+                return
+            except LeaseNotFound:
+                self._ended(lease)
+            if not end.pause(jittered(_PAUSE)):
+                raise MetaUnavailable(f"could not record a member of group {group!r}: retry")
+
     def drop(self, group: str, pchannels: Collection[str]) -> None:
         with self._turns.acquire(group):
             names = sorted({*pchannels, *self.groups().get(group, ())})
@@ -233,8 +298,9 @@ class MetaStorePositions:
 
     def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
         key, value = _key(CLAIM_PREFIX, group, pchannel), (holder or self._me).encode()
-        end = Deadline.after(self._seconds)
+        end = Deadline.after(self._patience)
         with self._turns.acquire(group):
+            self._doubtful.add((CLAIM_PREFIX, group, pchannel))
             while True:
                 there = self._store.get(key)
                 if there is not None and there.value != value and there.lease != self._lease:
@@ -269,7 +335,7 @@ class MetaStorePositions:
                 try:
                     self._store.commit([Delete(key)], when=[RevisionEquals(key, held.place)])
                 except (MetaUnavailable, MetaAmbiguous) as error:
-                    # The claim stays under this process's lease, which does not block consumers of this process.
+                    self._doubtful.add((CLAIM_PREFIX, group, pchannel))
                     _log.warning("could not release the claim of consumer group %r on %s: %s", group, pchannel, error)
 
     def close(self) -> None:
@@ -279,7 +345,7 @@ class MetaStorePositions:
         self._turns.wait_idle()
         self._held.clear()
         lease, self._lease = self._lease, 0
-        if lease:
+        if lease and not self._members:  # members go on at the next server, which their claims wait for
             try:
                 self._store.revoke(lease)
             except (MetaUnavailable, MetaAmbiguous) as error:
@@ -303,14 +369,38 @@ class MetaStorePositions:
 
     def _keep(self) -> None:
         while not self._closed.wait(self._seconds / 3):
-            lease = self._lease
-            if lease:
+            self.renew()
+
+    def renew(self) -> None:
+        """Renew the lease of this process's claims. A thread does, unless a test has its own clock."""
+        if lease := self._lease:
+            try:
+                self._store.renew(lease)
+            except LeaseNotFound:
+                self._ended(lease)
+            except (MetaUnavailable, MetaAmbiguous):
+                return  # retried before the lease expires
+        self._tidy()
+
+    def _delete_own(self, key: str) -> None:
+        """Delete a key under this process's lease; one that another process has put since stays."""
+        there = self._store.get(key)
+        if there is not None and there.lease == self._lease:
+            self._store.commit([Delete(key)], when=[RevisionEquals(key, there.modified)])
+
+    def _tidy(self) -> None:
+        """Delete the keys that calls left whose answers were lost: under a lease that lives they would stay."""
+        for prefix, group, name in list(self._doubtful):
+            with self._turns.acquire(group, blocking=False) as free:
+                if not free:
+                    continue
+                key, owned = _key(prefix, group, name), self._held if prefix == CLAIM_PREFIX else self._members
                 try:
-                    self._store.renew(lease)
-                except LeaseNotFound:
-                    self._ended(lease)
+                    if (group, name) not in owned:
+                        self._delete_own(key)
                 except (MetaUnavailable, MetaAmbiguous):
-                    pass  # retried before the lease expires
+                    return
+                self._doubtful.discard((prefix, group, name))
 
 
 @dataclass(slots=True)
@@ -367,8 +457,12 @@ def _revision(entry: Entry | None) -> int:
     return 0 if entry is None else entry.modified
 
 
-def _key(prefix: str, group: str, pchannel: str) -> str:
-    return prefix + "/".join(quote(name, safe="").replace("%", "@").replace("~", "@7E") for name in (group, pchannel))
+def _key(prefix: str, group: str, lane: str) -> str:
+    return f"{prefix}{_quoted(group)}/{_quoted(lane)}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="").replace("%", "@").replace("~", "@7E")
 
 
 def _names(key: str, prefix: str) -> tuple[str, str]:

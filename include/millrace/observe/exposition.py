@@ -21,15 +21,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from millrace.base.errors import MillraceError
 from millrace.base.file_lock import is_report_live
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
-from millrace.coord.consumer_positions import read_group_positions
 from millrace.flows.range_host.status import metrics_path, status_path, workers_of
 from millrace.observe.jobs import node_settings
 from millrace.observe.models import Overview
-from millrace.tables.wal.reader import WalSnapshot
 
 _log: Final = logging.getLogger(__name__)
 
@@ -118,19 +115,10 @@ def _left_by(settings: Settings, heartbeat: Path, left: Path) -> str:
     return ""
 
 
-def backlog_metrics(settings: Settings, wal: WalSnapshot | None) -> bytes:
-    """Return by consumer group and PChannel the number of messages in the ``wal`` table after the group's position."""
+def backlog_metrics(lags: Mapping[tuple[str, str], tuple[int, float]]) -> bytes:
+    """Return by consumer group and PChannel the messages in the ``wal`` table after its positions, and their age."""
     metrics = Metrics()
-    if wal is not None:
-        for group, ticks in _groups(settings).items():
-            for pchannel, tick in ticks.items():
-                metrics.consumer_backlog_messages.labels(group, pchannel).set(wal.count(pchannel, after_tick=tick))
+    for (group, pchannel), (count, seconds) in lags.items():
+        metrics.consumer_backlog_messages.labels(group, pchannel).set(count)
+        metrics.consumer_group_lag_seconds.labels(group, pchannel).set(seconds)
     return metrics.render()
-
-
-def _groups(settings: Settings) -> dict[str, dict[str, int]]:
-    try:
-        return read_group_positions(settings)
-    except MillraceError as error:
-        _log.warning("positions of consumer groups are unavailable: %s: %s", error.code, error)
-        return {}

@@ -24,6 +24,7 @@ from millrace.observe import channels, charts, checkpoints, collections, exposit
 from millrace.observe import row_sample as samples
 from millrace.observe.channels import tick_unix_seconds
 from millrace.observe.collections import FlushProgress, SegmentTable
+from millrace.observe.consumer_groups import GroupView, LaneLags, group_lags, group_views
 from millrace.observe.flows import StreamsView, flow_metrics, streams_view
 from millrace.observe.jobs import QUERIES, pchannel_owners, read_job, read_jobs
 from millrace.observe.log_probe import LogProbe, LogView
@@ -56,7 +57,6 @@ from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.collections.layout import rows_name
 from millrace.tables.quality_state import quality_results_uri
-from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.reasons import Reason
 
@@ -84,6 +84,7 @@ class Observer:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._lane_lags = LaneLags()
         self._cache = TtlCache()
         self._tables = TableCache(self._cache)
         self._survey = maintenance.TableSurvey(settings)
@@ -170,9 +171,13 @@ class Observer:
                 self.overview(),
                 host=self._log.metrics(),
                 jobs=[*exposition.job_metrics(self._settings), self._flow_metrics()],
-                backlogs=exposition.backlog_metrics(self._settings, WalSnapshot.open(self._settings.wal_uri)),
+                backlogs=exposition.backlog_metrics(group_lags(self._settings, self._lane_lags)),
             ),
         )
+
+    def consumer_groups(self) -> list[GroupView]:
+        """Return the consumer groups with their members and lags, sorted by name. Raises MetaUnavailable."""
+        return self._cache.get("consumer groups", FAST, lambda: group_views(self._settings, self._log, self._lane_lags))
 
     def _flow_metrics(self) -> str:
         try:

@@ -285,9 +285,9 @@ GROUP: Final = _call(
     "append/group",
     Role.READ,
     ResourceKind.GROUP,
-    "hold a consumer group's place on a PChannel, and move the group there",
-    request="group holder take? move? keep? leave?",
-    answer="tick lease",
+    "be a member of a consumer group, hold its lanes, and move the group there",
+    request="group holder take? move? strict? later? keep? leave? member? sync?",
+    answer="tick lease start held share members reason done",
     repeat=Repeat.IDEMPOTENT,
 )
 DROP_CONSUMER_GROUP: Final = _call(
@@ -297,6 +297,22 @@ DROP_CONSUMER_GROUP: Final = _call(
     "drop a consumer group and its positions",
     request="group",
     repeat=Repeat.IDEMPOTENT,
+)
+RESET_CONSUMER_GROUP: Final = _call(
+    "append/reset_group",
+    Role.ADMIN,
+    ResourceKind.GROUP,
+    "put a consumer group's positions elsewhere",
+    request="group ticks",
+    answer="before",
+    repeat=Repeat.IDEMPOTENT,
+)
+CONSUMER_GROUPS: Final = _call(
+    "append/groups",
+    Role.READ,
+    Scope.EVERYTHING,
+    "list consumer groups with their members and positions",
+    answer="groups",
 )
 ASSIGNMENTS: Final = _call(
     "append/assignments",

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from millrace.access.grants import Role
 from millrace.access.permissions import Requirement, Scope
+from millrace.observe.consumer_groups import GroupView
 from millrace.observe.flows import StreamsView
 from millrace.observe.models import (
     CheckpointsView,
@@ -53,6 +54,7 @@ CALLS: Final[Mapping[str, Requirement]] = {
         "maintenance": "the tables' health and the operations",
         "streams": "declared streams, what feeds what, and how each is doing",
         "quality": "results of the quality checks",
+        "consumer_groups": "consumer groups: members, their channels, and lag",
         "metrics": "all metrics (the token of `MILLRACE_METRICS_TOKEN` opens them too)",
     }.items()
 }
@@ -156,6 +158,11 @@ def router(observer: Observer) -> APIRouter:
     def streams() -> StreamsView:
         """Return declared streams and the tables between them: state, rows, lag, watermark and late rows of each."""
         return observer.streams()
+
+    @made.get("/consumer-groups")
+    def consumer_groups() -> list[GroupView]:
+        """Return the consumer groups: members, the channels that each has, positions and lag."""
+        return observer.consumer_groups()
 
     @made.get("/quality")
     def quality(limit: Limit = 100) -> QualityView:

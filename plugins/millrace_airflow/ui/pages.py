@@ -38,6 +38,7 @@ TABS: Final = (
     ("", "Overview"),
     ("collections", "Collections"),
     ("flows", "Flows"),
+    ("consumers", "Consumers"),
     ("transactions", "Transactions"),
     ("rejections", "Rejections"),
     ("checkpoints", "Checkpoints"),
@@ -187,6 +188,10 @@ def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRo
         found = observer.maintenance(job=job, run=run)
         queue = [] if run else queue_entries(found.running)
         return show(request, user, "maintenance.html", "maintenance", found=found, queue=queue, job=job, run=run)
+
+    @made.get("/consumers")
+    def consumers(request: Request, user: Reader) -> HTMLResponse:
+        return show(request, user, "consumers.html", "consumers", groups=observer.consumer_groups())
 
     @made.get("/quality")
     def quality(request: Request, user: Reader) -> HTMLResponse:

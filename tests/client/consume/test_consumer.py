@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.consumer import Consumer, _Place
 from millrace.client.consume.delivery import Delivery
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
-from millrace.client.consume.positions import FilePositions
 from millrace.client.database import Database
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
@@ -100,10 +100,21 @@ def test_a_group_that_reads_for_the_first_time_follows_its_policy(
         assert taken(consumer, 1) == [2]
 
 
-def test_a_group_has_one_consumer_a_channel(shop: Database, reader: Database, items: CollectionInfo) -> None:
-    with reader.consumer(items.name, group=f"busy {items.id}"), pytest.raises(GroupBusy, match="group of its own"):
-        reader.consumer(items.name, group=f"busy {items.id}")
-    reader.consumer(items.name, group=f"busy {items.id}").close()
+def test_a_consumer_with_exclusive_use_has_all_channels_or_none(
+    shop: Database, reader: Database, items: CollectionInfo
+) -> None:
+    group = f"busy {items.id}"
+    for first in (False, True):
+        with (
+            reader.consumer(items.name, group=group, exclusive=first),
+            pytest.raises(GroupBusy, match="group of its own"),
+        ):
+            shop.consumer(items.name, group=group, exclusive=True)
+    with reader.consumer(items.name, group=group, exclusive=True), shop.consumer(items.name, group=group) as second:
+        assert second.poll(timeout=0.0) is None
+        assert second.assignment == frozenset()
+        assert "outside the division" in second.idle_reason
+    reader.consumer(items.name, group=group, exclusive=True).close()
 
 
 def test_a_position_that_cannot_be_written_now_is_written_later(
@@ -112,20 +123,20 @@ def test_a_position_that_cannot_be_written_now_is_written_later(
     group = f"later {items.id}"
     shop.new_producer().insert(items, item_rows(*range(5)))
     faults: list[MillraceError] = [PositionsBusy("held by another")]
-    real = FilePositions.move
+    send = shop._group_call
 
-    def move(self: FilePositions, group: str, ticks: dict[str, int]) -> None:
-        for fault in faults:
+    def call(request: dict[str, Any]) -> dict[str, Any]:
+        for fault in faults if "move" in request else ():
             raise fault
-        real(self, group, ticks)
+        return send(request)
 
-    monkeypatch.setattr(FilePositions, "move", move)
+    monkeypatch.setattr(shop, "_group_call", call)
     with shop.consumer(items.name, group=group, filters=[INSERTS], commit_interval=0.0) as consumer:
         assert sorted(taken(consumer, 5)) == [0, 1, 2, 3, 4]
         with pytest.raises(PositionsBusy):
             consumer.commit()
         faults.clear()
-    with shop.consumer(items.name, group=group, filters=[INSERTS], commit_interval=0.0) as consumer:
+    with shop.consumer(items.name, group=group, filters=[INSERTS], commit_interval=0.0, exclusive=True) as consumer:
         shop.new_producer().insert(items, item_rows(5))
         faults.append(GroupBusy("another has it"))
         with pytest.raises(GroupBusy):  # that does not pass

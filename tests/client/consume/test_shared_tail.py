@@ -348,7 +348,7 @@ def test_a_consumer_that_cannot_take_fails_alone(tmp_path: Path, monkeypatch: py
     while any(each.lag for each in consumers) or len(next(iter(shared._windows.values()))._waiting) < 3:
         threading.Event().wait(0.01)
     window = next(iter(shared._windows.values()))
-    broken = next(each for each in consumers if each._scans[PCHANNEL]._reader in window._waiting)
+    broken = next(each for each in consumers if each._readers[PCHANNEL].scan._reader in window._waiting)
 
     def fail(*args: object) -> None:
         raise ZeroDivisionError

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from millrace.base.errors import LogUnavailable, MetaUnavailable
 from millrace.flows.sources import division
-from millrace.flows.sources.division import Division, LeasedMember, members, shares
+from millrace.flows.sources.division import Division, LeasedMember, members
 from millrace.meta.memory import MemoryStore
 
 LANES = [("c", place) for place in range(4)]
 ALL = frozenset(f"c-{place}" for place in range(4))
-NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), unique=True, max_size=8)
-
-
-@given(lanes=NAMES, names=NAMES)
-def test_each_lane_is_one_members_and_each_member_has_as_many_or_one_more(lanes: list[str], names: list[str]) -> None:
-    found = shares(lanes, names)
-    assert found == shares(lanes[::-1], names[::-1]), "whoever computes it"
-    assert set(found) == (set(lanes) if names else set())
-    sizes = Counter(found.values())
-    assert not names or max(sizes[name] for name in names) - min(sizes[name] for name in names) <= 1
-
-
-def test_most_lanes_stay_where_they_are_when_a_member_goes() -> None:
-    lanes, names = [f"c-{place}" for place in range(64)], [f"w{number}" for number in range(8)]
-    before, after = shares(lanes, names), shares(lanes, names[:-1])
-    moved = [lane for lane in lanes if before[lane] != after[lane] and before[lane] != names[-1]]
-    assert len(moved) < 20, "8 had to"
 
 
 class Time:

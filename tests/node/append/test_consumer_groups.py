@@ -18,15 +18,13 @@ from millrace.base.errors import (
     MetaUnavailable,
     ServerFull,
 )
+from millrace.client.consume.membership import ExclusivePositions
 from millrace.client.consume.positions import FilePositions
-from millrace.client.remote_tables import RemoteGroupPositions
 from millrace.coord.consumer_positions import MetaStorePositions
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append import consumer_groups as module
 from millrace.node.append.consumer_groups import ConsumerGroups
-from millrace.rpc import calls
-from millrace.rpc.calls import ServerCall
 from tests.waiting import until
 
 
@@ -112,24 +110,21 @@ def test_a_group_moves_from_where_its_holder_left_it_or_not_at_all(tmp_path: Pat
 
 
 def test_a_move_whose_answer_was_lost_is_asked_for_again_before_a_newer_one(groups: ConsumerGroups) -> None:
-    class Lossy:
+    loses = False
+
+    def call(request: dict[str, Any]) -> dict[str, Any]:
         """What a consumer elsewhere calls: done, and once nobody is told."""
+        nonlocal loses
+        answer = groups.handle(request)
+        if loses:
+            loses = False
+            raise MetaUnavailable("nobody knows")
+        return answer
 
-        loses = False
-
-        def call(self, call: ServerCall, request: dict[str, Any]) -> dict[str, object]:
-            assert call is calls.GROUP
-            answer = groups.handle(request)
-            if self.loses:
-                self.loses = False
-                raise MetaUnavailable("nobody knows")
-            return answer
-
-    lossy = Lossy()
-    elsewhere = RemoteGroupPositions(lossy)  # type: ignore[arg-type]
+    elsewhere = ExclusivePositions(call)
     elsewhere.lock("mail", "p0")
     elsewhere.move("mail", {"p0": 5})
-    lossy.loses = True
+    loses = True
     with pytest.raises(MetaUnavailable):
         elsewhere.move("mail", {"p0": 6})
     elsewhere.move("mail", {"p0": 8})

@@ -7,9 +7,14 @@
             consumer.acknowledge(delivery)
 
 A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). A group's
-position on a PChannel is the greatest tick below which every delivered unit is acknowledged, so it never skips a gap.
-It is committed every `commit_interval` seconds, on `commit` and on `close`. A new consumer of the group starts right
-after it: units that were delivered but not acknowledged are delivered again (at least once).
+position on a lane, a VChannel or a PChannel, is the greatest tick below which every delivered unit is acknowledged, so
+it never skips a gap. It is committed every `commit_interval` seconds, on `commit` and on `close`. A new consumer of the
+group starts right after it: units that were delivered but not acknowledged are delivered again (at least once).
+
+The consumers of a group divide its lanes (millrace.client.consume.membership). A lane that another member shall have
+is drained first: the consumer delivers no more of it, waits up to DRAIN_SECONDS for acknowledgements, commits, and
+releases it in the next `poll`. A lane whose lease is over is dropped: its units come to the new owner, perhaps a second
+time.
 """
 
 from __future__ import annotations
@@ -18,18 +23,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, get_args
+from typing import Final, Protocol, TypeAlias, get_args
 
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import Closed, InvalidArgument, MillraceError
+from millrace.base.errors import Closed, GroupBusy, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
+from millrace.client.consume.membership import SETTLING_SECONDS, GroupMember, GroupShare
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
@@ -50,28 +56,32 @@ _HAND_BYTES: Final = 512 << 10
 _log: Final = logging.getLogger(__name__)
 
 COMMIT_INTERVAL: Final = 0.2
+DRAIN_SECONDS: Final = 5.0
+"""How long a lane that another member shall have waits for the acknowledgement of what was delivered of it."""
+SILENT_SECONDS: Final = 10.0
+"""A lane is given up without a `poll` if its consumer has not polled for so long since another member shall have it."""
 
 _WAIT: Final = 0.5
 _PAUSE: Final = 0.2
 
 
+LaneCallback: TypeAlias = Callable[[frozenset[str]], None]
+"""Called with the names of lanes."""
+
+
 class GroupPositions(Protocol):
-    """Positions of consumer groups, one for each group and PChannel. Thread-safe.
+    """Positions of a group that one consumer has for itself. Thread-safe. See millrace.client.remote_tables."""
 
-    Implementations are the files of a data folder (millrace.client.consume.positions) and a remote server
-    (millrace.client.remote_tables).
-    """
-
-    def lock(self, group: str, pchannel: str) -> None:
-        """Lock a group's position on a PChannel until `close` or the end of the process. Raises GroupBusy."""
+    def lock(self, group: str, lane: str) -> None:
+        """Lock a group's position on a lane until `close` or the end of the process. Raises GroupBusy."""
         ...
 
-    def get(self, group: str, pchannel: str) -> int | None:
+    def get(self, group: str, lane: str) -> int | None:
         """Return the tick up to which everything is done; None for a group that never moved there."""
         ...
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
-        """Move a group, by PChannel; durable and atomic. Raises GroupBusy if its lock is lost."""
+        """Move a group, by lane; durable and atomic. Raises GroupBusy if its lock is lost."""
         ...
 
     def close(self) -> None:
@@ -79,9 +89,9 @@ class GroupPositions(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
-    """Progress of one PChannel: delivered units that are not done, in order, and the position below them."""
+    """Progress of one lane: delivered units that are not done, in order, and the position below them."""
 
     tick: int
     out: deque[AckState] = field(default_factory=deque)
@@ -90,12 +100,71 @@ class _Place:
     queued: int = 0
     """Everything up to this tick was read and queued."""
     committed: int = -1
+    """Durable position."""
+    sent: int = -1
+    """Position that the server was told, which it writes soon."""
+    started: bool = True
+    """Whether `tick` is known; it is not before a scan by the policy has begun."""
+    drain_until: float | None = None
+    """When the lane is released to another member at the latest, once it shall be."""
+    gone: bool = False
+    """Whether the lane is no longer this consumer's."""
 
     def settle(self) -> None:
         while self.out and self.out[0].done:
             self.tick = max(self.tick, self.out.popleft().tick)
         if not self.out:
             self.tick = max(self.tick, self.seen)
+
+    @property
+    def open(self) -> bool:
+        """Whether units of the lane are delivered."""
+        return not self.gone and self.drain_until is None
+
+    @classmethod
+    def at(cls, start: int | None, *, committed: int | None) -> _Place:
+        """Return the progress of a lane that starts at a tick, or by the policy if that is None."""
+        tick = 0 if start is None else start
+        stored = -1 if committed is None else committed
+        return cls(tick, seen=tick, queued=tick, committed=stored, sent=stored, started=start is not None)
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """Reads the lanes of one PChannel; another one takes its place when the lanes change."""
+
+    pchannel: str
+    places: dict[str, _Place]
+    """By lane, the VChannels or the PChannel itself."""
+    scan: Scan | None = None
+    stopped: bool = False
+    caught_up: bool = False
+    """Whether everything was queued, or the reader has reached its end."""
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def of(self, vchannel: str, tick: int) -> tuple[_Place, ...]:
+        """Return the places that a unit at `tick` belongs to: all, if it concerns the whole PChannel."""
+        whole = self.places.get(self.pchannel)
+        if whole is not None:
+            found: tuple[_Place, ...] = (whole,)
+        elif vchannel:
+            found = (self.places[vchannel],) if vchannel in self.places else ()
+        else:
+            found = tuple(self.places.values())
+        return tuple(place for place in found if place.queued < tick)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Everything of these lanes up to `tick` is queued before this."""
+
+    places: tuple[_Place, ...]
+    tick: int
+
+
+_Item: TypeAlias = Delivery | _Mark | Exception
 
 
 class Consumer(Closeable):
@@ -112,6 +181,10 @@ class Consumer(Closeable):
         tail: TailSource | SharedTail,
         group: str | None = None,
         positions: GroupPositions | None = None,
+        member: GroupMember | None = None,
+        on_assigned: LaneCallback | None = None,
+        on_revoked: LaneCallback | None = None,
+        on_lost: LaneCallback | None = None,
         policy: DeliverPolicy | None = None,
         filters: Sequence[Filter] = (),
         until_tick: int | None = None,
@@ -124,12 +197,15 @@ class Consumer(Closeable):
         log: UncommittedReader | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
+        """With a group, give either `positions`, for exclusive use, or `member`, which is closed with the consumer."""
         if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
-        if group is not None and positions is None:
+        if group is not None and positions is None and member is None:
             raise InvalidArgument("a group needs a store for its positions: make the consumer with Database.consumer()")
         self.group = group
         self._positions = positions
+        self._member = member
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._definitions = definitions
         self._files = imports
         self._schema: SchemaMode = schema
@@ -138,74 +214,92 @@ class Consumer(Closeable):
         self._interval = commit_interval
         self._committed_at = time.monotonic()
         self._behind = False
-        self._committing = threading.Lock()
+        self._committing = threading.RLock()
         self._changed = threading.Condition()
-        self._ready: deque[Delivery | tuple[str, int] | Exception] = deque()
+        self._ready: deque[_Item] = deque()
         self._held = 0
         self._wakers: list[Callable[[], None]] = []
         self._closed = False
         self._newest_ms = 0
-        self._caught_up: set[str] = set()
         self._places: dict[str, _Place] = {}
-        self._scans: dict[str, Scan] = {}
+        self._readers: dict[str, _Reader] = {}
         self._running = 0
         self._policy = policy or All()
         self._until = until_tick
-        by_pchannel: dict[str, set[str]] = {}
-        for channel in channels:
-            pchannel, vchannel = split_channel(channel)
-            by_pchannel.setdefault(pchannel, set()).update([vchannel] if vchannel else [])
-        self._begin(
-            by_pchannel,
-            partial(scan, wal=wal, tail=tail, until_tick=until_tick, log=log, stall_timeout=stall_timeout),
-            filters,
+        self._lanes = frozenset(_lanes(channels))
+        """What the consumer reads, or divides with the other members of its group."""
+        self._filters = tuple(filters)
+        self._scanned = partial(
+            scan,
+            wal=wal,
+            tail=tail,
+            until_tick=until_tick,
+            log=log,
+            stall_timeout=stall_timeout,
+            metrics=metrics,
         )
+        self._claims: dict[str, int] = {}
+        self._assigned: set[str] = set()
+        """Lanes that are new to the user, and the ones that were lost: the next poll tells."""
+        self._lost: set[str] = set()
+        self._draining = False
+        self._waiting = False
+        """Whether other members have yet to release lanes for this one."""
+        self._others_done = member is None
+        """Whether the rest of the group has reached `until_tick`."""
+        self.idle_reason = ""
+        """Why this member of a group has no lane; "" if it has one."""
+        self._polled = time.monotonic()
+        self._keeping: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._begin()
 
-    def _begin(self, by_pchannel: dict[str, set[str]], scanned: Callable[..., Scan], filters: Sequence[Filter]) -> None:
-        threads = []
-        for pchannel, vchannels in by_pchannel.items():
-            start = self._policy
+    def _begin(self) -> None:
+        if self._member is not None:
+            self._follow(self._member.sync(), first=True)
+            self._keeping = threading.Thread(target=self._keep, args=(self._member,), name="group-member", daemon=True)
+            self._keeping.start()
+            return
+        for lane in sorted(self._lanes):
+            tick = None
             if self.group is not None and self._positions is not None:
-                self._positions.lock(self.group, pchannel)
-                tick = self._positions.get(self.group, pchannel)
-                start = self._policy if tick is None else StartAfterTick(tick)
-            own: list[Filter] = [VChannelFilter(vchannels)] if vchannels else []
-
-            def opened(policy: DeliverPolicy, pchannel: str = pchannel, own: list[Filter] = own) -> Scan:
-                return scanned(pchannel, policy, filters=[*own, *filters], metrics=self._metrics)
-
-            found = self._scans[pchannel] = opened(start)
-            self._places[pchannel] = _Place(found.confirmed_tick, seen=found.confirmed_tick)
-            threads.append(
-                threading.Thread(target=self._read, args=(pchannel, opened), name=f"consumer-{pchannel}", daemon=True)
-            )
-        self._running = len(threads)
-        for thread in threads:
-            thread.start()
+                self._positions.lock(self.group, lane)
+                tick = self._positions.get(self.group, lane)
+            self._places[lane] = _Place.at(tick, committed=None)
+        self._read_lanes({split_channel(lane)[0] for lane in self._lanes}, at_once=True)
 
     # --- public methods -----------------------------------------------------------------------------------------------
 
     def poll(self, *, timeout: float) -> Delivery | None:
         """Return the next unit; None after `timeout` seconds, or once everything up to `until_tick` is delivered.
 
-        Raises Closed, and the errors of a scan; after a retriable one, the next poll continues.
+        Raises Closed, and the errors of a scan; after a retriable one, the next poll continues. A member of a group
+        takes and gives up lanes here, and calls `on_assigned`, `on_revoked` and `on_lost`.
         """
         if self._closed:
             raise Closed("this consumer is closed: make a new one")
         end = Deadline.after(timeout)
+        self._polled = time.monotonic()
         while True:
+            self._rebalance()
             with self._changed:
-                while not self._ready and not self._closed:
+                while not self._deliverable() and not self._closed:
                     if end.expired() or self.ended:
                         return None
+                    if self._assigned or self._lost or self._drained():
+                        break
                     end.wait(self._changed, maximum=_WAIT)
                 if self.closed:  # during the wait
                     return None
+                if not self._deliverable() or self._assigned or self._lost:
+                    continue
                 item = self._ready.popleft()
                 if isinstance(item, Delivery):
-                    return self._delivered(item)
-                if isinstance(item, tuple):
-                    self._marked(*item)
+                    if (found := self._delivered(item)) is not None:
+                        return found
+                    continue
+                if isinstance(item, _Mark):
+                    self._marked(item)
             if isinstance(item, Exception):
                 raise item
             self._commit_in_time()
@@ -227,7 +321,16 @@ class Consumer(Closeable):
     @property
     def ended(self) -> bool:
         """Whether the consumer will deliver no more units."""
-        return self._closed or (not self._running and not self._ready)
+        if self._closed:
+            return True
+        idle = not self._running and not self._ready
+        return idle and (self._member is None or (self._until is not None and self._others_done))
+
+    @property
+    def assignment(self) -> frozenset[str]:
+        """The lanes that this consumer reads now: VChannels, or PChannels if it was made for PChannels."""
+        with self._changed:
+            return frozenset(lane for lane, place in self._places.items() if place.open)
 
     @property
     def lag(self) -> float:
@@ -236,81 +339,273 @@ class Consumer(Closeable):
         It is 0 if everything in the log, or up to `until_tick`, was delivered; infinite if no time is known.
         """
         with self._changed:
-            if not self._ready and self._caught_up >= self._places.keys():
+            if not self._ready and all(each.caught_up for each in self._readers.values()):
                 return 0.0
             newest = self._newest_ms or tick_physical_ms(min((each.tick for each in self._places.values()), default=0))
             return max(0.0, time.time() - newest / 1000) if newest else float("inf")
 
     @property
     def positions(self) -> dict[str, int]:
-        """By PChannel the tick up to which everything is done."""
+        """By lane the tick up to which everything is done."""
         with self._changed:
-            return {pchannel: place.tick for pchannel, place in self._places.items()}
+            return {lane: place.tick for lane, place in self._places.items()}
 
     def acknowledge(self, delivery: Delivery) -> None:
         """Mark a unit as done.
 
-        The group does not get it again once all units before it are done and the position is committed.
+        The group does not get it again once all units before it are done and the position is committed. If its lane
+        has become another member's, this has no effect.
         """
         with self._changed:
             delivery.ack.done = True
-            place = self._places[delivery.pchannel]
-            place.settle()
-            self._gauge(delivery.pchannel, place)
+            for place in delivery.places:
+                assert isinstance(place, _Place)
+                place.settle()
+                if place.drain_until is not None and not place.out:
+                    self._wake()
+            self._gauge(delivery.pchannel)
         self._commit_in_time()
 
     def commit(self) -> None:
         """Commit the group's positions; they are durable when this returns.
 
-        Raises what prevents that. Automatic commits in between ignore retriable errors, such as an unavailable store,
-        and try again later.
+        Raises what prevents that. Raises GroupBusy if a lane with progress has become another member's; the others are
+        committed then. Automatic commits in between ignore retriable errors, such as an unavailable store, and try
+        again later.
         """
         self._committed_at = time.monotonic()
-        if self.group is None or self._positions is None:
+        with self._committing:
+            lost: GroupBusy | None = None
+            try:
+                self._commit()
+            except GroupBusy as error:
+                if self._member is None:
+                    raise
+                lost = error
+                self._follow(self._member.sync())
+                self._commit()  # what is left
+            if lost is not None:
+                raise lost
+
+    def _commit(self, *, later: bool = False, lanes: frozenset[str] | None = None) -> None:
+        if self.group is None:
             return
         with self._committing:
             with self._changed:
-                moved = {name: place.tick for name, place in self._places.items() if place.tick > place.committed}
-            if moved:
-                self._positions.move(self.group, moved)
-                self._behind = False
-                for name, tick in moved.items():
-                    self._places[name].committed = tick
+                moved = {
+                    lane: place
+                    for lane, place in self._places.items()
+                    if place.started
+                    and place.tick > (place.sent if later else place.committed)
+                    and (lanes is None or lane in lanes)
+                }
+                ticks = {lane: place.tick for lane, place in moved.items()}
+            if not ticks:
+                return
+            if self._member is not None:
+                self._member.move(ticks, later=later)
+            elif self._positions is not None:
+                self._positions.move(self.group, ticks)
+            self._behind = False
+            for lane, tick in ticks.items():
+                moved[lane].sent = tick
+                if self._member is None or not later:
+                    moved[lane].committed = tick
 
     def on_ready(self, call: Callable[[], None]) -> None:
         """Call `call` once, from any thread, when a poll would return at once or the consumer has ended."""
         with self._changed:
-            if not self._ready and not self.ended:
+            if not self._deliverable() and not self.ended and not (self._assigned or self._lost or self._drained()):
                 self._wakers.append(call)
                 return
         call()
 
     def close(self) -> None:
-        """Commit the positions and close. Idempotent."""
+        """Commit the positions, leave the group and close. Idempotent."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
+            readers = list(self._readers.values())
             self._wake()
-        for each in self._scans.values():
-            each.close()
+        self._stopping.set()
+        for each in readers:
+            if each.scan is not None:
+                each.scan.close()
+        if self._keeping is not None:
+            self._keeping.join(10.0)
         with self._changed:
             end = Deadline.after(10.0)
             while self._running and not end.expired():
                 end.wait(self._changed)
         try:
-            self.commit()
+            self._commit()
+        except GroupBusy:
+            if self._member is None:
+                raise
+            self._commit_each()
         finally:
             if self._positions is not None:
                 self._positions.close()
+            if self._member is not None:
+                self._member.leave()
+
+    def _commit_each(self) -> None:
+        """Commit what is still this consumer's."""
+        for lane in sorted(self._places):
+            try:
+                self._commit(lanes=frozenset({lane}))
+            except GroupBusy as error:
+                _log.warning("group %r: what was acknowledged last is delivered again: %s", self.group, error)
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+
+    def _keep(self, member: GroupMember) -> None:
+        """Be alive for the group, and follow what it says, until the consumer is closed."""
+        pause, failed = member.heartbeat, False
+        while not self._stopping.wait(pause):
+            pause = member.heartbeat
+            try:
+                with self._committing:  # an answer is followed before the next one, and before a lane is released
+                    self._follow(member.sync())
+                if time.monotonic() - self._polled > SILENT_SECONDS:
+                    self._release_drained(told=False)
+                failed = False
+            except MillraceError as error:
+                _log.info("the membership of group %r was not renewed: %s: %s", self.group, error.code, error)
+                if not error.retriable and not failed:
+                    failed = True
+                    with self._changed:
+                        self._put([error])
+            with self._changed:
+                if self._draining or self._waiting:
+                    pause = min(pause, SETTLING_SECONDS)
+
+    def _follow(self, found: GroupShare, *, first: bool = False) -> None:
+        """Take the lanes that are new, drop those that are lost, and drain those that another member shall have."""
+        changed: set[str] = set()
+        with self._changed:
+            if self._closed:
+                return
+            for lane, place in list(self._places.items()):
+                held = found.held.get(lane)
+                if held is None or (held.claim != self._claims.get(lane)):
+                    self._drop(lane, place)
+                    self._lost.add(lane)
+                    changed.add(split_channel(lane)[0])
+            for lane, held in found.held.items():
+                if lane not in self._places:
+                    self._places[lane] = _Place.at(held.start, committed=held.tick)
+                    self._assigned.add(lane)
+                    changed.add(split_channel(lane)[0])
+            self._claims = {lane: held.claim for lane, held in found.held.items()}
+            for lane, place in self._places.items():
+                if lane not in found.share and place.drain_until is None:
+                    place.drain_until = time.monotonic() + DRAIN_SECONDS
+            self._draining = any(place.drain_until is not None for place in self._places.values())
+            self._waiting = bool(found.share - found.held.keys())
+            self.idle_reason = found.reason
+            self._others_done = found.done
+            self._wake()
+        self._read_lanes(changed, at_once=first)
+        if self._assigned:  # a first start is written at once: nothing before the first commit is skipped by the next
+            self._commit_quietly(later=False)
+
+    def _drop(self, lane: str, place: _Place) -> None:
+        place.gone = True
+        place.out.clear()
+        del self._places[lane]
+        self._assigned.discard(lane)
+
+    def _drained(self) -> bool:
+        """Whether a lane can be released."""
+        if not self._draining:
+            return False
+        now = time.monotonic()
+        return any(
+            place.drain_until is not None and (not place.out or now >= place.drain_until)
+            for place in self._places.values()
+        )
+
+    def _rebalance(self) -> None:
+        """Tell the user of lanes that came and went, and release those that are drained."""
+        if self._lost:
+            with self._changed:
+                lost, self._lost = frozenset(self._lost), set()
+            if self._on_lost is not None:
+                self._on_lost(lost)
+        with self._changed:
+            drained = self._drained()
+        if drained:
+            self._release_drained(told=True)
+        if self._assigned:
+            with self._changed:
+                came, self._assigned = frozenset(self._assigned), set()
+            if self._on_assigned is not None:
+                self._on_assigned(came)
+
+    def _release_drained(self, *, told: bool) -> None:
+        assert self._member is not None
+        now = time.monotonic()
+        with self._changed:
+            lanes = frozenset(
+                lane
+                for lane, place in self._places.items()
+                if place.drain_until is not None and (not place.out or now >= place.drain_until or not told)
+            )
+        if not lanes:
+            return
+        if told and self._on_revoked is not None:
+            self._on_revoked(lanes)
+        with self._committing:
+            try:
+                self._commit(lanes=lanes)
+                self._member.release(lanes)
+            except GroupBusy:
+                return  # lost meanwhile: the next answer of the group says so
+            except MillraceError as error:
+                if not error.retriable:
+                    raise
+                _log.info("group %r: lanes are given up later: %s: %s", self.group, error.code, error)
+                with self._changed:
+                    self._changed.wait(jittered(_PAUSE))
+                return
+            with self._changed:
+                for lane in lanes:
+                    if (place := self._places.get(lane)) is not None:
+                        self._drop(lane, place)
+                        self._claims.pop(lane, None)
+                if not told:
+                    self._lost |= lanes
+                self._draining = any(place.drain_until is not None for place in self._places.values())
+        self._read_lanes({split_channel(lane)[0] for lane in lanes})
+
+    def _commit_quietly(self, *, later: bool) -> None:
+        try:
+            self._commit(later=later)
+        except MillraceError as error:
+            if not error.retriable and not (self._member is not None and isinstance(error, GroupBusy)):
+                raise
+            if not self._behind:
+                _log.warning("where group %r stands is written down later: %s: %s", self.group, error.code, error)
+            self._behind = True
 
     # --- reading ahead ------------------------------------------------------------------------------------------------
 
-    def _delivered(self, delivery: Delivery) -> Delivery:
+    def _deliverable(self) -> bool:
+        """Whether the next item may go to the user: nothing does while the lease is over by the own clock."""
+        return bool(self._ready) and not (self._member is not None and self._member.expired)
+
+    def _delivered(self, delivery: Delivery) -> Delivery | None:
+        """Note that a unit is delivered; None if its lanes are no longer delivered here."""
         self._held -= delivery.held_bytes
         self._changed.notify_all()
-        place = self._places[delivery.pchannel]
-        place.out.append(delivery.ack)  # not the delivery, whose rows would stay in memory until it is acknowledged
+        places = tuple(place for place in delivery.places if isinstance(place, _Place) and place.open)
+        if not places:
+            return None
+        delivery.places = places
+        for place in places:
+            place.out.append(delivery.ack)  # not the delivery, whose rows would stay in memory until it is acknowledged
         physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)
@@ -318,64 +613,121 @@ class Consumer(Closeable):
             labels = (self.group or "", delivery.pchannel)
             self._metrics.consumer_lag_seconds.labels(*labels).set(delivery.lag)
             self._metrics.consumer_delivery_delay_seconds.labels(*labels).observe(delivery.lag)
-        self._gauge(delivery.pchannel, place)
+        self._gauge(delivery.pchannel)
         return delivery
 
-    def _marked(self, pchannel: str, tick: int) -> None:
-        """Note that everything up to `tick` was delivered before this."""
-        place = self._places[pchannel]
-        place.seen = max(place.seen, tick)
-        place.settle()
+    def _marked(self, mark: _Mark) -> None:
+        """Note that everything up to a tick was delivered before this."""
+        for place in mark.places:
+            if place.open:
+                place.seen = max(place.seen, mark.tick)
+                place.settle()
 
-    def _gauge(self, pchannel: str, place: _Place) -> None:
-        if self._metrics is not None:
-            self._metrics.consumer_unacknowledged.labels(self.group or "", pchannel).set(len(place.out))
+    def _gauge(self, pchannel: str) -> None:
+        if self._metrics is not None and pchannel in self._readers:
+            count = sum(len(place.out) for place in self._readers[pchannel].places.values())
+            self._metrics.consumer_unacknowledged.labels(self.group or "", pchannel).set(count)
 
     def _commit_in_time(self) -> None:
-        if time.monotonic() - self._committed_at < self._interval:
-            return
-        try:
-            self.commit()
-        except MillraceError as error:
-            if not error.retriable:
-                raise
-            if not self._behind:
-                _log.warning("where group %r stands is written down later: %s: %s", self.group, error.code, error)
-            self._behind = True
+        if time.monotonic() - self._committed_at >= self._interval:
+            self._committed_at = time.monotonic()
+            self._commit_quietly(later=True)
 
-    def _read(self, pchannel: str, opened: Callable[[DeliverPolicy], Scan]) -> None:
+    def _read_lanes(self, pchannels: Collection[str], *, at_once: bool = False) -> None:
+        """Read the present lanes of these PChannels, from where each was queued.
+
+        `at_once` opens the scans in this thread, which raises their errors.
+        """
+        made: list[_Reader] = []
+        with self._changed:
+            for pchannel in sorted(pchannels):
+                before = self._readers.pop(pchannel, None)
+                if before is not None:
+                    before.stopped = True
+                    if before.scan is not None:
+                        before.scan.close()
+                places = {
+                    lane: place
+                    for lane, place in self._places.items()
+                    if split_channel(lane)[0] == pchannel and not place.gone
+                }
+                if places and not self._closed:
+                    reader = self._readers[pchannel] = _Reader(pchannel, places)
+                    made.append(reader)
+            self._wake()
+        if at_once:
+            for reader in made:
+                self._open(reader)
+        with self._changed:
+            self._running += len(made)
+        for reader in made:
+            threading.Thread(target=self._read, args=(reader,), name=f"consumer-{reader.pchannel}", daemon=True).start()
+
+    def _open(self, reader: _Reader) -> Scan:
+        """Open the scan of a reader where the first of its lanes is."""
+        vchannels = {lane for lane in reader.places if lane != reader.pchannel}
+        own: list[Filter] = [VChannelFilter(vchannels)] if vchannels else []
+        opened = partial(self._scanned, reader.pchannel, filters=[*own, *self._filters])
+        new = [place for place in reader.places.values() if not place.started]
+        found: Scan | None = None
+        if new:
+            found = opened(self._policy)
+            with self._changed:
+                for place in new:
+                    place.tick = place.seen = place.queued = found.confirmed_tick
+                    place.started = True
+        if found is None or len(new) < len(reader.places):
+            if found is not None:
+                found.close()
+            with self._changed:
+                start = min(place.queued for place in reader.places.values())
+            found = opened(StartAfterTick(start))
+        with self._changed:
+            reader.scan = found
+            stopped = reader.stopped or self._closed
+        if stopped:
+            found.close()
+        else:
+            found.hand_to(partial(self._take, reader), has_room=self._has_room)
+        return found
+
+    def _read(self, reader: _Reader) -> None:
         """Read ahead on one PChannel until the scan ends or fails with an error that is not retriable."""
-        found = self._scans[pchannel]
-        self._places[pchannel].queued = found.confirmed_tick
-        take = partial(self._take, pchannel)
-        found.hand_to(take, has_room=self._has_room)
+        found = reader.scan
         try:
-            while not self._closed and not found.ended:
+            while not self._closed and not reader.is_stopped() and (found is None or not found.ended):
                 try:
+                    if found is None:
+                        found = self._open(reader)
+                        if self.group is not None:
+                            self._commit_quietly(later=False)
                     parts = found.poll_parts(timeout=_WAIT)
                     portion: list[Delivery] = []
-                    for following in self._portions(pchannel, parts):
+                    for following in self._portions(reader.pchannel, parts):
                         # Everything before a unit was queued with it or earlier.
-                        if portion and not self._hand_over(pchannel, portion, portion[-1].tick, caught_up=False):
+                        if portion and not self._hand_over(reader, portion, portion[-1].tick, caught_up=False):
                             return
                         portion = following
                     caught_up = not parts and found.caught_up
-                    if not self._hand_over(pchannel, portion, found.confirmed_tick, caught_up=caught_up):
+                    if not self._hand_over(reader, portion, found.confirmed_tick, caught_up=caught_up):
                         return
                 except MillraceError as error:
                     with self._changed:
+                        if reader.is_stopped():
+                            return
                         self._put([error])
                         if not error.retriable:
                             return
                         self._changed.wait(jittered(_PAUSE))
-                    found.close()
-                    found = self._scans[pchannel] = opened(StartAfterTick(self._places[pchannel].queued))
-                    found.hand_to(take, has_room=self._has_room)
+                    if found is not None:
+                        found.close()
+                    found = None
             with self._changed:
-                self._caught_up.add(pchannel)  # the scan has reached `until_tick`
+                reader.caught_up = True  # the scan has reached `until_tick`
         except Exception as error:
             with self._changed:
-                self._put([error])
+                if not reader.stopped:
+                    self._put([error])
         finally:
             with self._changed:
                 self._running -= 1
@@ -411,39 +763,46 @@ class Consumer(Closeable):
             _together=decoder,
         )
 
-    def _hand_over(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
+    def _hand_over(self, reader: _Reader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
         """Queue deliveries once there is room, and note that everything up to tick `through` is queued."""
         with self._changed:
-            while self._held >= self._prefetch and not self._closed:
+            while self._held >= self._prefetch and not self._closed and not reader.stopped:
                 self._changed.wait(_WAIT)
-            if self._closed:
+            if self._closed or reader.stopped:
                 return False
-            self._queue(pchannel, deliveries, through, caught_up=caught_up)
+            self._queue(reader, deliveries, through, caught_up=caught_up)
             return True
 
     def _has_room(self) -> bool:
         return self._held < self._prefetch and not self._closed
 
-    def _take(self, pchannel: str, found: Scan, parts: Sequence[VisibleRows]) -> None:
+    def _take(self, reader: _Reader, found: Scan, parts: Sequence[VisibleRows]) -> None:
         """Queue what another consumer's thread got for this one."""
         try:
-            deliveries = [delivery for portion in self._portions(pchannel, parts) for delivery in portion]
+            deliveries = [delivery for portion in self._portions(reader.pchannel, parts) for delivery in portion]
             with self._changed:
-                self._queue(pchannel, deliveries, found.confirmed_tick, caught_up=False)
+                if not reader.stopped:
+                    self._queue(reader, deliveries, found.confirmed_tick, caught_up=False)
         except Exception as error:  # the other consumer has no part in it
             with self._changed:
                 self._put([error])
             found.close()
 
-    def _queue(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
-        place = self._places[pchannel]
-        self._held += sum(delivery.held_bytes for delivery in deliveries)
-        (self._caught_up.add if caught_up else self._caught_up.discard)(pchannel)
-        place.queued = through
-        if deliveries or through > place.seen:
-            self._put([*deliveries, (pchannel, through)])
+    def _queue(self, reader: _Reader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
+        new: list[_Item] = []
+        for delivery in deliveries:
+            delivery.places = reader.of(delivery.vchannel, delivery.tick)
+            if delivery.places:
+                self._held += delivery.held_bytes
+                new.append(delivery)
+        reader.caught_up = caught_up
+        behind = tuple(place for place in reader.places.values() if place.seen < through)
+        for place in reader.places.values():
+            place.queued = max(place.queued, through)
+        if new or behind:
+            self._put([*new, _Mark(behind, through)])
 
-    def _put(self, items: Sequence[Delivery | tuple[str, int] | Exception]) -> None:
+    def _put(self, items: Sequence[_Item]) -> None:
         self._ready.extend(items)
         self._wake()
 
@@ -452,3 +811,11 @@ class Consumer(Closeable):
         wakers, self._wakers = self._wakers, []
         for call in wakers:
             call()
+
+
+def _lanes(channels: Sequence[str]) -> Iterator[str]:
+    """Yield the lanes of channels: a PChannel's VChannels are part of it."""
+    for channel in channels:
+        pchannel, vchannel = split_channel(channel)
+        if not vchannel or pchannel not in channels:
+            yield channel

@@ -85,6 +85,8 @@ class Delivery:
     _files: ImportSource | None = None
     _schema: SchemaMode = "written"
     _together: BatchDecoder = field(default_factory=BatchDecoder)
+    places: tuple[object, ...] = ()
+    """Where its consumer keeps the progress of the lanes that it belongs to."""
     ack: AckState = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,11 +1,15 @@
-"""Positions of consumer groups: by group and PChannel the time tick up to which everything is done, and the lock on it.
+"""Positions of consumer groups: by group and lane the time tick up to which everything is done, and the claim on it.
+
+A lane is a VChannel, or a PChannel for a consumer of PChannels. Builds before consumer groups shared their lanes have
+positions by PChannel alone, which apply to a VChannel that has none of its own (:func:`start_of`). A claim is the
+exclusive right of one holder to a lane. A member is a consumer that divides a group's lanes with others.
 
 A scan resumes exactly at a time tick, including transactions that were open then, because it starts at the tick's
 LastConfirmed. So these positions are separate from the log's own consumer groups
 (:class:`millrace.log.protocol.LogService`), whose positions are entries.
 
 One node keeps them in a synced SQLite file (:class:`FilePositions`). A cluster with a meta store keeps them there
-(millrace.coord.positions).
+(millrace.coord.consumer_positions).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from urllib.parse import quote
 from millrace.base.errors import GroupBusy, InvalidSettings, PositionsBusy
 from millrace.base.files import make_folder
 from millrace.base.sqlite_errors import translate_busy
+from millrace.message.ids import split_channel
 
 FILE: Final = "consumers.db"
 """Name of the file in the data folder's `coord` folder."""
@@ -33,6 +38,10 @@ BUSY_SECONDS: Final = 30.0
 _SCHEMA: Final = """
 create table if not exists position (
     grp text not null, pchannel text not null, tick integer not null, primary key (grp, pchannel));
+create table if not exists claim (
+    grp text not null, lane text not null, holder text not null, primary key (grp, lane));
+create table if not exists member (
+    grp text not null, name text not null, value text not null, primary key (grp, name));
 """
 _MOVED: Final = "create table moved (at real not null)"
 """Exists once the positions are in a meta store; from then on the file is not used."""
@@ -50,7 +59,27 @@ class PositionStore(Protocol):
         ...
 
     def groups(self) -> dict[str, dict[str, int]]:
-        """Return the ticks by group and PChannel."""
+        """Return the ticks by group and lane."""
+        ...
+
+    def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
+        """Put a group's positions anywhere, also back; None deletes one. Raises GroupBusy if one is claimed."""
+        ...
+
+    def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
+        """Return the holders of claimed lanes by (group, lane), of one group or of all."""
+        ...
+
+    def abandoned(self, group: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the members by name, and the holders by lane, that another process recorded and no lease ends."""
+        ...
+
+    def members(self, group: str | None = None) -> dict[tuple[str, str], str]:
+        """Return what is recorded of members by (group, member), of one group or of all."""
+        ...
+
+    def set_member(self, group: str, name: str, value: str | None) -> None:
+        """Record a member until `close` or the end of the process, or longer; None removes it. Idempotent."""
         ...
 
     def drop(self, group: str, pchannels: Collection[str]) -> None:
@@ -104,6 +133,9 @@ class FilePositions:
         self._folder = folder
         self._guard = threading.RLock()
         self._locks: dict[tuple[str, str], int] = {}
+        self._recorded: set[tuple[str, str]] = set()
+        """Locks whose holder is in the file."""
+        self._own_members: set[tuple[str, str]] = set()
         self._db = sqlite3.connect(folder / FILE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             with self._typed():
@@ -147,6 +179,42 @@ class FilePositions:
         """Whether the positions are in a meta store by now."""
         return self._db.execute("select 1 from sqlite_master where name = 'moved'").fetchone() is not None
 
+    def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
+        with ExitStack() as locked:
+            for name in ticks:
+                self.lock(group, name)
+                locked.callback(self.unlock, group, name)
+            gone = [(group, name) for name, tick in ticks.items() if tick is None]
+            with self._writing() as db:
+                db.executemany("delete from position where grp = ? and pchannel = ?", gone)
+                _put(db, group, {name: tick for name, tick in ticks.items() if tick is not None})
+
+    def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
+        with self._typed() as db:
+            rows = db.execute("select grp, lane, holder from claim where ? is null or grp = ?", (group, group))
+            return {(name, lane): holder for name, lane, holder in rows}
+
+    def abandoned(self, group: str) -> tuple[dict[str, str], dict[str, str]]:
+        members, claims = self.members(group), self.claims(group)
+        with self._guard:
+            return (
+                {name: value for (_, name), value in members.items() if (group, name) not in self._own_members},
+                {lane: holder for (_, lane), holder in claims.items() if (group, lane) not in self._locks},
+            )
+
+    def members(self, group: str | None = None) -> dict[tuple[str, str], str]:
+        with self._typed() as db:
+            rows = db.execute("select grp, name, value from member where ? is null or grp = ?", (group, group))
+            return {(of, name): value for of, name, value in rows}
+
+    def set_member(self, group: str, name: str, value: str | None) -> None:
+        with self._writing() as db:
+            (self._own_members.discard if value is None else self._own_members.add)((group, name))
+            if value is None:
+                db.execute("delete from member where grp = ? and name = ?", (group, name))
+            else:
+                db.execute("insert or replace into member values (?, ?, ?)", (group, name, value))
+
     def get(self, group: str, pchannel: str) -> int | None:
         with self._typed() as db:
             row = db.execute("select tick from position where grp = ? and pchannel = ?", (group, pchannel)).fetchone()
@@ -154,10 +222,7 @@ class FilePositions:
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
         with self._writing() as db:
-            db.executemany(
-                "insert into position values (?, ?, ?) on conflict (grp, pchannel) do update set tick = excluded.tick",
-                [(group, pchannel, tick) for pchannel, tick in ticks.items()],
-            )
+            _put(db, group, ticks)
 
     def groups(self) -> dict[str, dict[str, int]]:
         with self._typed() as db:
@@ -170,7 +235,8 @@ class FilePositions:
                 locked.callback(self.unlock, group, name)
                 locked.callback(self._lock_file(group, name).unlink, missing_ok=True)
             with self._writing() as db:
-                db.execute("delete from position where grp = ?", (group,))
+                for table in ("position", "claim", "member"):
+                    db.execute(f"delete from {table} where grp = ?", (group,))
 
     def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
         path = self._lock_file(group, pchannel)
@@ -191,6 +257,14 @@ class FilePositions:
             os.close(file)  # the group was dropped between open and flock: the locked file is unlinked
         with self._guard:
             self._locks[group, pchannel] = file
+        if holder:
+            try:
+                with self._writing() as db:
+                    self._recorded.add((group, pchannel))
+                    db.execute("insert or replace into claim values (?, ?, ?)", (group, pchannel, holder))
+            except BaseException:
+                self.unlock(group, pchannel)
+                raise
 
     def _lock_file(self, group: str, pchannel: str) -> Path:
         return self._folder / f"group-{quote(group, safe='')}-{quote(pchannel, safe='')}.lock"
@@ -198,8 +272,15 @@ class FilePositions:
     def unlock(self, group: str, pchannel: str) -> None:
         with self._guard:
             file = self._locks.pop((group, pchannel), None)
+            recorded = (group, pchannel) in self._recorded
+            self._recorded.discard((group, pchannel))
         if file is not None:
-            os.close(file)
+            try:
+                if recorded:  # before the lock is free: the next claim writes this row
+                    with self._writing() as db:
+                        db.execute("delete from claim where grp = ? and lane = ?", (group, pchannel))
+            finally:
+                os.close(file)
 
     def close(self) -> None:
         with self._guard:
@@ -239,9 +320,28 @@ def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, in
         file.close()
 
 
+def start_of(lane: str, ticks: Mapping[str, int]) -> int | None:
+    """Return where a group with these positions starts on a lane; None if it never moved there."""
+    found = ticks.get(lane)
+    return ticks.get(split_channel(lane)[0]) if found is None else found
+
+
+def lane_positions(ticks: Mapping[str, int]) -> dict[str, int]:
+    """Return the positions that count: one of a PChannel does not once the group has one of a VChannel there."""
+    moved = {pchannel for pchannel, vchannel in map(split_channel, ticks) if vchannel}
+    return {lane: tick for lane, tick in ticks.items() if lane not in moved}
+
+
 def reset_file_id(db: sqlite3.Connection) -> None:
     """Give a copy of the file an identity of its own."""
     db.execute("drop table if exists file")
+
+
+def _put(db: sqlite3.Connection, group: str, ticks: Mapping[str, int]) -> None:
+    db.executemany(
+        "insert into position values (?, ?, ?) on conflict (grp, pchannel) do update set tick = excluded.tick",
+        [(group, lane, tick) for lane, tick in ticks.items()],
+    )
 
 
 def _name(db: sqlite3.Connection) -> str:

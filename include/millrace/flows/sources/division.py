@@ -10,7 +10,6 @@ keeps them apart is the claim, a commit of the lane's position before its first 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from millrace.base.errors import LogUnavailable, MetaAmbiguous, MetaUnavailable
+from millrace.base.lane_division import shares
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
 from millrace.coord.lease import LeasedKey
@@ -180,30 +180,6 @@ def members(store: MetaStore, flow: str) -> tuple[str, ...]:
     """Return the workers of `flow` that have a lease, by their instance names. Raises MetaUnavailable."""
     found = {str(json.loads(each.value)["instance"]) for each in store.list(f"{PREFIX}{flow}/").entries}
     return tuple(sorted(found))
-
-
-def shares(lanes: Iterable[str], members: Sequence[str]) -> dict[str, str]:
-    """Return the owner of each lane: as many for each of `members`, or one more, in whatever order they are given.
-
-    A lane goes to the member with the highest hash of both among those that have room, so that most lanes stay where
-    they are when a member comes or goes.
-    """
-    found: dict[str, str] = {}
-    ordered, names = sorted(set(lanes)), sorted(set(members))
-    if not names:
-        return found
-    most, more = divmod(len(ordered), len(names))
-    taken = dict.fromkeys(names, 0)
-    for lane in ordered:
-        free = [name for name in names if taken[name] < most or (more and taken[name] == most)]
-        found[lane] = owner = max(free, key=lambda name: _rank(name, lane))
-        more -= taken[owner] == most
-        taken[owner] += 1
-    return found
-
-
-def _rank(name: str, lane: str) -> bytes:
-    return hashlib.sha256(f"{name}\n{lane}".encode()).digest()
 
 
 def _told(instance: str) -> bytes:

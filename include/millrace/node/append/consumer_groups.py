@@ -1,45 +1,110 @@
-"""Consumer groups of remote consumers: who holds a group's PChannel, and the group's position.
+"""Consumer groups at the log's server: members divide a group's lanes, and each lane has one holder and one position.
 
-A remote consumer holds a group's PChannel by a lease that each of its calls renews. Meanwhile this process holds the
-lock of that position, so that a local consumer finds it taken. After a restart of the server, the holder's next call
-takes the lease again unless another consumer has it. A move names the position that the holder left. If the group is
-elsewhere by now, another consumer moved it, and the holder gets GroupBusy; a move never goes back. At most MAX_LEASES
-leases of at most MAX_GROUPS groups are held. Calls of one group run one after the other; groups do not wait for each
-other, so an unresponsive meta store delays only the calls of the group in question.
+A lane is a VChannel, or a PChannel for a consumer of PChannels. A holder has a claim to a lane, a lease that each of
+its calls renews. Meanwhile this process holds the lock of that position, so that no other process can. The claims of
+one group never overlap: a lane has at most one holder that can move it.
+
+Consumers hold lanes in two ways:
+
+- A consumer with exclusive use takes all of its lanes, or gets GroupBusy. After a restart of the server, its next call
+  takes the lease again unless another consumer has it. A move names the position that the holder left.
+- A member calls `sync` about once a second. This is its heartbeat, and answers which lanes it shall have
+  (:mod:`millrace.base.lane_division`), and which it holds. It gives up a lane with `leave` once it has moved the group,
+  and only then, or when its lease is over, the lane is another's. A member that was silent for longer than its lease is
+  fenced: a move without the claim gets GroupBusy, even if nobody else has the lane.
+
+Moves marked `later` are written together every FLUSH_SECONDS, so the writes of a group do not grow with its members.
+Everything is written before a lane changes hands.
+
+At most MAX_LEASES leases of at most MAX_GROUPS groups are held. Calls of one group run one after the other; groups do
+not wait for each other, so an unresponsive meta store delays only the calls of the group in question.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, LogUnavailable, ServerFull
+from millrace.base.errors import (
+    ChannelNotFound,
+    GroupBusy,
+    InvalidArgument,
+    LogUnavailable,
+    MillraceError,
+    ServerFull,
+)
 from millrace.base.keyed_lock import KeyedLock
-from millrace.client.consume.positions import FilePositions, PositionStore
+from millrace.base.lane_division import divide
+from millrace.base.metrics import Metrics
+from millrace.client.consume.positions import FilePositions, PositionStore, lane_positions, start_of
+from millrace.message.ids import split_channel
 
 LEASE_SECONDS: Final = 15.0
 """Seconds that a lease lasts without a call."""
+LONGEST_LEASE: Final = 300.0
+FLUSH_SECONDS: Final = 0.2
+"""Seconds between two writes of the moves that may be written later; longer with more than 10 groups."""
 MAX_LEASES: Final = 1024
+MAX_MEMBERS: Final = 1024
 MAX_GROUPS: Final = 10_000
 _LONGEST: Final = 150
 """Maximum length of a group's quoted name, which becomes part of a file name."""
 _LOOK: Final = 1.0
+_VIEW_SECONDS: Final = 0.5
+"""How long a look at a group's members and claims, which other servers may have, counts."""
+_GROUP_FLUSH: Final = 0.02
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Place:
     holder: str
     until: float
+    lease: float
+    number: int = 0
+    """Of the claim: another one each time that it is acquired. 0 if it was acquired at another server process."""
+
+
+@dataclass(slots=True)
+class _Member:
+    lanes: frozenset[str]
+    value: str
+    """What the store records of it: JSON of lanes, client and since."""
+    lease: float
+    until: float
+
+
+@dataclass(slots=True)
+class _View:
+    """Members and claims of one group, at all servers."""
+
+    at: float
+    wanted: dict[str, frozenset[str]]
+    """By member the lanes that it reads."""
+    claims: dict[str, str]
+    """By lane its holder."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What this server knows of one group."""
+
+    members: dict[str, _Member] = field(default_factory=dict)
+    view: _View | None = None
 
 
 class ConsumerGroups:
-    """Answers the action ``append/group``. Thread-safe."""
+    """Answers the actions ``append/group`` and its neighbours. Thread-safe."""
 
     def __init__(
         self,
@@ -49,6 +114,7 @@ class ConsumerGroups:
         positions: Callable[[], PositionStore] | None = None,
         lease: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
     ) -> None:
         """Manage the groups of a deployment.
 
@@ -58,33 +124,52 @@ class ConsumerGroups:
         self._pchannels = pchannels
         self._lease = lease
         self._clock = clock
+        self._metrics = metrics
         self._turns = KeyedLock()
         self._guard = threading.Lock()
         """Guards the state that groups share. Only opening the store holds it for long."""
         self._places: dict[tuple[str, str], _Place] = {}
+        self._groups: dict[str, _Group] = {}
+        self._pending: dict[str, dict[str, int]] = {}
+        """Moves by group and lane that are not written yet."""
         self._positions: PositionStore | None = None
         self._closed = threading.Event()
+        self._flusher: threading.Thread | None = None
+
+    # --- calls --------------------------------------------------------------------------------------------------------
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer one call of a holder: `{"group", "holder"}` and one of the following.
 
-        - `"take": pchannel`: acquire the lease. The answer is `{"tick": position or null, "lease": seconds}`.
-        - `"move": {pchannel: [from, to]}`: move the group, all or nothing, durably. `from` may be null.
-        - `"keep": [pchannel, ...]`: renew leases only.
-        - `"leave": [pchannel, ...]`: release leases.
+        - `"take": lane`: acquire the lease. The answer is `{"tick": position or null, "lease": seconds}`, and `"start"`
+          if the position of the lane's PChannel is where to start.
+        - `"move": {lane: [from, to]}`: move the group, all or nothing, durably. `from` may be null.
+        - `"move": {lane: [claim, to]}` with `"strict": true`: the same under the claims of a member; with `"later":
+          true` durable within FLUSH_SECONDS.
+        - `"keep": [lane, ...]`: renew leases only.
+        - `"leave": [lane, ...]`: release leases. With `"member": true`, leave the group too.
+        - `"sync": {"lanes", "held": {lane: claim}, "client", "lease"?, "until"?}`: be a member that reads `lanes` and
+          holds `held`. The answer is `{"held": {lane: [claim, position or null, start or null]}, "share": [lane, ...],
+          "members": count, "lease": seconds, "reason": why it has no lane or "", "done": whether all other lanes have
+          reached "until"}`. A claim with another number is a new one.
 
         Raises GroupBusy, ChannelNotFound, ServerFull, InvalidArgument.
         """
-        group, holder = _text(request, "group"), _text(request, "holder")
-        if len(quote(group, safe="")) > _LONGEST:
-            raise InvalidArgument(f"the name of a consumer group is limited to {_LONGEST} characters, URL-quoted")
+        group, holder = _group_of(request), _text(request, "holder")
         with self._turn(group):
             match request:
-                case {"take": str(pchannel)}:
-                    self._take(group, pchannel, holder)
-                    return {"tick": self._open().get(group, pchannel), "lease": self._lease}
+                case {"take": str(lane)}:
+                    self._take(group, lane, holder)
+                    ticks = self._stands(group, lane)
+                    told = {"tick": ticks.get(lane), "lease": self._lease}
+                    start = start_of(lane, ticks)
+                    return told if start == ticks.get(lane) else told | {"start": start}
                 case {"move": dict(moves)}:
-                    self._move(group, holder, {name: _step(step) for name, step in moves.items()})
+                    steps = {name: _step(step) for name, step in moves.items()}
+                    if request.get("strict") is True:
+                        self._move_claimed(group, holder, steps, later=request.get("later") is True)
+                    else:
+                        self._move(group, holder, steps)
                 case {"keep": list(names)}:
                     for name in names:
                         self._take(group, str(name), holder)
@@ -93,27 +178,93 @@ class ConsumerGroups:
                         place = self._places.get((group, str(name)))
                         if place is not None and place.holder == holder:
                             self._give((group, str(name)))
+                    if request.get("member") is True:
+                        self._part(group, holder)
+                case {"sync": dict(said)}:
+                    return self._sync(group, holder, said)
                 case _:
-                    raise InvalidArgument("a call of a consumer group needs one of take, move, keep and leave")
+                    raise InvalidArgument("a call of a consumer group needs one of take, move, keep, leave and sync")
         return {}
 
     def drop(self, request: dict[str, Any]) -> None:
-        """Delete `{"group"}` and its positions. Idempotent. Raises GroupBusy while a consumer holds a lease of it."""
-        group = _text(request, "group")
+        """Delete `{"group"}` and its positions. Idempotent. Raises GroupBusy while a consumer uses it."""
+        group = _group_of(request)
         with self._turn(group):
-            with self._guard:
-                own = [place for place in self._places if place[0] == group]
-            for place in own:
-                if self._places[place].until > self._clock():
-                    raise GroupBusy(f"a remote consumer reads {place[1]} for group {group!r}: close it first")
-            for place in own:
-                self._give(place)
+            self._require_empty(group)
+            self._pending.pop(group, None)
             self._open().drop(group, self._pchannels())
 
+    def reset(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Put `{"group", "ticks": {lane: tick or null}}` anywhere; null forgets a lane's position.
+
+        The answer has the positions before, `{"before": {lane: tick}}`.
+        Raises GroupBusy while a consumer uses the group, ChannelNotFound, InvalidArgument.
+        """
+        group, ticks = _group_of(request), request.get("ticks")
+        if not isinstance(ticks, dict) or not ticks:
+            raise InvalidArgument("a reset needs ticks: {lane: tick or null, ...}")
+        wanted = {str(lane): None if tick is None else _step([None, tick])[1] for lane, tick in ticks.items()}
+        with self._turn(group):
+            for lane in wanted:
+                self._require_channel(lane)
+            self._require_empty(group)
+            before = self._open().groups().get(group, {})
+            self._open().place(group, wanted)
+        return {"before": before}
+
+    def describe(self) -> dict[str, Any]:
+        """Return `{"groups": [{"group", "positions": {lane: tick}, "claims": {lane: holder}, "members": [...]}]}`.
+
+        A member is `{"member", "client", "since", "wanted": count, "lanes": [lane, ...], "reason"}`.
+        """
+        positions = self._open()
+        found = positions.groups()
+        with self._guard:
+            for group, moves in self._pending.items():
+                found[group] = found.get(group, {}) | moves
+        wanted: dict[str, dict[str, dict[str, Any]]] = {}
+        claims: dict[str, dict[str, str]] = {}
+        for (group, name), value in positions.members().items():
+            wanted.setdefault(group, {})[name] = json.loads(value)
+        for (group, lane), holder in positions.claims().items():
+            if holder in wanted.get(group, {}) or lane not in positions.abandoned(group)[1]:
+                claims.setdefault(group, {})[lane] = holder
+        told = []
+        for group in sorted({*found, *wanted, *claims}):
+            held, members = claims.get(group, {}), wanted.get(group, {})
+            of = {name: frozenset(said["lanes"]) for name, said in members.items()}
+            share = divide(of, held)
+            told.append(
+                {
+                    "group": group,
+                    "positions": lane_positions(found.get(group, {})),
+                    "claims": dict(sorted(held.items())),
+                    "members": [
+                        {
+                            "member": name,
+                            "client": said["client"],
+                            "since": said["since"],
+                            "wanted": len(of[name]),
+                            "lanes": sorted(lane for lane, holder in held.items() if holder == name),
+                            "reason": _reason(name, of, share, held),
+                        }
+                        for name, said in sorted(members.items(), key=lambda each: (each[1]["since"], each[0]))
+                    ],
+                }
+            )
+        return {"groups": told}
+
     def close(self) -> None:
-        """Release all leases."""
+        """Write what is to be written later, and release all leases."""
         self._closed.set()
+        if self._flusher is not None:
+            self._flusher.join()
         self._turns.wait_idle()
+        for group in list(self._pending):
+            try:
+                self._flush(group)
+            except MillraceError as error:
+                _log.warning("the last moves of consumer group %r are not written: %s: %s", group, error.code, error)
         with self._guard:
             self._places.clear()
             if self._positions is not None:
@@ -127,57 +278,315 @@ class ConsumerGroups:
                 raise LogUnavailable("the log's server is stopping: call again")
             yield
 
-    def _take(self, group: str, pchannel: str, holder: str) -> None:
-        """Acquire or renew the holder's lease."""
-        place = self._places.get((group, pchannel))
-        if place is None:
-            if pchannel not in self._pchannels():
-                raise ChannelNotFound(f"there is no PChannel {pchannel[:100]!r}")
-            positions = self._open()
-            if positions.get(group, pchannel) is None and len(positions.groups()) >= MAX_GROUPS:
-                raise InvalidArgument(
-                    f"there are {MAX_GROUPS} consumer groups, the limit: use one of them, or drop some "
-                    "(Database.drop_group)"
-                )
-            with self._guard:
-                if len(self._places) >= MAX_LEASES:
-                    raise ServerFull(
-                        f"the server holds {MAX_LEASES} leases of consumer groups, the limit: close idle consumers"
-                    )
-                self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)
-            try:
-                positions.lock(group, pchannel, holder=holder)
-            except BaseException:
-                self._forget((group, pchannel))
-                raise
-        elif place.holder == holder or place.until <= self._clock():
-            place.holder, place.until = holder, self._clock() + self._lease
-        else:
-            raise GroupBusy(
-                f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its own"
-            )
+    # --- members ------------------------------------------------------------------------------------------------------
 
-    def _move(self, group: str, holder: str, moves: dict[str, tuple[int | None, int]]) -> None:
-        for pchannel in moves:
-            self._take(group, pchannel, holder)
+    def _sync(self, group: str, holder: str, said: dict[str, Any]) -> dict[str, Any]:
+        lanes, lease, held = _names_of(said, "lanes"), self._lease_of(said), said.get("held")
+        if not isinstance(held, dict) or not all(isinstance(number, int) for number in held.values()):
+            raise InvalidArgument("a sync needs 'held', the numbers of claims by lane")
+        for lane in lanes:
+            self._require_channel(lane)
+        state = self._loaded(group)
+        self._join(group, state, holder, lanes, lease, str(said.get("client", ""))[:200])
+        self._release_expired(group)
+        view = self._look(group, state, holder)
+        for lane, number in held.items():
+            if self._holds(group, lane, holder, number):
+                self._take(group, lane, holder, lease=lease, adopted=True)
+                self._places[group, lane].number = number
+        target = divide(view.wanted, view.claims)
+        share = sorted(lane for lane, owner in target.items() if owner == holder)
+        for lane in share:
+            owner = view.claims.get(lane, holder)
+            if owner == holder or owner not in view.wanted:
+                try:
+                    self._take(group, lane, holder, lease=lease)
+                    view.claims[lane] = holder
+                except GroupBusy as error:  # of another server, or of a consumer with exclusive use
+                    _log.debug("group %r: %s", group, error)
+                    state.view = None
+        mine = {lane: place.number for lane, place in sorted(self._of(group).items()) if place.holder == holder}
+        ticks = self._stands(group, *lanes)
+        until = said.get("until")
+        others = [start_of(lane, ticks) for lane in lanes if lane not in mine]
+        return {
+            "held": {lane: [number, ticks.get(lane), start_of(lane, ticks)] for lane, number in mine.items()},
+            "share": share,
+            "members": len(view.wanted),
+            "lease": lease,
+            "reason": "" if mine else _reason(holder, view.wanted, target, view.claims),
+            "done": isinstance(until, int) and all(tick is not None and tick >= until for tick in others),
+        }
+
+    def _lease_of(self, said: dict[str, Any]) -> float:
+        lease = said.get("lease", self._lease)
+        if not isinstance(lease, (int, float)) or not 0.5 <= lease <= LONGEST_LEASE:
+            raise InvalidArgument(f"a member's lease lasts 0.5 to {LONGEST_LEASE:.0f} s, not {lease!r}")
+        return float(lease)
+
+    def _join(self, group: str, state: _Group, name: str, lanes: frozenset[str], lease: float, client: str) -> None:
+        now, there = self._clock(), state.members.get(name)
+        recorded = state.view is None or now - state.view.at >= _VIEW_SECONDS or name in state.view.wanted
+        if there is not None and there.lanes == lanes and recorded:
+            there.lease, there.until = lease, now + lease
+            return
+        if there is None and sum(len(each.members) for each in list(self._groups.values())) >= MAX_MEMBERS:
+            raise ServerFull(
+                f"the server has {MAX_MEMBERS} members of consumer groups, the limit: close idle consumers"
+            )
+        value = json.dumps({"lanes": sorted(lanes), "client": client, "since": round(time.time(), 3)})
+        self._open().set_member(group, name, value)
+        state.members[name] = _Member(lanes, value, lease, now + lease)
+        state.view = None
+        self._count(group, state)
+
+    def _part(self, group: str, name: str) -> None:
+        state = self._groups.get(group)
+        if state is not None and name in state.members:
+            self._open().set_member(group, name, None)
+            del state.members[name]
+            state.view = None
+            self._count(group, state)
+            if not state.members:
+                with self._guard:
+                    self._groups.pop(group, None)
+
+    def _loaded(self, group: str) -> _Group:
+        """Return what is known of a group. Members and claims of a process that was killed count for one lease more."""
+        state = self._groups.get(group)
+        if state is None:
+            state = _Group()
+            now = self._clock()
+            members, claims = self._open().abandoned(group)
+            for name, value in members.items():
+                lanes = frozenset(json.loads(value)["lanes"])
+                state.members[name] = _Member(lanes, value, self._lease, now + self._lease)
+            for lane, holder in claims.items():
+                if holder in members and (group, lane) not in self._places:
+                    try:
+                        self._take(group, lane, holder, adopted=True)
+                    except GroupBusy:
+                        pass  # a consumer with exclusive use was faster
+            with self._guard:
+                self._groups[group] = state
+        return state
+
+    def _look(self, group: str, state: _Group, holder: str) -> _View:
+        """Return the members and claims of a group at all servers, at most _VIEW_SECONDS old."""
+        now, view = self._clock(), state.view
+        if view is None or now - view.at >= _VIEW_SECONDS or holder not in view.wanted:
+            positions = self._open()
+            members = positions.members(group)
+            if (group, holder) not in members:  # the store's lease ended meanwhile
+                positions.set_member(group, holder, state.members[holder].value)
+                members[group, holder] = state.members[holder].value
+            wanted = {name: frozenset(json.loads(value)["lanes"]) for (_, name), value in members.items()}
+            claims = {lane: name for (_, lane), name in positions.claims(group).items()}
+            for lane, place in self._of(group).items():
+                if claims.get(lane) != place.holder:  # the store's lease ended, and perhaps another server has it
+                    with self._guard:
+                        self._pending[group] = {**self._pending.get(group, {})}
+                        self._pending[group].pop(lane, None)
+                    self._forget((group, lane))
+                    positions.unlock(group, lane)
+            view = state.view = _View(now, wanted, claims)
+        return view
+
+    def _release_expired(self, group: str) -> None:
+        now, state = self._clock(), self._groups.get(group)
+        for lane, place in self._of(group).items():
+            if place.until <= now:
+                self._give((group, lane))
+        for name, member in list(state.members.items() if state is not None else ()):
+            if member.until <= now:
+                self._part(group, name)
+
+    def _count(self, group: str, state: _Group) -> None:
+        if self._metrics is not None:
+            self._metrics.consumer_group_members.labels(group).set(len(state.members))
+
+    # --- claims -------------------------------------------------------------------------------------------------------
+
+    def _of(self, group: str) -> dict[str, _Place]:
+        with self._guard:
+            return {lane: place for (of, lane), place in self._places.items() if of == group}
+
+    def _holds(self, group: str, lane: str, holder: str, number: int) -> bool:
+        """Whether the holder has this claim: from this server, or from another, and nobody has had the lane since."""
+        place = self._places.get((group, lane))
+        if place is not None:
+            return place.holder == holder and place.until > self._clock() and place.number in (0, number)
+        return self._open().claims(group).get((group, lane)) == holder
+
+    def _require_channel(self, lane: str) -> None:
+        if split_channel(lane)[0] not in self._pchannels():
+            raise ChannelNotFound(f"there is no PChannel {split_channel(lane)[0][:100]!r}")
+
+    def _take(self, group: str, lane: str, holder: str, *, lease: float | None = None, adopted: bool = False) -> None:
+        """Acquire or renew the holder's lease. `adopted`: another server process gave the claim, and it still holds."""
+        seconds = self._lease if lease is None else lease
+        place = self._places.get((group, lane))
+        if place is not None and place.holder != holder:
+            if place.until > self._clock():
+                raise _busy(group, lane)
+            self._give((group, lane))
+            place = None
+        if place is not None:
+            place.until, place.lease = self._clock() + seconds, seconds
+            return
+        self._require_channel(lane)
+        now = self._clock()
+        for other, its in self._of(group).items():
+            whole = split_channel(other)[0] == lane or split_channel(lane)[0] == other
+            if whole and its.holder != holder and its.until > now:
+                raise _busy(group, other)
         positions = self._open()
-        for pchannel, (before, to) in moves.items():
-            stands = positions.get(group, pchannel)
-            if stands not in (before, to):
-                raise GroupBusy(
-                    f"another consumer moved group {group!r} on {pchannel} to tick {stands}: it owns what this "
-                    "consumer has not"
-                    " acknowledged; stop one of the two"
+        first = not self._of(group) and positions.get(group, lane) is None
+        if first and group not in (groups := positions.groups()) and len(groups) >= MAX_GROUPS:
+            raise InvalidArgument(
+                f"there are {MAX_GROUPS} consumer groups, the limit: use one of them, or drop some "
+                "(Database.drop_group)"
+            )
+        with self._guard:
+            if len(self._places) >= MAX_LEASES:
+                raise ServerFull(
+                    f"the server holds {MAX_LEASES} leases of consumer groups, the limit: close idle consumers"
                 )
-        positions.move(group, {pchannel: to for pchannel, (_, to) in moves.items()})
+            self._places[group, lane] = _Place(
+                holder, now + seconds, seconds, 0 if adopted else 1 + secrets.randbits(48)
+            )
+        try:
+            positions.lock(group, lane, holder=holder)
+        except BaseException:
+            self._forget((group, lane))
+            raise
+        self._changed(group)
+
+    def _require_empty(self, group: str) -> None:
+        """Raise GroupBusy while a consumer uses the group; release what expired consumers left."""
+        self._loaded(group)
+        self._release_expired(group)
+        for lane in self._of(group):
+            raise GroupBusy(f"a consumer reads {lane} for group {group!r}: close it first")
+        if members := self._open().members(group):
+            raise GroupBusy(f"group {group!r} has {len(members)} members: close them first")
+        with self._guard:
+            self._groups.pop(group, None)
 
     def _give(self, place: tuple[str, str]) -> None:
+        self._flush(place[0])
         self._forget(place)
         self._open().unlock(*place)
+        self._changed(place[0])
 
     def _forget(self, place: tuple[str, str]) -> None:
         with self._guard:
-            del self._places[place]
+            self._places.pop(place, None)
+
+    def _changed(self, group: str) -> None:
+        if (state := self._groups.get(group)) is not None:
+            state.view = None
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def _stands(self, group: str, *lanes: str) -> dict[str, int]:
+        """Return the positions of lanes and their PChannels, with moves that are not written yet."""
+        pending, positions = self._pending.get(group, {}), self._open()
+        found = {}
+        for name in {*lanes, *(split_channel(lane)[0] for lane in lanes)}:
+            tick = pending.get(name)
+            tick = positions.get(group, name) if tick is None else tick
+            if tick is not None:
+                found[name] = tick
+        return found
+
+    def _move(self, group: str, holder: str, moves: Mapping[str, tuple[int | None, int]]) -> None:
+        for lane in moves:
+            self._take(group, lane, holder)
+        self._flush(group)
+        positions = self._open()
+        for lane, (before, to) in moves.items():
+            stands = positions.get(group, lane)
+            if stands not in (before, to):
+                raise _moved(group, lane, stands)
+        positions.move(group, {lane: to for lane, (_, to) in moves.items()})
+
+    def _move_claimed(
+        self, group: str, holder: str, moves: Mapping[str, tuple[int | None, int]], *, later: bool
+    ) -> None:
+        """Move lanes that the holder has a claim to, forward."""
+        self._loaded(group)
+        for lane in moves:
+            if not self._holds(group, lane, holder, moves[lane][0] or 0):
+                raise GroupBusy(
+                    f"this consumer of group {group!r} was silent for longer than its lease and has lost {lane}:"
+                    " what it has not acknowledged is delivered again"
+                )
+            self._take(group, lane, holder, lease=self._member_lease(group, holder), adopted=True)
+            self._places[group, lane].number = moves[lane][0] or 0
+        stands = self._stands(group, *moves)
+        for lane, (_, to) in moves.items():
+            if stands.get(lane, to) > to:
+                raise _moved(group, lane, stands[lane])
+        ticks = {lane: to for lane, (_, to) in moves.items()}
+        with self._guard:
+            self._pending[group] = self._pending.get(group, {}) | ticks
+            if self._flusher is None:
+                self._flusher = threading.Thread(target=self._flush_often, name="group-positions", daemon=True)
+                self._flusher.start()
+        if not later and (lost := self._flush(group) & moves.keys()):
+            raise _busy(group, min(lost))
+
+    def _member_lease(self, group: str, holder: str) -> float:
+        state = self._groups.get(group)
+        member = None if state is None else state.members.get(holder)
+        return self._lease if member is None else member.lease
+
+    def _flush(self, group: str) -> set[str]:
+        """Write the moves of a group that are not written yet. The caller has the group's turn.
+
+        Returns the lanes that another server has taken, which are not moved.
+        """
+        ticks, lost = self._pending.get(group), set[str]()
+        if not ticks:
+            return lost
+        try:
+            self._open().move(group, ticks)
+        except GroupBusy:  # another server has taken some of the lanes
+            for lane, tick in ticks.items():
+                try:
+                    self._open().move(group, {lane: tick})
+                except GroupBusy as error:
+                    _log.warning("a move of group %r is dropped, its lane is another's: %s", group, error)
+                    self._forget((group, lane))
+                    self._changed(group)
+                    lost.add(lane)
+        if self._metrics is not None:
+            self._metrics.consumer_position_commits_total.inc()
+        with self._guard:
+            if self._pending.get(group) is ticks:
+                del self._pending[group]
+        return lost
+
+    def _flush_often(self) -> None:
+        pause = FLUSH_SECONDS
+        while not self._closed.wait(pause):
+            pause = max(FLUSH_SECONDS, _GROUP_FLUSH * self.flush())
+
+    def flush(self) -> int:
+        """Write the moves that may be written later; return the number of groups that had some."""
+        with self._guard:
+            groups = list(self._pending)
+        for group in groups:
+            with self._turns.acquire(group, blocking=False) as free:  # its own calls write otherwise
+                if free:
+                    try:
+                        self._flush(group)
+                    except MillraceError as error:
+                        _log.warning("moves of consumer group %r are written later: %s: %s", group, error.code, error)
+        return len(groups)
+
+    # --- the store ----------------------------------------------------------------------------------------------------
 
     def _open(self) -> PositionStore:
         with self._guard:
@@ -187,22 +596,69 @@ class ConsumerGroups:
             return self._positions
 
     def _watch(self) -> None:
-        """Release the expired leases: a local consumer knows nothing of leases."""
         while not self._closed.wait(min(_LOOK, self._lease)):
-            with self._guard:
-                silent = [name for name, place in self._places.items() if place.until <= self._clock()]
-            for name in silent:
-                with self._turns.acquire(
-                    name[0], blocking=False
-                ) as free:  # if the group is busy, the next pass retries: no group waits for another
-                    place = self._places.get(name)
-                    if free and place is not None and place.until <= self._clock() and not self._closed.is_set():
-                        self._give(name)
+            self.release_silent()
+
+    def release_silent(self) -> None:
+        """Release the expired leases: a consumer of another process knows nothing of leases."""
+        now = self._clock()
+        with self._guard:
+            silent = {group for (group, _), place in self._places.items() if place.until <= now}
+            groups = list(self._groups.items())
+        silent |= {group for group, state in groups if any(m.until <= now for m in list(state.members.values()))}
+        for group in silent:
+            # If the group is busy, the next pass retries: no group waits for another.
+            with self._turns.acquire(group, blocking=False) as free:
+                if free and not self._closed.is_set():
+                    try:
+                        self._release_expired(group)
+                    except MillraceError as error:
+                        _log.warning("consumer group %r: an expired lease is kept: %s", group, error)
+
+
+def _reason(
+    name: str, wanted: Mapping[str, Collection[str]], share: Mapping[str, str], claims: Mapping[str, str]
+) -> str:
+    """Return why a member has no lane, "" if it has one."""
+    if name in claims.values():
+        return ""
+    if waits := sorted(lane for lane, owner in share.items() if owner == name):
+        holders = {claims[lane] for lane in waits if lane in claims}
+        if holders - wanted.keys():
+            return f"waits for {len(waits)} lanes that a consumer outside the division has"
+        return f"waits for {len(waits)} lanes that other members give up"
+    rivals = sum(bool(set(lanes) & set(wanted.get(name, ()))) for lanes in wanted.values())
+    return f"{rivals} members read {len(wanted.get(name, ()))} lanes: this one is in reserve"
+
+
+def _busy(group: str, lane: str) -> GroupBusy:
+    return GroupBusy(f"another consumer of group {group!r} reads {lane}: stop it, or give this one a group of its own")
+
+
+def _moved(group: str, lane: str, stands: int | None) -> GroupBusy:
+    return GroupBusy(
+        f"another consumer moved group {group!r} on {lane} to tick {stands}: it owns what this consumer has not"
+        " acknowledged; stop one of the two"
+    )
+
+
+def _group_of(request: dict[str, Any]) -> str:
+    group = _text(request, "group")
+    if len(quote(group, safe="")) > _LONGEST:
+        raise InvalidArgument(f"the name of a consumer group is limited to {_LONGEST} characters, URL-quoted")
+    return group
+
+
+def _names_of(said: dict[str, Any], key: str) -> frozenset[str]:
+    names = said.get(key)
+    if not isinstance(names, list) or len(names) > MAX_LEASES or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"a sync needs {key!r}, a list of at most {MAX_LEASES} lanes")
+    return frozenset(names)
 
 
 def _text(request: dict[str, Any], key: str) -> str:
     value = request.get(key)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or len(value) > 1000:
         raise InvalidArgument(f"the request needs the argument {key!r}, a name")
     return value
 

@@ -350,6 +350,14 @@ class AppendExtension:
         _served(self._groups, calls.DROP_CONSUMER_GROUP).drop(request)
         return {}
 
+    @handles(calls.RESET_CONSUMER_GROUP)
+    def _reset_group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return _served(self._groups, calls.RESET_CONSUMER_GROUP).reset(request)
+
+    @handles(calls.CONSUMER_GROUPS)
+    def _describe_groups(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return _served(self._groups, calls.CONSUMER_GROUPS).describe()
+
     @handles(calls.CONFIRM)
     def _confirm(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         pchannel, tick = _pchannel(request), int(request_number(request, "tick", 0))
@@ -505,6 +513,7 @@ def append_extension(
             settings.data_dir,
             partial(pchannel_names, settings.data_dir),
             positions=None if positions is None else partial(positions, settings),
+            metrics=metrics,
         ),
         placement=placing,
     )

@@ -11,7 +11,7 @@ are never reordered or duplicated.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.base.errors import PositionTruncated, WalGap
+from millrace.base.lru_cache import LruCache
 from millrace.base.settings import Settings
 from millrace.message.ids import LogId, MessageId, tick_physical_ms
 from millrace.storage.parquet_file import open_file
@@ -195,6 +196,47 @@ class WalSnapshot:
         cut = WalRange(tuple(behind[: len(behind) - len(whole)]), after_tick=after_tick)
         parts = read_range(self._table.store, cut, columns=["time_tick"])
         return sum(file.rows for file in whole) + sum(part.num_rows for part in parts)
+
+    def lags(
+        self, pchannel: str, ticks: Mapping[str, int], known: LruCache[str, Mapping[str, tuple[int, int]]]
+    ) -> dict[str, tuple[int, int]]:
+        """Return how many messages each lane has after its tick, and the tick of the first of them (0 if there is none).
+
+        A lane is a VChannel, or the PChannel for all of its messages. Of files after a lane's tick, only the VChannels
+        of the messages are read, once: `known` keeps what was found by file.
+        """
+        found = dict.fromkeys(ticks, (0, 0))
+        for file in self._files.get(pchannel, []):
+            for lane, tick in ticks.items():
+                if file.last_tick <= tick:
+                    continue
+                if file.first_tick > tick:
+                    lanes = known.get(file.path)
+                    if lanes is None:
+                        lanes = self._lanes_of(pchannel, file, 0)
+                        known.put(file.path, lanes)
+                else:
+                    lanes = self._lanes_of(pchannel, file, tick)
+                count, first = lanes.get(lane, (0, 0))
+                before, oldest = found[lane]
+                found[lane] = (before + count, oldest or first)
+        return found
+
+    def _lanes_of(self, pchannel: str, file: WalFile, tick: int) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        cut = WalRange((file,), after_tick=tick)
+        for part in read_range(self._table.store, cut, columns=["time_tick", "vchannel"]):
+            names = pa.table({"lane": part.column("vchannel").cast(pa.utf8()), "tick": part.column("time_tick")})
+            counts = names.group_by("lane").aggregate([("tick", "count"), ("tick", "min")]).to_pylist()
+            whole = {
+                "lane": pchannel,
+                "tick_count": part.num_rows,
+                "tick_min": pc.min(part.column("time_tick")).as_py(),
+            }
+            for each in (*counts, *([whole] if part.num_rows else [])):
+                before, oldest = found.get(each["lane"], (0, 0))
+                found[each["lane"]] = (before + each["tick_count"], oldest or each["tick_min"])
+        return found
 
     def plan(
         self,
