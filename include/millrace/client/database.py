@@ -586,12 +586,12 @@ class Database(Closeable):
         Raises InvalidArgument for a moment in the future, and for a group without positions if no collection is named.
         Raises PositionTruncated for a moment whose messages retention has removed.
         """
-        positions = next((each["positions"] for each in self.consumer_groups() if each["group"] == group), {})
+        known = {each["group"]: each["positions"] for each in self.consumer_groups()}
         if collection is not None:
             found = self.definition(collection) if isinstance(collection, str) else collection
             lanes = sorted(found.vchannels)
         else:
-            lanes = sorted(positions)
+            lanes = sorted(known.get(group, ()))
         if not lanes:
             raise InvalidArgument(f"group {group[:100]!r} has no positions: name a collection whose channels are meant")
         ticks = {lane: self._reset_tick(lane, to) for lane in lanes}

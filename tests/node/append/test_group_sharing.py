@@ -164,8 +164,8 @@ class World:
 
     def step(self) -> None:
         kinds = {
-            "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1, "kill": 1,
-            "pause": 2, "store": 2, "restart": 1, "switch": 1,
+            "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1,
+            "kill": 1, "pause": 2, "store": 2, "restart": 1, "switch": 1,
         }  # fmt: skip
         kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         self.events[kind] += 1

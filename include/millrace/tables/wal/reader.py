@@ -200,7 +200,7 @@ class WalSnapshot:
     def lags(
         self, pchannel: str, ticks: Mapping[str, int], known: LruCache[str, Mapping[str, tuple[int, int]]]
     ) -> dict[str, tuple[int, int]]:
-        """Return how many messages each lane has after its tick, and the tick of the first of them (0 if there is none).
+        """Return how many messages each lane has after its tick, and the tick of the first (0 without one).
 
         A lane is a VChannel, or the PChannel for all of its messages. Of files after a lane's tick, only the VChannels
         of the messages are read, once: `known` keeps what was found by file.
