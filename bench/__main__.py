@@ -43,6 +43,7 @@ from bench import (
     kafka_bench,
     log_bench,
     log_server_bench,
+    messaging_bench,
     msgstream_bench,
     node_bench,
     operations_bench,
@@ -470,6 +471,7 @@ LARGE = "100,000,000"
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
     "callers": _callers,
     "growth": growth.parts,
+    "messaging": messaging_bench.parts,
     "published": _published,
     "tables": _tables,
     "streams": _streams,

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,22 +32,30 @@ ROOT = Path(__file__).resolve().parents[2]
 def member_main(data: str, out: str) -> None:
     """One member, in a process of its own: writes what it is assigned and what came, then acknowledges."""
     settings = Settings(data_dir=Path(data))
-    with open(out, "a", buffering=1) as file, connect(settings=settings, start=False) as database:
-        with database.consumer(
-            "users",
-            group="mail",
-            lease=LEASE,
-            on_assigned=lambda lanes: file.write(json.dumps({"assigned": sorted(lanes), "at": time.time()}) + "\n"),
-            on_revoked=lambda lanes: file.write(json.dumps({"revoked": sorted(lanes), "at": time.time()}) + "\n"),
-            on_lost=lambda lanes: file.write(json.dumps({"lost": sorted(lanes), "at": time.time()}) + "\n"),
-        ) as consumer:
-            while not Path(data, "stop").exists():
-                delivery = consumer.poll(timeout=0.2)
-                if delivery is not None:
-                    keys = [key for each in delivery.changes() for key in each.rows["id"].to_pylist()]
-                    if keys:
-                        file.write(json.dumps({"lane": delivery.vchannel, "keys": keys}) + "\n")
-                    consumer.acknowledge(delivery)
+    with ExitStack() as closing:
+        file = closing.enter_context(open(out, "a", buffering=1))
+        database = closing.enter_context(connect(settings=settings, start=False))
+
+        def tells(what: str) -> Callable[[frozenset[str]], None]:
+            return lambda lanes: print(json.dumps({what: sorted(lanes), "at": time.time()}), file=file)
+
+        consumer = closing.enter_context(
+            database.consumer(
+                "users",
+                group="mail",
+                lease=LEASE,
+                on_assigned=tells("assigned"),
+                on_revoked=tells("revoked"),
+                on_lost=tells("lost"),
+            )
+        )
+        while not Path(data, "stop").exists():
+            delivery = consumer.poll(timeout=0.2)
+            if delivery is not None:
+                keys = [key for each in delivery.changes() for key in each.rows["id"].to_pylist()]
+                if keys:
+                    file.write(json.dumps({"lane": delivery.vchannel, "keys": keys}) + "\n")
+                consumer.acknowledge(delivery)
 
 
 class Members:
@@ -57,7 +66,8 @@ class Members:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
-        code = f"from tests.crash.test_group_processes import member_main; member_main({str(self.data)!r}, {str(self.out(name))!r})"
+        arguments = f"{str(self.data)!r}, {str(self.out(name))!r}"
+        code = f"from tests.crash.test_group_processes import member_main; member_main({arguments})"
         env = {**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"}
         self.out(name).touch()
         self.running[name] = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)

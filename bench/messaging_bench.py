@@ -1,0 +1,201 @@
+"""Consumer groups: deliveries/s of one member and of four processes, and what members and lanes cost the server.
+
+A delivery is a message of one row of 1,000 bytes, decoded to Arrow and acknowledged. Members read a backlog from the
+append host and the log; the time runs from the moment when the lanes are divided to the last delivery. The part beside
+Kafka consumes as many messages of the same size with confluent-kafka's group consumer from the project's own broker,
+with 8 partitions as Millrace has VChannels there; Kafka's client neither decodes rows nor acknowledges one by one.
+
+``division`` has no processes: members call the server's groups in this process, on a meta store in memory, whose
+commits it counts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.deployment import ROOT, SCHEMA
+from millrace.base.deadline import Deadline, poll_until
+from millrace.base.settings import Settings
+from millrace.brokers.kafka import KafkaBroker
+from millrace.client.consume.delivery import CHANGES
+from millrace.client.consume.membership import GroupMember
+from millrace.client.database import Database, connect
+from millrace.coord.consumer_positions import MetaStorePositions
+from millrace.meta.memory import MemoryStore
+from millrace.meta.store import Mutation, RevisionEquals
+from millrace.node.append.consumer_groups import ConsumerGroups
+
+LANES = 8
+BODY = 1000
+
+
+def groups(folder: Path, *, messages: int, members: Sequence[int] = (1, 4)) -> dict[str, Any]:
+    """Measure groups of so many processes, each group on the same backlog."""
+    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
+    found: dict[str, Any] = {"messages": messages, "lanes": LANES}
+    with connect(settings=settings, create=True) as database:
+        database.catalog.ensure_pchannels(4)
+        database.catalog.create_collection("tasks", SCHEMA, vchannels=LANES)
+        _fill(database, messages)
+        for count in members:
+            found[f"{count} members"] = _group(database, folder / "data", messages, count)
+        database.connection.service.shutdown()
+    return found
+
+
+def _fill(database: Database, messages: int) -> None:
+    tasks, producer = database.definition("tasks"), database.new_producer()
+    bodies = [np.random.default_rng(number).bytes(BODY) for number in range(64)]
+
+    def insert(key: int) -> None:
+        producer.insert(tasks, pa.table({"id": [key], "body": pa.array([bodies[key % 64]], pa.binary())}))
+
+    with ThreadPoolExecutor(16) as pool:
+        for _ in pool.map(insert, range(messages)):
+            pass
+
+
+def _group(database: Database, data: Path, messages: int, count: int) -> dict[str, float]:
+    group = f"of-{count}"
+    until = database.current_tick(database.definition("tasks").pchannels)
+    go = data / f"go-{group}"
+    command = [sys.executable, "-m", "bench.messaging_bench", str(data), group, str(until), str(go)]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+
+    def divided() -> bool:
+        held = [each for each in database.consumer_groups() if each["group"] == group]
+        return (
+            bool(held)
+            and sum(bool(m["lanes"]) for m in held[0]["members"]) == count
+            and len(held[0]["claims"]) == LANES
+        )
+
+    assert poll_until(divided, Deadline.after(60.0), interval=0.05), "the lanes were not divided"
+    start = time.time()
+    go.touch()
+    told = [each.communicate(timeout=600)[0].split() for each in running]
+    delivered, last = sum(int(each[0]) for each in told), max(float(each[1]) for each in told)
+    assert delivered >= messages, f"{delivered} of {messages}"
+    return {"deliveries_per_s": round(messages / (last - start)), "delivered": delivered}
+
+
+def _member(data: str, group: str, until: str, go: str) -> None:
+    settings = Settings(data_dir=Path(data))
+    count, last = 0, time.time()
+    with (
+        connect(settings=settings, start=False) as database,
+        database.consumer("tasks", group=group, filters=[CHANGES], until=int(until)) as consumer,
+    ):
+        while not Path(go).exists():  # hand over lanes, and deliver nothing
+            consumer._rebalance()
+            time.sleep(0.01)
+        for delivery in consumer:
+            for change in delivery.changes():
+                count += change.rows.num_rows
+            consumer.acknowledge(delivery)
+            last = time.time()
+    print(count, last)
+
+
+def kafka(folder: Path, *, messages: int) -> dict[str, Any]:
+    """Measure confluent-kafka's group consumer on a broker of the project."""
+    from confluent_kafka import Consumer, Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    with KafkaBroker(folder / "kafka", settings=Settings(), heap="512m").start() as broker:
+        servers = {"bootstrap.servers": broker.address, "log_level": 2}
+        for future in AdminClient(servers).create_topics([NewTopic("tasks", LANES, 1)]).values():
+            future.result(30)
+        producer = Producer(servers)
+        body = bytes(BODY)
+        for number in range(messages):
+            while True:
+                try:
+                    producer.produce("tasks", body, key=str(number))
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        producer.flush()
+        consumer = Consumer({**servers, "group.id": "one", "auto.offset.reset": "earliest"})
+        consumer.subscribe(["tasks"])
+        first = consumer.poll(60.0)
+        assert first is not None
+        start, taken = time.perf_counter(), 1
+        while taken < messages:
+            taken += len(consumer.consume(1000, 1.0))
+        seconds = time.perf_counter() - start
+        consumer.close()
+    return {"deliveries_per_s": round(messages / seconds)}
+
+
+class _Counted(MemoryStore):
+    commits = 0
+
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
+        self.commits += 1
+        return super().commit(then, when=when)
+
+
+def division(*, members: int, lanes: int, seconds: float) -> dict[str, float]:
+    """Measure the server's part: `members` that each move all their lanes every 0.2 s and call every second."""
+    store = _Counted(time.monotonic)
+    server = ConsumerGroups(Path("unused"), lambda: ["p0"], positions=lambda: MetaStorePositions(store, seconds=15.0))
+    names = [f"p0_7v{number}" for number in range(lanes)]
+    made = [GroupMember(server.handle, "bench", names, name=f"m{number}") for number in range(members)]
+    begun = time.perf_counter()
+    rounds = 0
+    while True:
+        held = [sorted(each.sync().held) for each in made]
+        rounds += 1
+        for each, mine in zip(made, held, strict=True):
+            each.release(sorted(set(mine) - each.sync().share))
+        if all(held) or rounds > 100 or (members > lanes and sum(map(bool, held)) == lanes):
+            break
+    joined = time.perf_counter() - begun
+    before, begun, ticks, moves, spent = store.commits, time.perf_counter(), 1, 0, 0.0
+    while time.perf_counter() - begun < seconds:
+        turn = time.perf_counter()
+        for each, mine in zip(made, held, strict=True):
+            each.move(dict.fromkeys(mine, ticks), later=True)
+            moves += 1
+            if ticks % 5 == 0:
+                each.sync()
+        ticks += 1
+        used = time.perf_counter() - turn
+        spent += used
+        threading.Event().wait(max(0.0, 0.2 - used))
+    elapsed = time.perf_counter() - begun
+    found = {
+        "seconds_to_divide": round(joined, 3),
+        "moves_per_s": round(moves / elapsed, 1),
+        "store_commits_per_s": round((store.commits - before) / elapsed, 1),
+        "server_busy_percent": round(100 * spent / elapsed, 1),
+    }
+    server.close()
+    return found
+
+
+def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
+    """Return the parts of the section."""
+    messages = 5_000 if quick else 50_000
+    return {
+        "groups": partial(groups, folder, messages=messages),
+        "64 members x 64 lanes": partial(division, members=64, lanes=64, seconds=3.0 if quick else 20.0),
+        "one member x 64 lanes": partial(division, members=1, lanes=64, seconds=3.0 if quick else 20.0),
+        "kafka": partial(kafka, folder, messages=messages),
+    }
+
+
+if __name__ == "__main__":
+    _member(*sys.argv[1:])
