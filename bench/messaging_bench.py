@@ -111,10 +111,11 @@ def _member(data: str, group: str, until: str, go: str) -> None:
 def kafka(folder: Path, *, messages: int) -> dict[str, Any]:
     """Measure confluent-kafka's group consumer on a broker of the project."""
     from confluent_kafka import Consumer, Producer
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
 
     with KafkaBroker(folder / "kafka", settings=Settings(), heap="512m").start() as broker:
-        servers = {"bootstrap.servers": broker.address, "log_level": 2}
+        servers: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.address, "log_level": 2}
         for future in AdminClient(servers).create_topics([NewTopic("tasks", LANES, 1)]).values():
             future.result(30)
         producer = Producer(servers)
@@ -155,13 +156,16 @@ def division(*, members: int, lanes: int, seconds: float) -> dict[str, float]:
     made = [GroupMember(server.handle, "bench", names, name=f"m{number}") for number in range(members)]
     begun = time.perf_counter()
     rounds = 0
-    while True:
-        held = [sorted(each.sync().held) for each in made]
+    claims: list[dict[str, int]] = [{} for _ in made]
+    while rounds < 100:
         rounds += 1
-        for each, mine in zip(made, held, strict=True):
-            each.release(sorted(set(mine) - each.sync().share))
-        if all(held) or rounds > 100 or (members > lanes and sum(map(bool, held)) == lanes):
+        for number, each in enumerate(made):
+            found = each.sync(claims[number])
+            each.release(found.held.keys() - found.share)
+            claims[number] = {lane: its.claim for lane, its in found.held.items() if lane in found.share}
+        if sum(map(len, claims)) == lanes and (all(claims) or members > lanes):
             break
+    held = [sorted(each) for each in claims]
     joined = time.perf_counter() - begun
     before, begun, ticks, moves, spent = store.commits, time.perf_counter(), 1, 0, 0.0
     while time.perf_counter() - begun < seconds:
@@ -170,20 +174,20 @@ def division(*, members: int, lanes: int, seconds: float) -> dict[str, float]:
             each.move(dict.fromkeys(mine, ticks), later=True)
             moves += 1
             if ticks % 5 == 0:
-                each.sync()
+                each.sync(claims[made.index(each)])
         ticks += 1
         used = time.perf_counter() - turn
         spent += used
         threading.Event().wait(max(0.0, 0.2 - used))
     elapsed = time.perf_counter() - begun
-    found = {
+    figures = {
         "seconds_to_divide": round(joined, 3),
         "moves_per_s": round(moves / elapsed, 1),
         "store_commits_per_s": round((store.commits - before) / elapsed, 1),
         "server_busy_percent": round(100 * spent / elapsed, 1),
     }
     server.close()
-    return found
+    return figures
 
 
 def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:

@@ -44,6 +44,7 @@ DESTRUCTIVE = {
     "do_exchange",
     "create",
     "append/drop_group",
+    "append/reset_group",
     "append/tombstone",
     "accept_clock",
 }

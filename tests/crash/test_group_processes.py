@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -110,9 +111,8 @@ def members(tmp_path: Path) -> Iterator[Members]:
     made.stop()
 
 
-def settled(database: Database, members: Members, *names: str) -> float:
-    """Wait until these members have the lanes, divided evenly; return how long that took."""
-    begun = time.monotonic()
+def settled(database: Database, members: Members, *names: str, begun: float) -> float:
+    """Wait until these members have the lanes, divided evenly; return how long that took since `begun`."""
     pids = {members.running[name].pid for name in names}
 
     def even() -> bool:
@@ -139,22 +139,31 @@ def play(tmp_path: Path, members: Members, rows: int) -> None:
                 producer.insert(users, pa.table({"id": ids, "body": ["x"] * len(ids)}))
             sent = to
 
+        begun = time.monotonic()
         for name in ("a", "b", "c", "d"):
             members.start(name)
-        took["start of four"] = settled(database, members, "a", "b", "c", "d")
+        took["start of four"] = settled(database, members, "a", "b", "c", "d", begun=begun)
         send(rows // 4)
         until(lambda: members.keys(), "rows come")
         members.running["a"].kill()
         members.running["a"].wait()
-        send(rows // 2)
-        took["one killed"] = settled(database, members, "b", "c", "d")
+        begun = time.monotonic()
+        sending = threading.Thread(target=send, args=(rows // 2,))
+        sending.start()
+        took["one killed"] = settled(database, members, "b", "c", "d", begun=begun)
+        sending.join()
         os.kill(members.running["b"].pid, signal.SIGSTOP)
-        send(rows * 3 // 4)
-        took["one stopped beyond its lease"] = settled(database, members, "c", "d")
+        begun = time.monotonic()
+        sending = threading.Thread(target=send, args=(rows * 3 // 4,))
+        sending.start()
+        took["one stopped beyond its lease"] = settled(database, members, "c", "d", begun=begun)
+        sending.join()
         os.kill(members.running["b"].pid, signal.SIGCONT)
-        took["and back"] = settled(database, members, "b", "c", "d")
+        begun = time.monotonic()
+        took["and back"] = settled(database, members, "b", "c", "d", begun=begun)
+        begun = time.monotonic()
         members.start("e")
-        took["one joined"] = settled(database, members, "b", "c", "d", "e")
+        took["one joined"] = settled(database, members, "b", "c", "d", "e", begun=begun)
         send(rows)
         until(lambda: len(members.keys()) == rows, "every row is processed")
         assert any("lost" in line for line in members.lines("b")), "the stopped one knew that it had lost its lanes"

@@ -26,11 +26,12 @@ from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.positions import FilePositions
-from millrace.message.ids import LogId
+from millrace.message.ids import LogId, tick_physical_ms
 from millrace.node.flush import definition as flusher_run
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import Parked, park, unpark
 from millrace.observe import exposition
+from millrace.observe.consumer_groups import LaneLags, group_lags
 from millrace.observe.observer import Observer
 from millrace.observe.wal_search import WalQuery
 from millrace.runtime.launch import history as launch_history
@@ -241,18 +242,24 @@ def test_a_groups_backlog_is_what_the_wal_holds_behind_its_position(world: World
     wal = WalSnapshot.open(Path(world.settings.wal_uri))
     assert wal is not None
     ticks = [tick for part in wal.messages("dml_0", columns=["time_tick"]) for tick in part["time_tick"].to_pylist()]
-    positions = FilePositions(world.settings.data_dir / "coord")
+    positions, lags = FilePositions(world.settings.data_dir / "coord"), LaneLags()
     try:
         for place in (0, 1, len(ticks) // 2, len(ticks) - 1):
             positions.move("behind", {"dml_0": ticks[place]})
-            text = exposition.backlog_metrics(world.settings, wal)
+            text = exposition.backlog_metrics(group_lags(world.settings, lags))
             left = _sample(text, "consumer_backlog_messages", group="behind", pchannel="dml_0")
             assert left == len(ticks) - place - 1
         positions.move("new", {"dml_0": 0})
-        text = exposition.backlog_metrics(world.settings, wal)
+        positions.move("lanes", {"dml_0": ticks[-1], f"dml_0_{world.users.id}v0": 0})
+        text = exposition.backlog_metrics(group_lags(world.settings, lags))
         assert _sample(text, "consumer_backlog_messages", group="new", pchannel="dml_0") == len(ticks)
+        seconds = _sample(text, "consumer_group_lag_seconds", group="new", pchannel="dml_0")
+        assert seconds == pytest.approx(time.time() - tick_physical_ms(ticks[0]) / 1000, abs=30.0)
+        parts = list(wal.messages("dml_0", columns=["time_tick", "vchannel"]))
+        own = sum(part["vchannel"].to_pylist().count(f"dml_0_{world.users.id}v0") for part in parts)
+        assert _sample(text, "consumer_backlog_messages", group="lanes", pchannel="dml_0") == own > 0
     finally:
-        for group in ("behind", "new"):
+        for group in ("behind", "new", "lanes"):
             positions.drop(group, [])
         positions.close()
 

@@ -18,7 +18,8 @@ from millrace.base.errors import (
     MetaUnavailable,
     ServerFull,
 )
-from millrace.client.consume.membership import ExclusivePositions
+from millrace.base.metrics import Metrics
+from millrace.client.consume.membership import ExclusivePositions, GroupMember, GroupShare
 from millrace.client.consume.positions import FilePositions
 from millrace.coord.consumer_positions import MetaStorePositions
 from millrace.meta.memory import MemoryStore
@@ -293,3 +294,120 @@ def test_what_is_no_call_is_refused(groups: ConsumerGroups, wrong: dict[str, obj
         groups.handle({"group": "mail", "holder": "a", **wrong})
     with pytest.raises(ChannelNotFound):
         asks(groups, "a")(take="../p0")
+
+
+LANES = [f"p{number % 2}_7v{number}" for number in range(8)]
+
+
+def member_of(groups: ConsumerGroups, name: str, clock: Clock, lanes: Sequence[str] = LANES) -> GroupMember:
+    return GroupMember(groups.handle, "mail", lanes, name=name, clock=clock)
+
+
+def followed(found: GroupShare) -> dict[str, int]:
+    return {lane: its.claim for lane, its in found.held.items()}
+
+
+def settled(members: Sequence[GroupMember]) -> list[dict[str, int]]:
+    """The claims of each once the lanes are divided."""
+    claims: list[dict[str, int]] = [{} for _ in members]
+    for _ in range(3):
+        for number, each in enumerate(members):
+            found = each.sync(claims[number])
+            each.release(found.held.keys() - found.share)
+            claims[number] = {lane: claim for lane, claim in followed(found).items() if lane in found.share}
+    return claims
+
+
+def test_a_member_that_was_away_moves_nothing_even_if_it_has_the_lane_again(tmp_path: Path, clock: Clock) -> None:
+    groups = ConsumerGroups(tmp_path, lambda: ["p0", "p1"], clock=clock)
+    member = member_of(groups, "a", clock, LANES[:1])
+    stale = member_of(groups, "a", clock, LANES[:1])  # what a thread of it still believes
+    member.sync({})
+    stale.sync({})
+    member.move({LANES[0]: 5})
+    clock.now += 20.0
+    groups.release_silent()
+    assert groups.describe()["groups"][0]["members"] == []
+    with pytest.raises(GroupBusy, match="silent for longer than its lease"):
+        stale.move({LANES[0]: 6})
+    groups.reset({"group": "mail", "ticks": {LANES[0]: 2}})
+    found = member.sync({})
+    assert found.held[LANES[0]].tick == 2
+    with pytest.raises(GroupBusy, match="silent for longer than its lease"):
+        stale.move({LANES[0]: 6})
+    member.move({LANES[0]: 3})
+    with pytest.raises(GroupBusy, match="tick 3"):
+        member.move({LANES[0]: 1})
+    groups.close()
+
+
+class Counted(MemoryStore):
+    """A store that counts commits that move positions."""
+
+    moves = 0
+
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
+        self.moves += any(change.key.startswith("consumers/at/") for change in then)
+        return super().commit(then, when=when)
+
+
+def test_the_writes_of_a_group_do_not_grow_with_its_members(tmp_path: Path, clock: Clock) -> None:
+    store = Counted(clock)
+    positions = MetaStorePositions(store, seconds=60.0)
+    metrics = Metrics()
+    groups = ConsumerGroups(tmp_path, lambda: ["p0", "p1"], positions=lambda: positions, clock=clock, metrics=metrics)
+    members = [member_of(groups, f"m{number}", clock) for number in range(8)]
+    claims = settled(members)
+    assert [len(each) for each in claims] == [1] * 8
+    assert metrics.registry.get_sample_value("millrace_consumer_group_members", {"group": "mail"}) == 8
+    groups._flusher = threading.current_thread()  # nobody else writes
+    for tick in range(1, 4):
+        for number, each in enumerate(members):
+            each.move(dict.fromkeys(claims[number], tick), later=True)
+        groups.flush()
+    assert store.moves == 3, "one write an interval"
+    members[0].move(dict.fromkeys(claims[0], 5))
+    assert store.moves == 4, "a commit is written at once"
+    assert metrics.registry.get_sample_value("millrace_consumer_position_commits_total") == 4
+    members[1].move(dict.fromkeys(claims[1], 7), later=True)
+    members[1].release(claims[1])
+    assert positions.groups()["mail"] == {
+        lane: 5 if lane in claims[0] else 7 if lane in claims[1] else 3 for lane in LANES
+    }, "all is written before a lane changes hands"
+    groups._flusher = None
+    groups.close()
+
+
+def test_members_keep_their_lanes_when_the_server_is_killed(tmp_path: Path, clock: Clock) -> None:
+    before = ConsumerGroups(tmp_path, lambda: ["p0", "p1"], clock=clock)
+    members = [member_of(before, name, clock) for name in ("a", "b")]
+    claims = settled(members)
+    assert [len(each) for each in claims] == [4, 4]
+    before._open().close()  # as the end of a process releases its locks
+    after = ConsumerGroups(tmp_path, lambda: ["p0", "p1"], clock=clock)
+    for each in members:
+        each._call = after.handle
+    assert followed(members[0].sync(claims[0])) == claims[0], "none of b, who was silent so far"
+    members[1].move(dict.fromkeys(claims[1], 9))
+    assert followed(members[1].sync(claims[1])) == claims[1], "the same claims"
+    after.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sync": {}},
+        {"sync": {"lanes": ["p0_7v0"], "held": ["p0_7v0"]}},
+        {"sync": {"lanes": [5], "held": {}}},
+        {"sync": {"lanes": ["p0_7v0"], "held": {}, "lease": 0.1}},
+        {"sync": {"lanes": ["p0_7v0"], "held": {}, "lease": "long"}},
+    ],
+)
+def test_what_is_no_member_is_refused(groups: ConsumerGroups, wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        groups.handle({"group": "mail", "holder": "a", **wrong})
+    with pytest.raises(ChannelNotFound):
+        asks(groups, "a")(sync={"lanes": ["p9_7v0"], "held": {}})
+    for ticks in (None, {}, {"p0_7v0": -1}, {"p0_7v0": "x"}):
+        with pytest.raises(InvalidArgument):
+            groups.reset({"group": "mail", "ticks": ticks})

@@ -181,7 +181,7 @@ class World:
         if model is None:
             return
         try:
-            model.follow(model.member.sync())
+            model.follow(model.member.sync({lane: its.claim for lane, its in model.lanes.items()}))
         except MillraceError:
             return
         assert model.share is not None

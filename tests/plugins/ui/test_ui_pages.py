@@ -9,7 +9,9 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
+from millrace.client.consume.positions import FilePositions
 from millrace.coord.catalog_store import CatalogStore
+from millrace.message.ids import compose_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.store import MetaStore
 from millrace.operations.quality.results import docs_path
@@ -22,6 +24,7 @@ from tests.plugins.ui.conftest import Site
 PAGES = (
     "",
     "collections",
+    "consumers",
     "transactions",
     "rejections",
     "checkpoints",
@@ -53,6 +56,7 @@ def test_nothing_yet_is_said_in_words(empty_site: Site) -> None:
     assert "None open" in empty_site.page("transactions")
     assert "No checkpoints yet" in empty_site.page("checkpoints")
     assert "No tables yet" in empty_site.page("maintenance")
+    assert "No consumer groups yet" in empty_site.page("consumers")
     assert "No results yet" in empty_site.page("quality")
     assert empty_site.json("rejections") | {"reasons": []} == {
         "version": None, "next": None, "complete": True, "items": [], "reasons": []
@@ -290,6 +294,18 @@ def test_a_run_that_failed_leads_from_the_banner_and_from_its_row_to_its_log(own
     assert "&lt;b&gt;no space left&lt;/b&gt;" in page
     assert 'href="/millrace-jobs/quality-1/log"' in page
     assert "no space left" not in own_site.page("maintenance", run="../quality-1")
+
+
+def test_a_group_is_shown_with_its_positions_though_no_server_runs(own_site: Site, tmp_path: Path) -> None:
+    positions = FilePositions(tmp_path / "data" / "coord")
+    positions.move(HOSTILE, {"dml_0_7v0": compose_tick(1_764_200_000_000)})
+    positions.close()
+    page = own_site.page("consumers")
+    assert HOSTILE not in page
+    assert "dml_0_7v0" in page
+    assert "unknown" in page
+    (found,) = own_site.json("consumer-groups")
+    assert (found["group"], found["state"], found["members"], found["lag_messages"]) == (HOSTILE, "unknown", [], 0)
 
 
 def test_each_tick_of_the_api_has_its_moment_beside_it(site: Site) -> None:

@@ -256,7 +256,7 @@ class Consumer(Closeable):
 
     def _begin(self) -> None:
         if self._member is not None:
-            self._follow(self._member.sync(), first=True)
+            self._follow(self._member.sync(self._claims), first=True)
             self._keeping = threading.Thread(target=self._keep, args=(self._member,), name="group-member", daemon=True)
             self._keeping.start()
             return
@@ -382,7 +382,7 @@ class Consumer(Closeable):
                 if self._member is None:
                     raise
                 lost = error
-                self._follow(self._member.sync())
+                self._follow(self._member.sync(self._claims))
                 self._commit()  # what is left
             if lost is not None:
                 raise lost
@@ -467,7 +467,7 @@ class Consumer(Closeable):
             pause = member.heartbeat
             try:
                 with self._committing:  # an answer is followed before the next one, and before a lane is released
-                    self._follow(member.sync())
+                    self._follow(member.sync(self._claims))
                 if time.monotonic() - self._polled > SILENT_SECONDS:
                     self._release_drained(told=False)
                 failed = False
@@ -534,10 +534,11 @@ class Consumer(Closeable):
                 lost, self._lost = frozenset(self._lost), set()
             if self._on_lost is not None:
                 self._on_lost(lost)
-        with self._changed:
-            drained = self._drained()
-        if drained:
-            self._release_drained(told=True)
+        if self._draining:
+            with self._changed:
+                drained = self._drained()
+            if drained:
+                self._release_drained(told=True)
         if self._assigned:
             with self._changed:
                 came, self._assigned = frozenset(self._assigned), set()

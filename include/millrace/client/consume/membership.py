@@ -36,7 +36,7 @@ class HeldLane:
     claim: int
     """Number of the claim; another one if the claim was lost in between."""
     tick: int | None
-    """Position of the group on the lane; None if it never moved there."""
+    """Position of the group on the lane if the claim is new; None if it never moved there."""
     start: int | None
     """Where to start: `tick`, or the position of the lane's PChannel."""
 
@@ -93,11 +93,15 @@ class GroupMember:
         """Whether the lease is over by the own clock: others may have the lanes."""
         return self._clock() >= self._ends
 
-    def sync(self) -> GroupShare:
-        """Tell the server that the member is alive, and return its part. Raises what the call raises."""
+    def sync(self, followed: Mapping[str, int]) -> GroupShare:
+        """Tell the server that the member is alive, and return its part. Raises what the call raises.
+
+        `followed` has the claims that the caller acts on, by lane: those of the last answer without the lanes that it
+        released since. Other lanes of the answer have a position.
+        """
         with self._turn:
             asked = self._clock()
-            said: dict[str, Any] = {"lanes": list(self.lanes), "held": dict(self._claims), "client": self._client}
+            said: dict[str, Any] = {"lanes": list(self.lanes), "held": dict(followed), "client": self._client}
             if self._lease is not None:
                 said["lease"] = self._lease
             if self._until is not None:

@@ -93,6 +93,9 @@ class _View:
     """By member the lanes that it reads."""
     claims: dict[str, str]
     """By lane its holder."""
+    ticks: dict[str, int] | None = None
+    """Positions on the lanes in `looked`, if a member asked for them."""
+    looked: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -151,7 +154,7 @@ class ConsumerGroups:
         - `"sync": {"lanes", "held": {lane: claim}, "client", "lease"?, "until"?}`: be a member that reads `lanes` and
           holds `held`. The answer is `{"held": {lane: [claim, position or null, start or null]}, "share": [lane, ...],
           "members": count, "lease": seconds, "reason": why it has no lane or "", "done": whether all other lanes have
-          reached "until"}`. A claim with another number is a new one.
+          reached "until"}`. A claim with another number is a new one; only these have a position.
 
         Raises GroupBusy, ChannelNotFound, ServerFull, InvalidArgument.
         """
@@ -284,8 +287,6 @@ class ConsumerGroups:
         lanes, lease, held = _names_of(said, "lanes"), self._lease_of(said), said.get("held")
         if not isinstance(held, dict) or not all(isinstance(number, int) for number in held.values()):
             raise InvalidArgument("a sync needs 'held', the numbers of claims by lane")
-        for lane in lanes:
-            self._require_channel(lane)
         state = self._loaded(group)
         self._join(group, state, holder, lanes, lease, str(said.get("client", ""))[:200])
         self._release_expired(group)
@@ -306,20 +307,27 @@ class ConsumerGroups:
                     _log.debug("group %r: %s", group, error)
                     state.view = None
         mine = {lane: place.number for lane, place in sorted(self._of(group).items()) if place.holder == holder}
-        ticks = self._stands(group, *lanes)
-        until = said.get("until")
-        others = [start_of(lane, ticks) for lane in lanes if lane not in mine]
+        ticks = self._stands(group, *(lane for lane, claim in mine.items() if held.get(lane) != claim))
+        until, done = said.get("until"), False
+        if isinstance(until, int):
+            others = lanes - mine.keys()
+            if view.ticks is None or not others <= view.looked:
+                view.ticks, view.looked = self._stands(group, *lanes), lanes
+            starts = [start_of(lane, view.ticks) for lane in others]
+            done = all(tick is not None and tick >= until for tick in starts)
         return {
             "held": {lane: [number, ticks.get(lane), start_of(lane, ticks)] for lane, number in mine.items()},
             "share": share,
             "members": len(view.wanted),
             "lease": lease,
             "reason": "" if mine else _reason(holder, view.wanted, target, view.claims),
-            "done": isinstance(until, int) and all(tick is not None and tick >= until for tick in others),
+            "done": done,
         }
 
     def _lease_of(self, said: dict[str, Any]) -> float:
-        lease = said.get("lease", self._lease)
+        lease = said.get("lease")
+        if lease is None:
+            return self._lease
         if not isinstance(lease, (int, float)) or not 0.5 <= lease <= LONGEST_LEASE:
             raise InvalidArgument(f"a member's lease lasts 0.5 to {LONGEST_LEASE:.0f} s, not {lease!r}")
         return float(lease)
@@ -330,6 +338,8 @@ class ConsumerGroups:
         if there is not None and there.lanes == lanes and recorded:
             there.lease, there.until = lease, now + lease
             return
+        for lane in lanes:
+            self._require_channel(lane)
         if there is None and sum(len(each.members) for each in list(self._groups.values())) >= MAX_MEMBERS:
             raise ServerFull(
                 f"the server has {MAX_MEMBERS} members of consumer groups, the limit: close idle consumers"
