@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from typing import ClassVar
 
 
@@ -551,14 +552,33 @@ class SinkBusy(MillraceError):
 
     retriable = True
 
-    def __init__(self, message: str, *, retry_after: float) -> None:
+    def __init__(self, message: str, *, retry_after: float, taken: Collection[int] = ()) -> None:
+        """`taken`: positions of the batch's records that took effect before, if the sink knows them."""
         super().__init__(message)
         self.retry_after = retry_after
+        self.taken = frozenset(taken)
 
 
 class SinkRefused(MillraceError):
     """A pipeline's sink does not exist, or rejects the pipeline as a whole (permissions, a missing index): fix it as
     the message says.
+    """
+
+
+class BatchRefused(MillraceError):
+    """A flow's sink rejects a batch as a whole, and one of its records may be the cause. The runner writes halves of it
+    until one record is left, which it puts aside. Nothing has to be done.
+    """
+
+    def __init__(self, message: str, *, taken: Collection[int] = ()) -> None:
+        """`taken`: positions of the batch's records that took effect nevertheless."""
+        super().__init__(message)
+        self.taken = frozenset(taken)
+
+
+class ErrorLimitExceeded(MillraceError):
+    """More records of a flow failed than its declaration allows (`errors.limit`), and the flow stopped. The records are
+    at the place of its dead letters that the message names: fix the cause, then restart the flow.
     """
 
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from millrace.flows.records import Action, Record, is_truncation
+from millrace.flows.records import Action, Failure, Record, is_truncation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +47,12 @@ class Batch:
     one."""
     columns: Mapping[str, Any] | None = None
     """The columns of the table that captured records are rows of (millrace.flows.sources.capture); None: not known."""
+    recorded: int | None = None
+    """The position that the runner has recorded, if it is before `start`: the batch is a part of a range. Records from
+    there on may come again."""
+    aside: Sequence[Failure] = ()
+    """Records of the range, before the batch, that are dead letters. An exactly-once sink stores them with the
+    position, and returns them as failures if they come again."""
     frame: Callable[[], Any] | None = None
     """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
 
@@ -54,6 +60,11 @@ class Batch:
     def of_rows(cls, lane: str, number: int, rows: Iterable[pa.RecordBatch]) -> Self:
         """Return `rows` as the micro-batch `number` of a query."""
         return cls(lane, number, number + 1, rows=rows)
+
+    @property
+    def since(self) -> int:
+        """The position from which on records may come again."""
+        return self.start if self.recorded is None else self.recorded
 
     def table(self) -> pa.Table:
         """Return `rows` as one table. A batch without columns gives an empty table."""
@@ -78,7 +89,7 @@ def parts_at_truncations(batch: Batch) -> Iterator[Batch]:
     start = batch.start
     for first, last in zip([0, *places], [*places, len(documents)], strict=True):
         end = batch.end if last == len(documents) else documents[last].record.offset
-        yield replace(batch, start=start, end=end, documents=documents[first:last])
+        yield replace(batch, start=start, end=end, documents=documents[first:last], recorded=batch.since)
         start = end
 
 

@@ -67,6 +67,8 @@ class Failure(NamedTuple):
     kind: str
     """A stable name of the fault."""
     reason: str
+    attempts: int = 1
+    """How often the sink was given the record alone, if it refused the batches that had it."""
 
     def as_received(self) -> Failure:
         """Return the failure of the record as it was received."""

@@ -34,13 +34,13 @@ from millrace.flows.batch import outside_of_ranges
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.letter import RECORD, SHOWN, Letter, Redriven, of_collection
 from millrace.flows.errors.selection import Selection
+from millrace.flows.range_host.isolation import write_apart
 from millrace.flows.range_host.lookups import CollectionRows
-from millrace.flows.range_host.tried import tried
+from millrace.flows.range_host.tried import FEARED, tried
 from millrace.flows.records import Failure, Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes
 from millrace.flows.transform.transform import Transform
-from millrace.runtime.sandbox.errors import TooMuchWork
 from millrace.wal.reasons import Reason
 
 MOST_SEEN: Final = 5_000
@@ -114,6 +114,7 @@ def _row(pipeline: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
         "key": _text(record.key),
         "value": _text(record.value),
         "timestamp": record.timestamp,
+        "attempts": failure.attempts,
     }
     headers = [{"name": name, "value": text} for name, text in (record.headers if whole else ())]
     payload = {
@@ -259,7 +260,7 @@ class _Redrive:
                 counts["no_origin"] += 1
                 continue
             records.append((record, letter["id"]))
-            (feared if _kind(letter) == TooMuchWork.code else plain).append(record)
+            (feared if _kind(letter) in FEARED else plain).append(record)
         chosen, failures = tried(self._pipeline, feared, self._open_rows) if feared else ([], [])
         done = self._transform.run(sorted([*plain, *chosen], key=_place))
         failures = [*failures, *done.failures]
@@ -267,7 +268,7 @@ class _Redrive:
             self._sink.open()
             self._opened = True
         for batch in outside_of_ranges(done.actions):
-            verdicts = self._sink.write(batch)
+            verdicts = write_apart(self._sink.write, batch, self._pipeline.errors)
             failures += [each.as_received() for each in verdicts.failures]
             counts["written"] += verdicts.acknowledged - verdicts.stale
             counts["stale"] += verdicts.stale

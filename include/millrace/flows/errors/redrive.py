@@ -26,15 +26,15 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.letter import Redriven as Redriven
 from millrace.flows.errors.selection import EVERYTHING, Selection, kind_of
 from millrace.flows.errors.topic import error_source, is_of, origin_of
+from millrace.flows.range_host.isolation import write_apart
 from millrace.flows.range_host.lookups import CollectionRows
-from millrace.flows.range_host.tried import tried
+from millrace.flows.range_host.tried import FEARED, tried
 from millrace.flows.records import Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.sink import Verdicts
 from millrace.flows.sources.kafka.topics import Reader, Topics, consumer_of, error_of
 from millrace.flows.sources.source import task_of
 from millrace.flows.transform.transform import Transform
-from millrace.runtime.sandbox.errors import TooMuchWork
 
 _ITEMS: Final = 5_000
 _BYTES: Final = 16 << 20
@@ -116,7 +116,7 @@ def redrive(
                         made = transform.run(chosen)
                         written = Verdicts()
                         for batch in outside_of_ranges(made.actions):
-                            written.add(sink.write(batch))
+                            written.add(write_apart(sink.write, batch, pipeline.errors))
                         counts["written"] += written.acknowledged - written.stale
                         counts["stale"] += written.stale
                         counts["filtered"] += made.filtered
@@ -188,7 +188,7 @@ def _chosen(
         seen[place] = None
         if len(seen) > _REMEMBERED:
             seen.popitem(last=False)
-        (feared if kind_of(record) == TooMuchWork.code else chosen).append(origin)
+        (feared if kind_of(record) in FEARED else chosen).append(origin)
     return _by_place(chosen), feared
 
 

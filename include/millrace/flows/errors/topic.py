@@ -32,6 +32,7 @@ _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID
 def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes]:
     """Return Kafka Connect's headers (DeadLetterQueueReporter), with a description instead of a Java stack trace."""
     record = failure.record
+    tried = {f"{PREFIX}attempts": str(failure.attempts).encode()} if failure.attempts > 1 else {}
     return {
         f"{PREFIX}topic": record.topic.encode(),
         f"{PREFIX}partition": str(record.partition).encode(),
@@ -43,6 +44,7 @@ def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes
         f"{PREFIX}exception.class.name": failure.kind.encode(),
         f"{PREFIX}exception.message": failure.reason.encode(),
         f"{PREFIX}exception.stacktrace": f"{failure.stage} {failure.step}: {failure.kind}: {failure.reason}".encode(),
+        **tried,
     }
 
 

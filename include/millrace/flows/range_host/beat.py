@@ -17,6 +17,7 @@ import psutil
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
+from millrace.flows.range_host.crashes import suspects_of
 from millrace.flows.range_host.limits import over_memory, taken_by
 from millrace.flows.range_host.positions import COUNTS, Position, Positions, positions_uri
 from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
@@ -140,6 +141,7 @@ class Beat(PeriodicTask):
         positions = self._standing()
         health = self._supervision.tasks
         paused = read_wanted(run.settings, run.pipeline.id).paused
+        suspects = suspects_of(run.settings, run.pipeline.id)
         tasks = []
         names = positions.keys() | self._ends.keys()
         if run.pipeline.divided:
@@ -160,6 +162,7 @@ class Beat(PeriodicTask):
                     recoveries=its.recoveries,
                     cause=its.cause,
                     code=its.code,
+                    suspect=suspects[name].words(run.pipeline.id, name) if name in suspects else "",
                     retry_at=its.retry_at,
                     latency_ms=percentiles(self._latencies.get(name, ())),
                     **self._by_task.get(name, TaskTaken())._asdict(),

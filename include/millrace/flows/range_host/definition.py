@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from millrace.base.errors import InvalidSettings, MemoryExceeded
+from millrace.base.errors import ErrorLimitExceeded, InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -20,6 +20,7 @@ from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.errors.place import ensure_errors
 from millrace.flows.range_host.beat import Beat
+from millrace.flows.range_host.isolation import Attempts
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.positions import (
@@ -33,6 +34,7 @@ from millrace.flows.range_host.positions import (
     positions_uri,
     read_positions,
 )
+from millrace.flows.range_host.skipped import skipped_of
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
 from millrace.flows.range_host.task import BULKS, Done, Task, Work
@@ -72,6 +74,8 @@ class PipelineRun(LoopDefinition[Work, Done]):
     """Where workers divide the partitions: by task that this one holds, the number of its own newest commit."""
     _members: list[Member] = field(default_factory=list, compare=False, repr=False)
     _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
+    _attempts: dict[str, Attempts] = field(default_factory=dict, compare=False, repr=False)
+    """By task, what its attempts in this process learned."""
     _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
     _beats: list[Beat] = field(default_factory=list, compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
@@ -84,7 +88,8 @@ class PipelineRun(LoopDefinition[Work, Done]):
         return {"settings": self.settings, "pipeline": self.pipeline, "worker": self.worker}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        fresh = {"claims": {}, "_members": [], "_tasks": {}, "_rows": {}, "_beats": [], "_lock": threading.Lock()}
+        fresh: dict[str, Any] = dict.fromkeys(("claims", "_tasks", "_attempts", "_rows"))
+        fresh = {name: {} for name in fresh} | {"_members": [], "_beats": [], "_lock": threading.Lock()}
         for key, value in {**state, **fresh}.items():
             object.__setattr__(self, key, value)
 
@@ -172,6 +177,20 @@ class PipelineRun(LoopDefinition[Work, Done]):
             self._members.pop().close()
         self.claims.clear()
 
+    def require_within_limit(self, positions: Mapping[str, Position]) -> None:
+        """Raise ErrorLimitExceeded if more records failed than `errors.limit` allows: in `positions`, of all hosts."""
+        limit = self.pipeline.errors.limit
+        if limit is None:
+            return
+        windows = [(each.window_in, each.window_error) for each in positions.values() if not each.forgotten]
+        words = limit.exceeded(windows)
+        if words:
+            place = self.pipeline.errors.collection or self.pipeline.errors_topic
+            raise ErrorLimitExceeded(
+                f"{self.pipeline.id}: {words}. The records are in {place}. Correct the cause, then begin the count anew"
+                f" with `millrace flows errors reset {self.pipeline.id}` and start the flow"
+            )
+
     def planner(self) -> PipelinePlanner:
         return PipelinePlanner(self)
 
@@ -184,7 +203,16 @@ class PipelineRun(LoopDefinition[Work, Done]):
                 task.stop()  # all were to start again: in this process, wherever Spark has it
                 task = None
             if task is None:
-                task = Task(self.settings, self.pipeline, plan.topic, plan.partition, open_rows=self.rows_of)
+                with self._lock:
+                    attempts = self._attempts.setdefault(plan.channel, Attempts())
+                task = Task(
+                    self.settings,
+                    self.pipeline,
+                    plan.topic,
+                    plan.partition,
+                    open_rows=self.rows_of,
+                    attempts=attempts,
+                )
             done = task.run(plan)
         except Exception as error:
             if task is not None:
@@ -193,6 +221,9 @@ class PipelineRun(LoopDefinition[Work, Done]):
             # Tried again in any case: how often, and when it is enough, the pipeline's own threshold says.
             again = RangeFailure(failure.code, failure.message, True)
             return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
+        if task.broken:
+            task.stop()
+            return done
         with self._lock:
             self._tasks[plan.channel] = (plan.life, task)
         return done
@@ -234,6 +265,8 @@ class PipelineRun(LoopDefinition[Work, Done]):
         with self._lock:
             chosen = list(self._tasks) if names is None else names
             tasks = [self._tasks.pop(each) for each in chosen if each in self._tasks]
+            for each in list(self._attempts) if names is None else names:
+                self._attempts.pop(each, None)
         for _, task in tasks:
             task.stop()
 
@@ -288,6 +321,7 @@ class PipelinePlanner(Planner[Work, int]):
         if self._ticks is not None:
             standing = {task: each.position for task, each in positions.items()}
             limits = self._topics.settle(standing, self._ticks.now, wait=target is None)
+        self._run.require_within_limit(positions)
         for task, ends in self._look().items():
             if held is not None and task not in held:
                 continue
@@ -306,6 +340,7 @@ class PipelinePlanner(Planner[Work, int]):
         positions, life = self._positions.now(), read_wanted(self._settings, self._id).whole
         health = read_tasks(tasks_path(self._settings, self._id, self._run.worker))
         ids = self._topics.ids()
+        skipped = skipped_of(self._settings, self._run.pipeline)
         found = []
         for topic, partition in self._topics.partitions():
             task = task_of(topic, partition)
@@ -322,7 +357,9 @@ class PipelinePlanner(Planner[Work, int]):
                     its = health.get(task, Health())
                     share = 1 << min(its.failures + its.recoveries, _SMALLEST_SHARE)
                     end = max(ends[task], stands + 1)
-                    found.append(Work(topic, partition, stands, end, known, max_bytes, life, ids.get(topic, ""), share))
+                    skip = skipped.get(task, frozenset())
+                    topic_id = ids.get(topic, "")
+                    found.append(Work(topic, partition, stands, end, known, max_bytes, life, topic_id, share, skip))
         return found
 
     def ends(self) -> dict[str, int]:
@@ -418,7 +455,7 @@ class PipelineCommitter:
                 if health.failed:
                     _logger.error("%s failed %d times and stops: %s", each.channel, health.failures, each.failure)
         moved = [each for each in reports if each.failure is None]
-        moves = [(each.base, _behind(each)) for each in moved]
+        moves = [(each.base, self._behind(each)) for each in moved]
         hit("pipeline.commit")
         if moves:
             self._table.refresh()
@@ -431,7 +468,7 @@ class PipelineCommitter:
         if member is None:
             self._topics.mirror(_place(each) for each in committed)
         else:
-            self._run.claims.update((each.channel, _behind(each).commits) for each in committed)
+            self._run.claims.update((each.channel, self._behind(each).commits) for each in committed)
             member.commit(_place(each) for each in committed)
         self._measure(reports, committed)
         return CommitResult(
@@ -445,6 +482,15 @@ class PipelineCommitter:
     def close(self) -> None:
         """Idempotent."""
         self._topics.close()
+
+    def _behind(self, done: Done) -> Position:
+        """The position after a range."""
+        limit = self._run.pipeline.errors.limit
+        before = done.base or Position(done.channel, 0)
+        after = before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
+        if limit is not None:
+            after = after.counted(done.records_in, done.records_error, over=limit.over)
+        return replace(after, topic_id=done.topic_id or before.topic_id, in_a_row=done.in_a_row)
 
     def _measure(self, reports: Sequence[Done], committed: Sequence[Done]) -> None:
         metrics, name = self._metrics, self._run.pipeline.id
@@ -463,12 +509,6 @@ class PipelineCommitter:
             metrics.flow_lag_records.labels(name, each.channel).set(max(0, each.end - each.position))
             for latency in each.latencies:
                 metrics.flow_latency_seconds.labels(name, each.channel).observe(max(0.0, latency))
-
-
-def _behind(done: Done) -> Position:
-    before = done.base or Position(done.channel, 0)
-    after = before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
-    return replace(after, topic_id=done.topic_id or before.topic_id)
 
 
 def _topic(task: str) -> str:

@@ -26,8 +26,10 @@ FOLDER: Final = "pipelines"
 """Of these tables, below the deployment's."""
 FORGOTTEN: Final = -1
 COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries", "records_stale")
-"""What a task counts. A table of an earlier build has no `records_stale`, and no `generation`, until it is opened to be
-written."""
+"""What a task counts. A table of an earlier build has no `records_stale`, and none of the columns after `topic_id`,
+until it is opened to be written."""
+WINDOW: Final = ("window_in", "window_error", "in_a_row")
+"""What `errors.limit` and `errors.in_a_row` are about."""
 COLUMNS: Final = pa.schema(
     [
         pa.field("position", pa.int64()),
@@ -35,6 +37,7 @@ COLUMNS: Final = pa.schema(
         *(pa.field(name, pa.int64()) for name in COUNTS),
         pa.field("topic_id", pa.utf8()),
         pa.field("generation", pa.int64()),
+        *(pa.field(name, pa.int64()) for name in WINDOW),
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -61,6 +64,12 @@ class Position:
     """The id of the position's topic, which a topic that is created again does not share. Empty if unknown."""
     generation: int = 0
     """How often it was set by hand, or forgotten: a sink's own position is of one generation."""
+    window_in: int = 0
+    """Records of the present window of `errors.limit`."""
+    window_error: int = 0
+    """Those of them that failed."""
+    in_a_row: int = 0
+    """Records that the sink refused since it took one last."""
     path: str | None = None
 
     @property
@@ -72,6 +81,16 @@ class Position:
         """Behind a range that counted so many `more`."""
         counts = {name: getattr(self, name) + more.get(name, 0) for name in COUNTS}
         return replace(self, position=position, commits=self.commits + 1, **counts)
+
+    def counted(self, records: int, errors: int, *, over: int) -> Position:
+        """Return it with a range's counts in its window. After a window that has `over` records comes the next."""
+        if self.window_in >= over:
+            return replace(self, window_in=records, window_error=errors)
+        return replace(self, window_in=self.window_in + records, window_error=self.window_error + errors)
+
+    def uncounted(self) -> Position:
+        """Return it with an empty window."""
+        return replace(self, window_in=0, window_error=0, in_a_row=0)
 
 
 def positions_uri(settings: Settings, pipeline: str) -> str:
@@ -131,7 +150,7 @@ class Positions:
 
     def _read(self, action: Mapping[str, Any]) -> Position:
         row = self.table.read(action["path"]).to_pylist()[0]
-        counts = {name: row.get(name) or 0 for name in COUNTS}
+        counts = {name: row.get(name) or 0 for name in (*COUNTS, *WINDOW)}
         topic_id = row.get("topic_id") or ""
         task = action[f"partition.{TASK}"]
         return Position(
@@ -193,12 +212,26 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
     moves = []
     for task, offset in offsets.items():
         before = known.get(task)
-        moved = (before or Position(task, 0)).moved(offset)
+        moved = (before or Position(task, 0)).moved(offset).uncounted()
         # Whoever sets it knows the topic that there is now.
         moves.append((before, replace(moved, topic_id="", generation=moved.generation + 1)))
     if moves:
         commit_positions(table, moves).raise_if_fenced()
     return positions_of(settings, pipeline)
+
+
+def reset_windows(settings: Settings, pipeline: str) -> list[str]:
+    """Begin the windows of `errors.limit` anew, as a restart by hand does. Return the tasks that had counts.
+
+    A running worker is fenced once and continues. Raises CommitFenced if another commit was first.
+    """
+    uri = positions_uri(settings, pipeline)
+    known = read_positions(open_table(uri)).values()
+    counted = [each for each in known if not each.forgotten and any(getattr(each, name) for name in WINDOW)]
+    if counted:
+        table = ensure_positions(uri)
+        commit_positions(table, [(each, each.moved(each.position).uncounted()) for each in counted]).raise_if_fenced()
+    return [each.task for each in counted]
 
 
 def positions_of(settings: Settings, pipeline: str) -> dict[str, Position]:

@@ -66,6 +66,7 @@ class TaskStatus(BaseModel):
     recoveries: int = Field(default=0, description="in a row")
     cause: str = Field(default="", description="of its last failure, in words")
     code: str = Field(default="", description="of that error")
+    suspect: str = Field(default="", description="the range in which its worker's process ended, and what to do")
     retry_at: float | None = Field(default=None, description="when it is recovered, seconds since 1970")
     latency_ms: dict[str, float] = Field(
         default_factory=dict, description="record's timestamp to acknowledged: p50, p95, p99 of late"

@@ -5,23 +5,26 @@ The names are reference document 004's: Run, Stop, Execute, longPolling, process
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from millrace.base.errors import LogRegressed, MillraceError
+from millrace.base.errors import LogRegressed, MillraceError, SinkRefused
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch, parts_at_truncations
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.place import ErrorPlace, errors_of
+from millrace.flows.range_host.crashes import RangeWatch
 from millrace.flows.range_host.in_hand import InHand
+from millrace.flows.range_host.isolation import Attempts, Isolation
 from millrace.flows.range_host.positions import Position
-from millrace.flows.range_host.tried import tried
-from millrace.flows.records import Failure, Record
-from millrace.flows.registry import reader_of, sink_of
+from millrace.flows.range_host.tried import CRASHED, SKIP, SKIPPED, tried
+from millrace.flows.records import TRANSFORMATION, Failure, Record
+from millrace.flows.registry import reader_of, sink_of, source_kinds
 from millrace.flows.samples.trying import COMPILED
 from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.sources.source import Limits, task_of
@@ -31,7 +34,10 @@ from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 
 BULKS: Final = 4
 """Flush limits' worth of records in one range at most, so that all lanes of a sink have work."""
+_SKIPPED: Final = "it is named in errors.skip, or by `millrace flows skip`"
 _LATENCIES: Final = 200
+
+_logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class Work:
     """Of the topic that there is now; empty: not known."""
     share: int = 1
     """The task takes one part in `share` of a range: ever smaller parts after failures, so that the rest gets done."""
+    skip: frozenset[int] = frozenset()
+    """Positions of records that are put aside without being transformed or written."""
 
     @property
     def channel(self) -> str:
@@ -84,6 +92,8 @@ class Done:
     """Seconds from record to acknowledged, evenly picked."""
     topic_id: str = ""
     """Of the topic that was read."""
+    in_a_row: int = 0
+    """Records that the sink refused since it took one last."""
     failure: RangeFailure | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -106,7 +116,17 @@ class Done:
 class Task:
     """What a range needs, opened once and used by range after range; one thread at a time."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline, topic: str, partition: int, *, open_rows: Open) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: Pipeline,
+        topic: str,
+        partition: int,
+        *,
+        open_rows: Open,
+        attempts: Attempts | None = None,
+    ) -> None:
+        """`attempts` is what earlier attempts of the lane in this process learned."""
         source = pipeline.source
         self._open_rows = open_rows
         self._pipeline = pipeline
@@ -119,6 +139,12 @@ class Task:
         self._opened = False
         self._errors: ErrorPlace | None = None
         self._settings = settings
+        self._numbered = source_kinds()[source.kind].numbered
+        self._attempts = Attempts() if attempts is None else attempts
+        self._isolation = Isolation(self.execute, pipeline.errors, numbered=self._numbered, lane=self._name)
+        self._watch = RangeWatch(settings, pipeline.id, self._name)
+        self.broken = False
+        """Whether a range ended early because of the sink: it is to be opened anew."""
 
     def run(self, work: Work) -> Done:
         """One range. Raises what kept it from its end: nothing is reported then, and all of it may be done again."""
@@ -130,16 +156,30 @@ class Task:
                 " set the offset, and give it a new index where its versions are offsets"
             )
         begun = time.thread_time()
-        total = Done(work.channel, work.base, work.start, work.end, topic_id=work.topic_id)
-        for batch in self.long_polling(work):
-            total = self._take(total, batch)
+        base = work.base
+        in_a_row, generation = (0, 0) if base is None else (base.in_a_row, base.generation)
+        self._attempts.begin((work.life, generation))
+        total = Done(work.channel, base, work.start, work.end, topic_id=work.topic_id, in_a_row=in_a_row)
+        try:
+            for batch in self.long_polling(work):
+                self._watch.enter(total.position, batch.end, len(batch.records or ()))
+                total = self._take(total, batch, work.skip)
+                if self.broken:
+                    break
+        finally:
+            self._watch.leave()
+        self._watch.passed(total.position)
         return replace(total, cpu_seconds=total.cpu_seconds + time.thread_time() - begun)
 
-    def _take(self, total: Done, read: Batch) -> Done:
-        """One more part of a range; when this returns, it is acknowledged."""
+    def _take(self, total: Done, read: Batch, skip: frozenset[int]) -> Done:
+        """One more part of a range; when this returns, it is acknowledged up to the position that is returned.
+
+        That is before the end of `read` if the sink took some of it only.
+        """
         records, position = read.records or (), read.end
         begun = time.monotonic()
-        transformed = self.process_json(records)
+        condemned = self._condemned(total, records)
+        transformed = self.process_json(records, skip if condemned is None else skip | {condemned.record.offset})
         processed = time.monotonic()
         generation = 0 if total.base is None else total.base.generation
         batch = Batch(
@@ -150,9 +190,24 @@ class Task:
             generation=generation,
             columns=read.columns,
         )
-        written = self.execute(batch)
+        outcome = self._isolation.run(batch, self._attempts, in_a_row=total.in_a_row)
+        written, failures = outcome.verdicts, transformed.failures
+        in_a_row = outcome.in_a_row
+        if condemned is not None:
+            failures = [condemned if each.record.offset == condemned.record.offset else each for each in failures]
+            in_a_row += written.acknowledged == 0
+        filtered = transformed.filtered
+        if outcome.error is not None:
+            if outcome.position == batch.start:
+                raise outcome.error
+            _logger.warning("%s: taken up to %d only: %s", self._name, outcome.position, outcome.error)
+            self.broken, position = True, outcome.position
+            records = [each for each in records if each.offset < position]
+            failures = [each for each in failures if each.record.offset < position]
+            actions = sum(each.record.offset < position for each in transformed.actions)
+            filtered = len(records) - len(failures) - actions
         hit("pipeline.written")
-        failures = [*transformed.failures, *(each.as_received() for each in written.failures)]
+        failures = [*failures, *(each.as_received() for each in written.failures)]
         if failures:
             self.fail(failures)
         hit("pipeline.failures")
@@ -166,7 +221,8 @@ class Task:
             records_out=total.records_out + written.acknowledged - written.stale,
             records_stale=total.records_stale + written.stale,
             records_error=total.records_error + len(failures),
-            records_filtered=total.records_filtered + transformed.filtered,
+            records_filtered=total.records_filtered + filtered,
+            in_a_row=in_a_row,
             bulks=total.bulks + written.bulks,
             retries=total.retries + written.retries,
             cpu_seconds=total.cpu_seconds + written.cpu_seconds,
@@ -182,11 +238,24 @@ class Task:
         """Yield the range's records in parts: one for a topic, several for a collection."""
         flush = self._pipeline.flush
         size = min(work.max_bytes, BULKS * int(flush.mib * (1 << 20)))
-        limits = Limits(max(1, BULKS * flush.items // work.share), max(1, size // work.share), flush.seconds)
+        most = BULKS * flush.items // work.share
+        least = self._watch.limit(work.start, min(most, self._attempts.records or most))
+        self._watch.enter(work.start, work.end, least)
+        limits = Limits(max(1, least), max(1, size // work.share), flush.seconds)
         yield from self._reader.batches(work.start, work.end, limits)
+        self._attempts.grow(BULKS * flush.items)
 
-    def process_json(self, records: Sequence[Record]) -> Transformed:
-        """Each record's outcome by the steps; of one at which a worker ended, by a process apart."""
+    def process_json(self, records: Sequence[Record], skip: frozenset[int] = frozenset()) -> Transformed:
+        """Each record's outcome by the steps; of one at which a worker ended, by a process apart.
+
+        Records at the positions `skip` are failures at once.
+        """
+        if skip:
+            chosen = [each for each in records if each.offset in skip]
+            done = self.process_json([each for each in records if each.offset not in skip]) if chosen else None
+            if done is not None:
+                done.failures += [Failure(each, TRANSFORMATION, SKIP, SKIPPED, _SKIPPED) for each in chosen]
+                return done
         hand = self._hand
         if hand is None:
             return self._transform.run(records)
@@ -197,6 +266,21 @@ class Task:
         done = self._transform.run(left, hand)
         done.failures += failures
         return done
+
+    def _condemned(self, total: Done, records: Sequence[Record]) -> Failure | None:
+        """The letter of the first record, if worker processes ended at it again and again."""
+        errors = self._pipeline.errors
+        if not records or not self._watch.condemned(records[0].offset, errors.tries):
+            return None
+        suspect = self._watch.suspect
+        assert suspect is not None, "it is condemned"
+        words = f"worker processes ended {suspect.alone} times while they had this record alone"
+        if total.in_a_row + 1 >= errors.in_a_row:
+            raise SinkRefused(
+                f"{words}, as at {total.in_a_row} before it, with none taken between: the worker or its sink is at"
+                " fault; see its log"
+            )
+        return Failure(records[0], TRANSFORMATION, "worker", CRASHED, words, suspect.alone)
 
     def execute(self, batch: Batch) -> Verdicts:
         """Write `batch` into the sink; all of its documents are acknowledged or failures when this returns."""
@@ -221,7 +305,7 @@ class Task:
 
     def stop(self) -> None:
         """Let go of everything. Idempotent."""
-        for each in (self._reader, self._sink, self._errors, self._hand):
+        for each in (self._reader, self._sink, self._errors, self._hand, self._watch):
             if each is not None:
                 with suppress(MillraceError, OSError, RuntimeError):
                     each.close()

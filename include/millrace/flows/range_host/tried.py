@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.in_hand import LATE_SECONDS
@@ -11,6 +12,14 @@ from millrace.flows.samples.trying import TRYING, Trying
 from millrace.flows.transform.operators import Open
 from millrace.runtime.sandbox.errors import TooMuchWork
 from millrace.runtime.sandbox.pool import Sandbox
+
+SKIP: Final = "skip"
+SKIPPED: Final = "SKIPPED"
+"""Step and kind of the letter of a record that somebody named to be put aside."""
+CRASHED: Final = "CRASHED"
+"""The kind of the letter of a record at which worker processes ended."""
+FEARED: Final = frozenset({TooMuchWork.code, SKIPPED, CRASHED})
+"""Kinds of letters whose records are tried apart before a process takes them again."""
 
 
 def tried(pipeline: Pipeline, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:

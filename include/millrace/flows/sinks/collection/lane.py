@@ -104,7 +104,8 @@ class LaneJournal:
 
     def withdraw(self, position: int) -> None:
         """Store `position` instead of the one after the last batch, of which nothing took effect."""
-        self.position, self.failures = position, {}
+        self.position = position
+        self.failures = {place: each for place, each in self.failures.items() if place < position}
         self.keep(InFlight(Noted(1), {}))
         self._finished = True
 

@@ -313,9 +313,9 @@ class CollectionSink(Closeable):
         taken, messages, failures = self._placed(documents, collection, batch)
         if messages:
             verdicts.bulks = 1
-            own = {each.record.offset: (each.kind, each.reason) for each in failures}
+            own = {each.record.offset: (each.kind, each.reason) for each in (*batch.aside, *failures)}
             if moves:
-                files.move(batch.end, start=batch.start, failures=own)
+                files.move(batch.end, start=batch.since, failures=own)
             lane.journal.write(Noted(1), messages)
             by_chain = [each for each in taken if each.record.offset in files.failures]
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]

@@ -29,7 +29,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 from pydantic import ValidationError
 
-from millrace.base.errors import InvalidArgument, SinkBusy, SinkRefused
+from millrace.base.errors import BatchRefused, InvalidArgument, SinkBusy, SinkRefused
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
@@ -51,6 +51,8 @@ STEP: Final = "kafka"
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 _ANY: Final = -1
 """The partition of a message that its key, or Kafka, gives one."""
+_KIND: Final = 24
+"""Characters of a failure's kind that a transaction stores."""
 SECONDS: Final = 60.0
 """Longest wait for a message's acknowledgement."""
 _OWN_FAULT: Final = frozenset(
@@ -170,7 +172,17 @@ class KafkaSink:
         if self._transactional and batch.end > batch.start:
             return self._write_lane(batch)
         documents, failures = self._messages(self._documents(batch))
-        verdicts = self._sent(self._producer, batch.documents is None, documents)
+        # An event of a delete has a tombstone beside it: which of the two was taken is not told apart.
+        taken: list[int] | None = [] if self._events is None and batch.documents is not None else None
+        verdicts = self._sent(self._producer, batch.documents is None, documents, taken=taken)
+        if verdicts.failures and batch.documents is not None and len(batch.documents) > 1:
+            # One that is refused takes those with it that share its request.
+            first = verdicts.failures[0]
+            raise BatchRefused(
+                f"{self._topic} refused {len(verdicts.failures)} documents, the first of them"
+                f" {first.record.position}: {first.kind}: {first.reason}",
+                taken=taken or (),
+            )
         verdicts.failures += failures
         require_some(verdicts, verdicts.failures, self._topic)
         hit("sink.sent")
@@ -257,13 +269,12 @@ class KafkaSink:
             failures += judged
             gone = {each.record.position for each in judged}
             documents = [each for each in documents if each.record.position not in gone]
-            if len(failures) > MAX_FAILURES:
-                raise SinkRefused(
-                    f"{self._topic} refused {len(failures)} documents of one batch, the last of them"
-                    f" {failures[-1].record.position}: {failures[-1].reason}"
-                )
+            _require_few(self._topic, {each.record.offset: each.kind for each in failures})
+        stored = {place: kind for place, kind in lane.failures.items() if place >= batch.since}
+        stored |= {each.record.offset: each.kind[:_KIND] for each in (*batch.aside, *failures)}
+        _require_few(self._topic, stored)
         hit("sink.produced")
-        lane.commit(max(batch.end, lane.position), {each.record.offset: each.kind for each in failures})
+        lane.commit(max(batch.end, lane.position), stored)
         hit("sink.sent")
         verdicts.bulks = 1
         verdicts.acknowledged += sent.acknowledged
@@ -282,9 +293,16 @@ class KafkaSink:
         return documents_of(batch, key=() if self._key is None else (self._key,))
 
     def _sent(
-        self, producer: Producer, of_rows: bool, documents: Iterable[Action], alone: Set[str] = frozenset()
+        self,
+        producer: Producer,
+        of_rows: bool,
+        documents: Iterable[Action],
+        alone: Set[str] = frozenset(),
+        taken: list[int] | None = None,
     ) -> Verdicts:
         """Send `documents` in order and wait for each answer. Raises SinkBusy, SinkRefused.
+
+        `taken` gets the positions of those that were acknowledged.
 
         Within a transaction, a refusal ends it, so nothing more is sent. Those at the positions `alone` go in requests
         of their own.
@@ -297,6 +315,8 @@ class KafkaSink:
                 if error is None:
                     # The tombstone after an event of a delete is no document of its own.
                     verdicts.acknowledged += self._events is None or action.body is not None
+                    if taken is not None:
+                        taken.append(action.record.offset)
                 elif error.code() in _OWN_FAULT:
                     verdicts.failures.append(_failure(action, error))
                 else:
@@ -332,7 +352,7 @@ class KafkaSink:
             said = error.str() if error is not None else f"{left} records got no answer"
             if error is not None and error.code() in _REFUSED:
                 raise SinkRefused(f"{self._topic}: {said}")
-            raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0)
+            raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0, taken=taken or ())
         return verdicts
 
     def _produce(
@@ -369,6 +389,14 @@ class KafkaSink:
             else:
                 producer.poll(0)
                 return
+
+
+def _require_few(topic: str, refused: Mapping[int, str]) -> None:
+    if len(refused) > MAX_FAILURES:
+        last = max(refused)
+        raise SinkRefused(
+            f"{topic} refused {len(refused)} documents of one range, the last of them at {last}: {refused[last]}"
+        )
 
 
 def _failure(action: Action, error: KafkaError) -> Failure:

@@ -1,0 +1,134 @@
+"""Find the record that ends worker processes, whichever part of a worker it ends: a step, a sink, a reader.
+
+While a task works on a range, the range is noted where it outlives the process. The next process that opens the lane
+finds it, and works on the range in parts of an eighth, until the parts that hold the record have passed or one record
+is left. A record at which a process ended alone, `errors.tries` times, is put aside with the kind ``CRASHED``. Until
+then the lane's status names the range.
+
+    <data>/pipelines/<id>/in-range/<lane>       what a process works on now
+    <data>/pipelines/<id>/suspects/<lane>.json  where processes ended
+
+Any end within a range counts: nobody can tell a fault from a kill. A kill costs small ranges for a while, no record: it
+would have to hit the same record alone, again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from millrace.base.closeable import Closeable
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.flows.range_host.status import pipeline_folder
+from millrace.flows.status import process_began
+
+_MARK: Final = struct.Struct("<qqqqd")
+"""Start and one, end, records, process, and when that began: a container gives the same number again."""
+_PARTS: Final = 8
+_SUSPECTS: Final = "suspects"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A range in which worker processes ended."""
+
+    start: int
+    end: int
+    records: int
+    """As many are taken at once next."""
+    crashes: int
+    """Processes that ended here, in ever smaller ranges."""
+    alone: int = 0
+    """Those of them that had one record, at `start`."""
+
+    def words(self, flow: str, lane: str) -> str:
+        """Say where the record is, and what to do."""
+        if self.alone:
+            return (
+                f"the worker ended {self.crashes} times, {self.alone} of them at the record at {self.start} alone: put"
+                f" it aside with `millrace flows skip {flow} {lane} {self.start}`"
+            )
+        return f"the worker ended {self.crashes} times in the range from {self.start} to {self.end}: it is narrowed"
+
+
+class RangeWatch(Closeable):
+    """Notes the range that a task works on. One thread at a time."""
+
+    def __init__(self, settings: Settings, pipeline: str, lane: str) -> None:
+        folder, name = pipeline_folder(settings, pipeline), quote(lane, safe="")
+        path = folder / "in-range" / name
+        self._path = folder / _SUSPECTS / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(file, _MARK.size)
+            self._map = mmap.mmap(file, _MARK.size)
+        finally:
+            os.close(file)
+        self.suspect = _read(self._path)
+        """Where processes ended before, if the lane has not passed it."""
+        self._process = (os.getpid(), process_began(os.getpid()) or 0.0)
+        start, end, records, pid, began = _MARK.unpack_from(self._map)
+        if start and process_began(pid) != began:
+            self._crashed(start - 1, end, records)
+            self.leave()
+
+    def limit(self, position: int, most: int) -> int:
+        """Return how many of `most` records to take at `position`."""
+        known = self.suspect
+        return min(most, known.records) if known is not None and position < known.end else most
+
+    def condemned(self, position: int, tries: int) -> bool:
+        """Return whether processes ended at the record at `position` alone so often that it is at fault."""
+        return self.suspect is not None and self.suspect.start == position and self.suspect.alone >= tries
+
+    def enter(self, start: int, end: int, records: int) -> None:
+        """Note the range that is worked on now."""
+        _MARK.pack_into(self._map, 0, start + 1, max(end, start + 1), records, *self._process)
+
+    def leave(self) -> None:
+        """Note that none is."""
+        _MARK.pack_into(self._map, 0, 0, 0, 0, 0, 0.0)
+
+    def passed(self, position: int) -> None:
+        """Forget the suspect that lies before `position`."""
+        if self.suspect is not None and position >= self.suspect.end:
+            self.suspect = None
+            self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._map.close()
+
+    def _crashed(self, start: int, end: int, records: int) -> None:
+        known = self.suspect
+        crashes = 1 + (0 if known is None else known.crashes)
+        alone = 0
+        if records == 1:
+            alone = 1 + (known.alone if known is not None and known.start == start else 0)
+        self.suspect = Suspect(start, end, max(1, records // _PARTS), crashes, alone)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(self._path, asdict(self.suspect), synced=True)
+
+
+def suspects_of(settings: Settings, pipeline: str) -> dict[str, Suspect]:
+    """Return the ranges in which worker processes of `pipeline` ended and that are not passed, by lane."""
+    folder = pipeline_folder(settings, pipeline) / _SUSPECTS
+    if not folder.is_dir():
+        return {}
+    found = {unquote(path.stem): _read(path) for path in folder.glob("*.json")}
+    return {lane: each for lane, each in found.items() if each is not None}
+
+
+def _read(path: Path) -> Suspect | None:
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        return Suspect(**{name: int(each) for name, each in value.items()})
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return None
