@@ -640,6 +640,47 @@ def create_letters(
     typer.echo(f"Created {name} for dead letters.")
 
 
+@errors.command("reset")
+def reset_errors(context: CommandContext, name: Name) -> None:
+    """Begin the count of a flow's failed records anew (`errors.limit`, `errors.in_a_row`). Its dead letters stay.
+
+    A flow that stopped with ERROR_LIMIT_EXCEEDED can be started again then. A restart through the service does this.
+
+    Example: `millrace flows errors reset flights`
+    """
+    from millrace.flows.range_host.positions import reset_windows
+
+    settings = context.settings
+    flow = _found(settings, name)
+    if flow.stream is not None:
+        raise InvalidArgument(f"{name} is a stream, which counts no failed records")
+    lanes = reset_windows(settings, flow.name)
+    typer.echo(f"The count of {flow.name} begins anew ({', '.join(lanes) or 'it was empty'}).")
+
+
+@app.command()
+def skip(
+    context: CommandContext,
+    name: Name,
+    lane: Annotated[str, typer.Argument(metavar="LANE", help="Such as flights-0.")],
+    position: Annotated[int, typer.Argument(metavar="POSITION", help="Of a topic the offset.", min=0)],
+) -> None:
+    """Put a record aside, as a dead letter, without transforming or writing it.
+
+    The flow may run. It must not have passed the record. A declaration names such records in `errors.skip`.
+
+    Example: `millrace flows skip flights flights-0 17`
+    """
+    from millrace.flows.range_host.skipped import skip_record
+
+    settings = context.settings
+    flow = _found(settings, name)
+    if flow.stream is not None:
+        raise InvalidArgument(f"{name} is a stream: leave the record out by its transform, or set its positions")
+    skip_record(settings, flow.name, lane, position)
+    typer.echo(f"{flow.name} puts the record at {position} of {lane} aside when it comes to it.")
+
+
 # --- positions --------------------------------------------------------------------------------------------------------
 
 

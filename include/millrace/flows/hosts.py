@@ -117,9 +117,9 @@ class WorkerHost(_PipelineHost):
                 shutil.rmtree(each, ignore_errors=True)
 
     def command(self, number: int, result: Path) -> list[str]:
-        """Return the command of worker `number`. It writes no result: its log says how it ended."""
+        """Return the command of worker `number`. Its result is an error that no restart cures; else its log tells."""
         command = [sys.executable, "-m", "millrace.flows.range_host", str(self._file.absolute())]
-        command += ["--supervisor", str(os.getpid()), *self._with_config()]
+        command += ["--supervisor", str(os.getpid()), "--result", str(result), *self._with_config()]
         command += ["--until-end"] if self.bounded else []
         return [*command, "--worker", str(number)] if number else command
 

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from millrace.base.errors import BatchRefused, ErrorLimitExceeded, InvalidArgument, SinkBusy
+from millrace.commands.main import app
 from millrace.flows.batch import Batch
 from millrace.flows.range_host.positions import reset_windows
 from millrace.flows.range_host.skipped import skip_record
-from millrace.flows.range_host.supervision import read_tasks, tasks_path
+from millrace.flows.range_host.supervision import read_tasks, tasks_path, want
 from millrace.flows.records import TASK_PUT, Failure
 from millrace.flows.sinks.sink import Verdicts
 from tests.flows.range_host.lines import LinesFlow, numbers
@@ -170,3 +172,36 @@ def test_a_sink_that_refuses_everything_fails_its_lane_and_keeps_the_topic(tmp_p
     flow.run()
     assert sink.taken == list(range(len(flow.letters), 50))
     assert flow.positions["a-0"].in_a_row == 0
+
+
+def test_the_commands_name_a_record_and_begin_the_count_anew(tmp_path: Path) -> None:
+    flow = LinesFlow(tmp_path, Taking(bad=frozenset({1})), errors={"limit": {"count": 0}})
+    flow.fill(range(3))
+    with pytest.raises(ErrorLimitExceeded):
+        flow.run()
+
+    def call(*words: str) -> str:
+        done = CliRunner().invoke(app, ["flows", *words], env={"MILLRACE_DATA": str(flow.settings.data_dir)})
+        assert done.exit_code == (1 if "passed" in done.output else 0), done.output
+        return done.output
+
+    assert "passed 0" in call("skip", "lines", "a-0", "0")
+    assert "aside when it comes to it" in call("skip", "lines", "a-0", "27")
+    assert "anew (a-0)" in call("errors", "reset", "lines")
+    assert "it was empty" in call("errors", "reset", "lines")
+    flow.fill(range(3, 5))
+    flow.declared["errors"] = {"limit": {"count": 1}}
+    flow.run()
+    assert [each.kind for each in flow.letters] == ["ODD", "SKIPPED"]
+
+
+def test_a_restart_that_somebody_asks_for_begins_the_count_anew(tmp_path: Path) -> None:
+    flow = LinesFlow(tmp_path, Taking(bad=frozenset({1})), errors={"limit": {"count": 0}})
+    flow.fill(range(3))
+    with pytest.raises(ErrorLimitExceeded):
+        flow.run()
+    want(flow.settings, "lines", paused=False)
+    assert flow.positions["a-0"].window_error == 1
+    want(flow.settings, "lines", restart="failed")
+    assert flow.positions["a-0"].window_error == 0
+    flow.run()

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
-from millrace.base.errors import MillraceError
+from millrace.base.errors import ErrorLimitExceeded, MillraceError
+from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
     parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
     parser.add_argument("--worker", type=int, default=0, metavar="N", help="its number, where there are several")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="gets an error that no restart cures")
     options = parser.parse_args()
     stop = set_up_service()
     metrics = Metrics()
@@ -55,6 +57,9 @@ def main() -> int:
         run(PipelineRun(settings, pipeline, options.worker), stop=stop, metrics=metrics, until_end=options.until_end)
     except MillraceError as error:
         logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
+        if options.result is not None and isinstance(error, ErrorLimitExceeded):  # no restart cures it
+            told = {"code": error.code, "message": str(error), "retriable": error.retriable}
+            replace_json(options.result, {"ok": False, "error": told})
         return 1
     finally:
         if server is not None:

@@ -17,6 +17,7 @@ from millrace.base.backoff import delay_after, jittered
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.positions import reset_windows
 from millrace.flows.range_host.status import (
     PipelineStatus,
     State,
@@ -155,7 +156,12 @@ def read_wanted(settings: Settings, pipeline: str) -> Wanted:
 
 
 def want(settings: Settings, pipeline: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
-    """Ask it: to pause or go on, to start all or only failed tasks again."""
+    """Ask it: to pause or go on, to start all or only failed tasks again.
+
+    A restart begins the counts of `errors.limit` anew. Raises CommitFenced, TableUnavailable.
+    """
+    if restart:
+        reset_windows(settings, pipeline)
     known = read_wanted(settings, pipeline)
     serial = known.serial + bool(restart)
     whole = serial if restart == "all" else known.whole

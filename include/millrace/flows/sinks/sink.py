@@ -10,7 +10,10 @@ The promises, which the conformance suite tests:
   last of the lane.
 - A verdict concerns one row: a malformed document is its own failure. A fault of the sink as a whole is raised:
   SinkBusy with the seconds to wait if it may pass; SinkRefused if somebody has to fix something, or if the sink takes
-  none of many.
+  none of many. BatchRefused says that one of the rows may be the cause: parts of the batch then come again. So does
+  any exception that is none of Millrace's.
+- An exactly-once sink stores the batch's `aside` and its own failures with the position, from `batch.since` on, and
+  returns them as failures if they come again: they did not take effect.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from millrace.base.errors import LogUnavailable, SinkBusy, SinkRefused
 from millrace.client.append_client import AppendClient
 from millrace.client.database import Database
 from millrace.flows.batch import Batch
-from millrace.flows.records import Action, Record
+from millrace.flows.records import TASK_PUT, Action, Failure, Record
 from millrace.flows.sinks.collection.lane import LANES
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.storage.store import store_at
@@ -194,3 +195,39 @@ def test_a_redrive_moves_no_position_and_claims_no_lane(db: Deployment, name: st
         assert redriven.write(Batch("in-0", 3, 3, documents=documents(3, 4))).acknowledged == 1
         to.write(lane(10, 20))
     assert effects(db, name)[3] == 2
+
+
+def part(start: int, end: int, *, recorded: int, aside: Sequence[int] = (), **more: Any) -> Batch:
+    """A part of a range that began at `recorded`, after records that are dead letters."""
+    letters = [Failure(each.record, TASK_PUT, "sink", "ODD", "odd") for n in aside for each in documents(n, n + 1)]
+    return replace(lane(start, end, **more), recorded=recorded, aside=letters)
+
+
+def test_a_range_that_is_repeated_after_its_parts_has_the_same_failures(db: Deployment, name: str) -> None:
+    """A runner that halved it was killed before it recorded anything."""
+    with sink(db, name) as to:
+        assert to.write(part(0, 10, recorded=0, bad=(4,))).acknowledged == 9
+        assert to.write(part(11, 15, recorded=0, aside=(10,))).acknowledged == 4
+        assert to.write(part(15, 20, recorded=0, aside=(10,))).acknowledged == 5
+    with sink(db, name) as to:
+        done = to.write(lane(0, 25, bad=(4,)))
+    assert sorted((each.record.offset, each.kind) for each in done.failures) == [(4, "INVALID_ARGUMENT"), (10, "ODD")]
+    assert (done.acknowledged, done.repeated) == (23, 18)
+    with sink(db, name) as to:
+        assert to.write(lane(20, 30)).failures == [], "what the runner has recorded is not asked for again"
+        to.write(lane(30, 31))
+        assert to._lanes["in-0"].files.failures == {}
+    assert effects(db, name) == Counter(set(range(31)) - {4, 10})
+
+
+def test_a_batch_of_which_nothing_fits_leaves_what_was_refused_before_it(db: Deployment, name: str) -> None:
+    older = db.definition(name)
+    db.collection(name).alter(add_check={"small": "n < 95"})
+    with sink(db, name) as to:
+        to.write(part(80, 90, recorded=80, aside=()))
+        to.write(part(91, 95, recorded=80, aside=(90,)))
+        with patch.object(Database, "definition", return_value=older), pytest.raises(SinkRefused, match="none of 30"):
+            to.write(part(95, 125, recorded=80, aside=(90,)))
+    with sink(db, name) as to:
+        assert [each.record.offset for each in to.write(lane(80, 95)).failures] == [90]
+    assert effects(db, name) == Counter(set(range(80, 95)) - {90})
