@@ -16,16 +16,20 @@ from typing import Any
 import deltalake
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewTopic
 from opensearchpy import OpenSearch
 
 import millrace.testing
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
+from millrace.flows.batch import Batch
+from millrace.flows.declare.errors import Errors
 from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.range_host.isolation import Attempts, Isolation
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
+from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.testing import Deployment
@@ -328,6 +332,36 @@ def test_without_versions_an_older_document_never_comes_behind_a_newer_of_its_id
     assert max(proxy.bulks) <= 5
     sink.close()
     proxy.close()
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactions"])
+def test_a_message_that_is_too_large_for_the_topic_is_the_only_one_put_aside(transactional: bool) -> None:
+    """It takes those with it that share its request."""
+    place = _kafka(transactional=transactional, compression="none")
+    sink = place.sink
+    assert isinstance(sink, KafkaSink)
+    topic = sink._declared.topic
+    admin = AdminClient({"bootstrap.servers": running_brokers.kafka().address})
+    limit = AlterConfigOpType.SET
+    entry = ConfigEntry("max.message.bytes", "20000", incremental_operation=limit)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    sink.open()
+    large = {300, 301, 777}
+    told = [
+        _action(number, key=f"k{number % 50}", body={"number": number, "x": "x" * (30_000 if number in large else 10)})
+        for number in range(1000)
+    ]
+    way = Isolation(sink.write, Errors(tries=1))
+    found = way.run(Batch("in-0", 0, 1000, documents=told), Attempts())
+    assert found.error is None
+    assert {each.record.offset: each.kind for each in found.verdicts.failures} == dict.fromkeys(
+        large, "MSG_SIZE_TOO_LARGE"
+    )
+    assert found.verdicts.acknowledged == 997
+    last = {f"k{number % 50}": number for number in range(1000) if number not in large}
+    assert {key: value["number"] for key, value in place.look().items()} == last, "of each key the last"
+    sink.close()
 
 
 def _closed(client: OpenSearch, index: str) -> None:

@@ -16,10 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.base.errors import BatchRefused, SinkBusy
 from millrace.flows.batch import Batch
+from millrace.flows.declare.errors import Errors
+from millrace.flows.range_host.isolation import Attempts, Isolation
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.opensearch import sink as sinks
-from millrace.flows.sinks.opensearch.bulk import Item, Verdict, send
+from millrace.flows.sinks.opensearch.bulk import Busy, Item, TooLarge, Verdict, send
 from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Verdicts
@@ -85,6 +88,77 @@ def test_a_conflict_is_sent_again_where_no_version_says_that_something_newer_is_
     client: Any = SimpleNamespace(transport=SimpleNamespace(perform_request=lambda *_, **__: answer))
     (item,) = send(client, "/i", [_action(0, "k", version)], refresh=False)
     assert item.verdict is verdict
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_busy_answer_says_what_was_taken_before_it(requests: int) -> None:
+    declared = Declared(hosts=("http://h:1",), index_base="i", ids="key", requests=requests, patience_ms=0)
+    sink = OpenSearchSink(declared, flush_items=5, flush_bytes=1 << 20, sleep=lambda _: None)
+    sink._target, sink._clock = sinks.Target(), lambda: 0.0
+    taken: set[int] = set()
+    lock = threading.Lock()
+
+    def sent(client: Any, path: str, actions: Sequence[Action], **_: Any) -> list[Item]:
+        offsets = [each.record.offset for each in actions]
+        if 40 in offsets:
+            raise Busy("not now")
+        with lock:
+            taken.update(offset for offset in offsets if offset % 10)
+        return [Item(Verdict.DONE if offset % 10 else Verdict.FAILED, "ODD", "odd") for offset in offsets]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sinks, "send", sent)
+        with pytest.raises(SinkBusy) as caught:
+            put(sink, [_action(offset, f"k{offset}") for offset in range(100)])
+    assert caught.value.taken == taken
+    assert taken
+    sink.close()
+
+
+def test_a_size_that_was_refused_is_not_offered_again_for_a_while() -> None:
+    sink = OpenSearchSink(
+        Declared(hosts=("http://h:1",), index_base="i", ids="key", requests=1), flush_items=1000, flush_bytes=64_000
+    )
+    sink._target, sink._clock = sinks.Target(), lambda: 0.0
+    refused: list[int] = []
+
+    def sent(client: Any, path: str, actions: Sequence[Action], **_: Any) -> list[Item]:
+        if len(actions) > 100:
+            refused.append(len(actions))
+            raise TooLarge("HTTP_413", "too large")
+        return [Item(Verdict.DONE)] * len(actions)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sinks, "send", sent)
+        assert put(sink, [_action(offset, f"k{offset}") for offset in range(10_000)]).acknowledged == 10_000
+    assert len(refused) < 10, "of more than a hundred bulks"
+    sink.close()
+
+
+def test_of_many_indices_one_that_takes_nothing_is_its_documents_trouble() -> None:
+    declared = Declared(
+        hosts=("http://h:1",), index_base="i", ids="key", requests=1, versions=False, index_suffix="-{m}"
+    )
+    sink = OpenSearchSink(declared, flush_items=1000, flush_bytes=1 << 20)
+    sink._target, sink._clock = sinks.Target(), lambda: 0.0
+
+    def sent(client: Any, path: str, actions: Sequence[Action], *, indices: Sequence[str], **_: Any) -> list[Item]:
+        closed = Item(Verdict.REFUSED, "index_closed_exception", "closed")
+        return [closed if index == "i-old" else Item(Verdict.DONE) for index in indices]
+
+    documents = [
+        _action(offset, f"k{offset}")._replace(body=b'{"m":"old"}' if offset in (3, 50) else b'{"m":"new"}')
+        for offset in range(100)
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sinks, "send", sent)
+        with pytest.raises(BatchRefused, match="index_closed_exception"):
+            put(sink, documents)
+        way = Isolation(sink.write, Errors(tries=1))
+        found = way.run(Batch("in-0", 0, 100, documents=documents), Attempts())
+    assert (found.error, found.verdicts.acknowledged) == (None, 98)
+    assert [each.record.offset for each in found.verdicts.failures] == [3, 50]
+    sink.close()
 
 
 def test_what_an_action_of_the_same_range_replaced_before_is_told_again_and_not_stale() -> None:

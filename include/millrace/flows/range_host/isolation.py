@@ -131,6 +131,8 @@ class Isolation:
                     if isinstance(error, SinkBusy):
                         attempts.taken |= work.done
                         attempts.shrink(len(documents))
+                    else:
+                        attempts.taken.clear()  # the sink may be replaced before it is tried again
                     work.stop(first, error)
                 elif after - first > 1:
                     middle = (first + after) // 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from millrace.base.backoff import Backoff
-from millrace.base.errors import InvalidArgument, SinkBusy, SinkRefused
+from millrace.base.errors import BatchRefused, InvalidArgument, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.conversion import documents_of, iso_text
@@ -58,6 +58,9 @@ _DOCUMENTS_FAULT: Final = frozenset(
     }
 )
 """Kinds that only a document can be the cause of. Of any other the index is looked at."""
+_TOO_LARGE: Final = "HTTP_413"
+_LINE: Final = 64
+"""Bytes of a document's line of its own in a bulk, about."""
 _TRIES: Final = 3
 """How often a document is answered with 500, at least, before it is known to be the cause."""
 _LOOK_SECONDS: Final = 1.0
@@ -146,9 +149,9 @@ class OpenSearchSink:
                 self._threads = ThreadPoolExecutor(self._declared.requests, thread_name_prefix="bulk")
             started = [self._threads.submit(self._apart, lane) for lane in busy]
             outcomes = [each.exception() or each.result() for each in started]  # all have ended, before one is raised
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            if errors:
+                raise _with_all_taken(errors, zip(busy, outcomes, strict=True))
             done = [outcome for outcome in outcomes if isinstance(outcome, Verdicts)]
         for each in done:
             written.add(each)
@@ -220,9 +223,19 @@ class OpenSearchSink:
         return written
 
     def _lane(self, actions: Sequence[Action]) -> Verdicts:
-        """All of a lane, bulk by bulk."""
-        written = Verdicts()
-        left = deque(actions)
+        """All of a lane, bulk by bulk. An error tells which of `actions` were taken."""
+        written, left = Verdicts(), deque(actions)
+        bulk: list[Action] = []
+        try:
+            return self._bulks(actions, left, bulk, written)
+        except (SinkBusy, BatchRefused) as error:
+            others = {each.record.position for each in (*left, *bulk)}
+            others |= {each.record.position for each in written.failures}
+            error.taken = frozenset(each.record.offset for each in actions if each.record.position not in others)
+            raise
+
+    def _bulks(self, actions: Sequence[Action], left: deque[Action], bulk: list[Action], written: Verdicts) -> Verdicts:
+        """Send `left`, and count it in `written`; `bulk` has what is on its way."""
         backoff = Backoff(self._declared.backoff_ms / 1000, self._declared.max_backoff_ms / 1000)
         since = self._clock()
         whole = 0
@@ -231,7 +244,7 @@ class OpenSearchSink:
         tries: dict[str, int] = {}
         """By position, of documents that were answered with 500 by themselves."""
         while left:
-            bulk = self._cut(left, whole)
+            bulk[:] = self._cut(left, whole)
             written.bulks += 1
             try:
                 items = send(
@@ -250,7 +263,7 @@ class OpenSearchSink:
                     since = self._clock()
                 else:
                     left.extendleft(reversed(bulk))
-                    whole = len(bulk) // 2
+                    whole = self._halved(bulk, error.kind)
                 continue
             except Busy as error:
                 if error.internal:
@@ -280,7 +293,7 @@ class OpenSearchSink:
                         alone += [action] if item.internal else []
                         reason = f"{item.kind}: {item.reason}"
                     case Verdict.REFUSED:
-                        raise SinkRefused(f"index {self._declared.index_base}: {item.kind}: {item.reason}")
+                        raise self._refusal(item)
             if len(again) < len(bulk):
                 since = self._clock()
                 backoff.reset()
@@ -290,6 +303,18 @@ class OpenSearchSink:
             else:
                 self._window.grow()
         return written
+
+    def _halved(self, bulk: Sequence[Action], kind: str) -> int:
+        """Return how many documents to send next of a bulk that was refused as a whole."""
+        if kind == _TOO_LARGE:
+            self._window.fit(sum(len(each.body or b"") + len(each.id) + _LINE for each in bulk))
+        return len(bulk) // 2
+
+    def _refusal(self, item: Item) -> SinkRefused | BatchRefused:
+        """Return the error for a document that its index refuses for no fault of the document's."""
+        words = f"index {self._declared.index_base}: {item.kind}: {item.reason}"
+        # Of many indices the document's own may be closed, or not allowed, and the others not.
+        return SinkRefused(words) if self._names is None else BatchRefused(words)
 
     def _again(
         self,
@@ -345,9 +370,27 @@ class OpenSearchSink:
                     break
                 ids.add(left[0].id)
             action = left.popleft()
-            size -= len(action.body or b"") + len(action.id) + 64
+            size -= len(action.body or b"") + len(action.id) + _LINE
             bulk.append(action)
         return bulk
+
+
+def _with_all_taken(
+    errors: Sequence[BaseException], lanes: Iterable[tuple[Sequence[Action], Verdicts | BaseException]]
+) -> BaseException:
+    """Return the error to raise, of several lanes, with what was taken of all of them."""
+    last = next((each for each in errors if not isinstance(each, SinkBusy | BatchRefused)), errors[0])
+    if not isinstance(last, SinkBusy | BatchRefused):
+        return last
+    taken: set[int] = set()
+    for actions, outcome in lanes:
+        if isinstance(outcome, Verdicts):
+            refused = {each.record.position for each in outcome.failures}
+            taken |= {each.record.offset for each in actions if each.record.position not in refused}
+        elif isinstance(outcome, SinkBusy | BatchRefused):
+            taken |= outcome.taken
+    last.taken = frozenset(taken)
+    return last
 
 
 def _count_late(
