@@ -137,7 +137,13 @@ def test_a_size_that_was_refused_is_not_offered_again_for_a_while() -> None:
 
 def test_of_many_indices_one_that_takes_nothing_is_its_documents_trouble() -> None:
     declared = Declared(
-        hosts=("http://h:1",), index_base="i", ids="key", requests=1, versions=False, index_suffix="-{m}"
+        hosts=("http://h:1",),
+        index_base="i",
+        ids="key",
+        requests=1,
+        versions=False,
+        create_index=True,
+        index_suffix="-{m}",
     )
     sink = OpenSearchSink(declared, flush_items=1000, flush_bytes=1 << 20)
     sink._target, sink._clock = sinks.Target(), lambda: 0.0

@@ -17,7 +17,6 @@ from millrace.base.backoff import delay_after, jittered
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.range_host.positions import reset_windows
 from millrace.flows.range_host.status import (
     PipelineStatus,
     State,
@@ -161,6 +160,8 @@ def want(settings: Settings, pipeline: str, *, paused: bool | None = None, resta
     A restart begins the counts of `errors.limit` anew. Raises CommitFenced, TableUnavailable.
     """
     if restart:
+        from millrace.flows.range_host.positions import reset_windows  # with it comes Arrow, which a list does without
+
         reset_windows(settings, pipeline)
     known = read_wanted(settings, pipeline)
     serial = known.serial + bool(restart)
