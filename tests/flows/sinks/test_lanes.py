@@ -144,6 +144,7 @@ def test_of_many_indices_one_that_takes_nothing_is_its_documents_trouble() -> No
         versions=False,
         create_index=True,
         index_suffix="-{m}",
+        tombstones="error",
     )
     sink = OpenSearchSink(declared, flush_items=1000, flush_bytes=1 << 20)
     sink._target, sink._clock = sinks.Target(), lambda: 0.0
