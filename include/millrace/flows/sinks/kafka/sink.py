@@ -270,7 +270,9 @@ class KafkaSink:
             gone = {each.record.position for each in judged}
             documents = [each for each in documents if each.record.position not in gone]
             _require_few(self._topic, {each.record.offset: each.kind for each in failures})
-        stored = {place: kind for place, kind in lane.failures.items() if place >= batch.since}
+        # The numbers of rows are of one batch, which is written whole.
+        earlier = {} if of_rows else lane.failures
+        stored = {place: kind for place, kind in earlier.items() if place >= batch.since}
         stored |= {each.record.offset: each.kind[:_KIND] for each in (*batch.aside, *failures)}
         _require_few(self._topic, stored)
         hit("sink.produced")
