@@ -165,6 +165,26 @@ def check(context: JsonContext, name: AnyName = None, config: Config = None) -> 
         raise InvalidStream(f"cannot run: {', '.join(wrong)}")
 
 
+@app.command("statements")
+def trigger_statements(context: CommandContext, name: Name, config: Config = None) -> None:
+    """Print the SQL that makes the triggers of a flow whose source is of the kind `triggers`, for you to run.
+
+    Reads the columns of the tables, and changes nothing. Run the statements again when the columns change.
+
+    Example: `millrace flows statements orders.yaml`
+    """
+    from millrace.flows.sources.sql.connection import SqlConnection
+    from millrace.flows.sources.triggers.model import TriggersSource
+    from millrace.flows.sources.triggers.statements import statements
+
+    source = _found(context.settings, name, config).pipeline(context.settings).source
+    if not isinstance(source, TriggersSource):
+        raise InvalidArgument(f"the source of {name} is of the kind {source.kind}, and needs no triggers")
+    with SqlConnection(source) as connection:
+        for each in statements(connection, source):
+            typer.echo(f"{each};\n")
+
+
 def _checked(settings: Settings, flow: NamedFlow) -> list[Finding]:
     """Return what is found of a declared flow without running it."""
     from millrace.flows.declare.checks import Finding, checked

@@ -47,6 +47,8 @@ from millrace.flows.sources.postgres.model import KIND as POSTGRES_SOURCE
 from millrace.flows.sources.postgres.model import PostgresSource
 from millrace.flows.sources.query.model import KIND as QUERY_SOURCE
 from millrace.flows.sources.query.model import QuerySource
+from millrace.flows.sources.triggers.model import KIND as TRIGGERS_SOURCE
+from millrace.flows.sources.triggers.model import TriggersSource
 
 if TYPE_CHECKING:
     from millrace.flows.sinks.sink import Sink as AnySink
@@ -57,7 +59,9 @@ if TYPE_CHECKING:
 SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
 """Groups of entry points."""
-SOURCES: Final = (KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE)
+SOURCES: Final = (
+    KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE, TRIGGERS_SOURCE
+)  # fmt: skip
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
 """The kinds of this package. A new one is a folder and its KIND here."""
 _Kind = TypeVar("_Kind", SourceKind, SinkKind)
@@ -105,7 +109,9 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 
 if TYPE_CHECKING:
-    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource
+    Source: TypeAlias = (
+        KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource | TriggersSource
+    )
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
     Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007

@@ -84,7 +84,11 @@ def _time(value: Any) -> Any:
 
 
 def _list(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, str) else value
+    return msgspec.Raw(value.encode()) if isinstance(value, str) else value
+
+
+def _hex(value: Any) -> Any:
+    return base64.b64encode(bytes.fromhex(str(value))).decode()
 
 
 def _as_is(value: Any) -> Any:
@@ -93,7 +97,8 @@ def _as_is(value: Any) -> Any:
 
 _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "integer", "bigint", "oid")
 _MARIADB: Final[Mapping[str, Form]] = {
-    **dict.fromkeys((*_INTEGERS, "decimal", "float", "double", "year"), Form("{}", _number)),
+    **dict.fromkeys((*_INTEGERS, "decimal", "float", "double"), Form("{}", _number)),
+    "year": Form("{} + 0", _number),
     "bit": Form("{} + 0", _number),
     "bit(1)": Form("{} + 0", lambda value: bool(int(value))),
     **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"),
@@ -116,7 +121,7 @@ _MARIADB_TEXT: Final = Form("concat({}, '')", str)
 _POSTGRES_TEXT: Final = Form("{}::text", str)
 _POSTGRES_LIST: Final = Form("array_to_json({})::text", _list)
 _SQLITE: Final = Form("{}", _as_is)
-_SQLITE_BLOB: Final = Form("{}", _as_is, True)
+_SQLITE_BLOB: Final = Form("hex({})", _hex, True)
 
 
 def form_of(engine: str, column: Column) -> Form:
@@ -126,6 +131,11 @@ def form_of(engine: str, column: Column) -> Form:
     if engine == "sqlite":
         return _SQLITE_BLOB if column.type == "blob" else _SQLITE
     return _POSTGRES_LIST if column.type.endswith("[]") else _POSTGRES.get(column.type, _POSTGRES_TEXT)
+
+
+def is_number(form: Form) -> bool:
+    """Return whether the values are numbers, with all of their digits."""
+    return form.value in (_number, _as_is)
 
 
 def value_of(form: Form, raw: Any, *, nullable: bool = True) -> Any:

@@ -1,0 +1,68 @@
+"""The declaration of tables whose triggers write each change into another table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, StringConstraints, model_validator
+
+from millrace.flows.declare.part import words
+from millrace.flows.kinds import SourceKind
+from millrace.flows.sources.sql.model import NAME, SqlDatabase
+
+TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=48, pattern=r"^[^.`'\"\x00]+$")]
+
+
+class TriggersSource(SqlDatabase):
+    """The rows of tables, and then each change of them, by triggers that the user creates. A task for each table."""
+
+    kind: Literal["triggers"] = "triggers"
+    table: TableName | None = words("the one that is captured, with a primary key", default=None)
+    tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words(
+        "several of them in place of one", default=()
+    )
+    changes: str = words(
+        "the table that the triggers write to, of this flow alone", default="millrace_changes", min_length=1,
+        max_length=48, pattern=NAME,
+    )  # fmt: skip
+    start: Literal["earliest", "latest"] = words(
+        "a snapshot of the tables first, or only changes from now on", default="earliest"
+    )
+    every_seconds: float = words("pause between polls", default=1, ge=0.05, le=86_400)
+    page_rows: int = words("rows of one statement", default=5_000, ge=1, le=1_000_000)
+    spool_mib: int = words(
+        "changes that wait for the flow; beyond it the source is not read", default=1024, ge=1, le=1 << 20
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if (self.table is None) == (not self.tables):
+            raise ValueError("say one table, or several tables")
+        if len(set(self.tables)) < len(self.tables):
+            raise ValueError("tables names one twice")
+        return self
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The tables without their schema."""
+        return self.tables or tuple(each for each in (self.table,) if each is not None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, each with its database or schema: the topics of its lanes."""
+        return tuple(f"{self.place}.{each}" for each in self.relations)
+
+    @property
+    def name(self) -> str:
+        """The tables in one text."""
+        return ",".join(self.names)
+
+
+KIND: Final = SourceKind(
+    "triggers",
+    TriggersSource,
+    "millrace.flows.sources.triggers.reading:source_of",
+    "millrace.flows.sources.triggers.reading:reader_of",
+    transactional=True,
+    feeder="millrace.flows.sources.triggers.reading:feeder_of",
+)

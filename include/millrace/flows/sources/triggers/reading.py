@@ -1,0 +1,252 @@
+"""Read the table of changes in order, and remove what is in the spool.
+
+A change is read once it is committed, and removed once it is durable in the spool. No position is kept, so a change
+whose number was taken early and committed late is read when it appears, however late that is.
+
+- Numbers order the changes of one row: its second change waits for the first one's commit.
+- What one snapshot of the database shows are whole transactions, so a part ends with one. It goes up to the end of the
+  transactions that it began if there is more than a part's worth.
+- The spool's offset has the numbers that are to be removed. After a crash they are removed before anything is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from millrace.base.errors import LogUnavailable
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.flows.sources.capture.lane import CapturedTables
+from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.sql.connection import SqlConnection
+from millrace.flows.sources.sql.feeder import PolledRows, PollingFeeder, append, line_of
+from millrace.flows.sources.sql.values import is_number, value_of
+from millrace.flows.sources.triggers.model import TriggersSource
+from millrace.flows.sources.triggers.statements import Shape, check
+
+PART_PAGES: Final = 20
+"""Pages of one part."""
+MOST_PAGES: Final = 200
+"""Pages of a part whose transactions do not end."""
+CHECK_SECONDS: Final = 60.0
+"""How often the triggers are looked at."""
+_image: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class TriggersPoller:
+    """Reads the changes of `declared`."""
+
+    def __init__(self, declared: TriggersSource) -> None:
+        self._declared = declared
+        self._shapes: dict[str, Shape] = {}
+        self._checked = 0.0
+
+    def begin(self, connection: SqlConnection, spool: Spool) -> None:
+        """Look at the database and the spool; take a snapshot if there is none.
+
+        Raises InvalidSettings, LogUnavailable.
+        """
+        self._check(connection)
+        self._lock(connection)
+        now = spool.standing()
+        if now.offset is None or not now.complete:
+            spool.begin_epoch()
+            self._snapshot(connection, spool, replaces=now.epoch > 0)
+        self._remove(connection, spool.standing().offset["remove"])
+
+    def poll(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], /) -> None:
+        """Read and remove all changes that are committed."""
+        if time.monotonic() - self._checked > CHECK_SECONDS:
+            self._check(connection)
+        while room():
+            changes, numbers = self._part(connection)
+            if not numbers:
+                return
+            runs = _runs(numbers)
+            append(spool, changes, [len(changes)], {"remove": runs})
+            self._remove(connection, runs)
+            hit("capture.removed")
+
+    def _check(self, connection: SqlConnection) -> None:
+        self._shapes = {each.table: each for each in check(connection, self._declared)}
+        self._checked = time.monotonic()
+
+    def _lock(self, connection: SqlConnection) -> None:
+        """Keep others from the table of changes, each of which would get a part of them. Raises LogUnavailable."""
+        declared = self._declared
+        name = f"millrace {declared.database}.{declared.namespace}.{declared.changes}"
+        held: Any = 1
+        if declared.engine == "mariadb":
+            ((held,),) = connection.rows(f"select get_lock(sha1({connection.mark}), 0)", [name])
+        elif declared.engine == "postgres":
+            ((held,),) = connection.rows(f"select pg_try_advisory_lock(hashtextextended({connection.mark}, 0))", [name])
+        if not held:
+            raise LogUnavailable(f"{declared.words}: another session reads {declared.changes}: each flow has its own")
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def _part(self, connection: SqlConnection) -> tuple[list[tuple[str, bytes]], list[int]]:
+        """Return the changes of one snapshot, up to the end of transactions, and their numbers."""
+        declared, name = self._declared, connection.name
+        changes, mark = connection.table(declared.changes), connection.mark
+        texts = "::text" if declared.engine == "postgres" else ""
+        moment = {
+            "mariadb": "unix_timestamp(made_at)", "postgres": "extract(epoch from made_at)",
+            "sqlite": "unixepoch(made_at)",
+        }[declared.engine]  # fmt: skip
+        columns = f"id, source, op, {name('key')}{texts}, {name('after')}{texts}, txid, {moment}"
+        found: list[tuple[str, bytes]] = []
+        numbers: list[int] = []
+        last = 0
+        with connection.snapshot():
+            for page in range(MOST_PAGES):
+                if page >= PART_PAGES and not self._begun(connection, last):
+                    break
+                rows = connection.rows(
+                    f"select {columns} from {changes} where id > {mark} order by id limit {declared.page_rows}", [last]
+                )
+                for _, table, operation, key, after, transaction, seconds in rows:
+                    shape = self._shapes.get(table)
+                    if shape is not None:  # of a table that was left out meanwhile
+                        found.append(self._change(shape, operation, key, after, transaction, seconds))
+                numbers += [int(row[0]) for row in rows]
+                if len(rows) < declared.page_rows:
+                    break
+                last = numbers[-1]
+        return found, numbers
+
+    def _begun(self, connection: SqlConnection, last: int) -> bool:
+        """Return whether a transaction has changes up to `last` and after it."""
+        changes, mark = connection.table(self._declared.changes), connection.mark
+        return bool(
+            connection.rows(
+                f"select 1 from {changes} a where a.id > {mark} and exists"
+                f" (select 1 from {changes} b where b.txid = a.txid and b.id <= {mark}) limit 1",
+                [last, last],
+            )
+        )
+
+    def _change(
+        self, shape: Shape, operation: str, key: str | None, after: str | None, transaction: Any, seconds: Any
+    ) -> tuple[str, bytes]:
+        named = str(transaction) if self._declared.engine == "postgres" else None
+        line = line_of(
+            operation,
+            key=None if key is None else self._values(shape, key),
+            after=None if after is None else self._values(shape, after),
+            milliseconds=int(seconds * 1000),
+            transaction=named,
+            binary=_binary(shape),
+        )
+        return f"{self._declared.place}.{shape.table}", line
+
+    def _values(self, shape: Shape, text: str) -> dict[str, Any]:
+        """Return the values that a trigger wrote, with all digits of numbers."""
+        told = _image.decode(text)
+        found: dict[str, Any] = {}
+        for column, form in shape.columns:
+            raw = told.get(column.name)
+            if raw is None:
+                continue
+            if is_number(form) and bytes(raw)[:1] not in b'"n':
+                found[column.name] = raw
+            else:
+                found[column.name] = value_of(form, msgspec.json.decode(raw), nullable=column.nullable)
+        return found
+
+    def _remove(self, connection: SqlConnection, runs: Sequence[Sequence[int]]) -> None:
+        changes, mark = connection.table(self._declared.changes), connection.mark
+        for first, last in runs:
+            connection.rows(f"delete from {changes} where id between {mark} and {mark}", [first, last])
+
+    # --- the snapshot ------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, connection: SqlConnection, spool: Spool, *, replaces: bool) -> None:
+        """Read the tables at one moment. The changes that are committed by then are in it."""
+        declared = self._declared
+        topics = [f"{declared.place}.{each}" for each in declared.relations]
+        changes = [(topic, line_of("t")) for topic in topics] if replaces and declared.start == "earliest" else []
+        with connection.snapshot():
+            rows = connection.rows(f"select id from {connection.table(declared.changes)} order by id")
+            runs = _runs([int(number) for (number,) in rows])
+            for table in declared.relations if declared.start == "earliest" else ():
+                for page in self._pages(connection, self._shapes[table]):
+                    append(spool, [*changes, *page], (), {"remove": []}, complete=False)
+                    changes = []
+                    hit("capture.snapshot")
+        append(spool, changes, [len(changes)], {"remove": runs})
+
+    def _pages(self, connection: SqlConnection, shape: Shape) -> Iterator[list[tuple[str, bytes]]]:
+        declared, name, mark = self._declared, connection.name, connection.mark
+        key = [name(each) for each in shape.key]
+        shown = [form.expression.format(name(column.name)) for column, form in shape.columns]
+        topic, binary = f"{declared.place}.{shape.table}", _binary(shape)
+        after: Sequence[Any] = ()
+        while True:
+            where = f" where ({', '.join(key)}) > ({', '.join([mark] * len(key))})" if after else ""
+            rows = connection.rows(
+                f"select {', '.join([*key, *shown])} from {connection.table(shape.table)}{where}"
+                f" order by {', '.join(key)} limit {declared.page_rows}",
+                after,
+            )
+            found = []
+            for row in rows:
+                values = {
+                    column.name: value_of(form, raw, nullable=column.nullable)
+                    for (column, form), raw in zip(shape.columns, row[len(key) :], strict=True)
+                }
+                its = {each: values[each] for each in shape.key}
+                found.append((topic, line_of("r", key=its, after=values, binary=binary)))
+            if found:
+                yield found
+            if len(rows) < declared.page_rows:
+                return
+            after = rows[-1][: len(key)]
+
+
+def _binary(shape: Shape) -> list[str]:
+    return [column.name for column, form in shape.columns if form.binary]
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Return ascending numbers as runs without gaps, each its first and last number.
+
+    A gap may be the number of a transaction that is still open.
+    """
+    found: list[list[int]] = []
+    for each in numbers:
+        if found and found[-1][1] + 1 == each:
+            found[-1][1] = each
+        else:
+            found.append([each, each])
+    return found
+
+
+def source_of(
+    declared: TriggersSource, settings: Settings, *, group: str, standing: Mapping[str, int]
+) -> CapturedTables:
+    """Return the lanes that are declared."""
+    return CapturedTables(spool_folder(settings, group), declared.names)
+
+
+def reader_of(declared: TriggersSource, settings: Settings, *, group: str, topic: str, partition: int) -> PolledRows:
+    """Return a reader of one of them."""
+    return PolledRows(spool_folder(settings, group), topic)
+
+
+def feeder_of(declared: TriggersSource, settings: Settings, *, group: str) -> PollingFeeder:
+    """Check the triggers, and start what reads changes. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    with SqlConnection(declared) as connection:
+        check(connection, declared)
+    return PollingFeeder(
+        declared,
+        spool_folder(settings, group),
+        TriggersPoller(declared),
+        every_seconds=declared.every_seconds,
+        max_bytes=declared.spool_mib << 20,
+    )

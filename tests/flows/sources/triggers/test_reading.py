@@ -1,0 +1,224 @@
+"""Changes by triggers: none is lost that commits late, and each comes once, on real databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from millrace.base.errors import InvalidSettings, LogUnavailable
+from millrace.base.failpoint import VARIABLE
+from millrace.flows.records import OPERATION, Record
+from millrace.flows.sources.sql.connection import SqlConnection
+from millrace.flows.sources.triggers import reading
+from millrace.flows.sources.triggers.model import TriggersSource
+from millrace.flows.sources.triggers.reading import TriggersPoller
+from millrace.flows.sources.triggers.statements import statements
+from tests.flows.sources.sql.databases import Base
+from tests.waiting import until
+
+ENGINES = ["sqlite", "mariadb"]
+SERVERS = ["mariadb"]
+
+
+def _shop(folder: Path, engine: str, columns: str = "id int primary key, v int, name varchar(20)", **more: Any) -> Any:
+    base = Base(folder, engine)
+    base.execute(f"create table items ({columns})")
+    declared = base.declared(TriggersSource, table="items", every_seconds=0.05, **more)
+    return base, declared
+
+
+def _install(base: Base, declared: TriggersSource) -> None:
+    with SqlConnection(declared) as connection:
+        base.execute(*statements(connection, declared))
+
+
+def _told(record: Record) -> tuple[str, str, Any]:
+    operation = dict(record.headers)[OPERATION] or b""
+    return operation.decode(), (record.key or b"").decode(), record.value and json.loads(record.value).get("v")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_snapshot_and_then_each_change_once_and_the_table_of_changes_is_trimmed(tmp_path: Path, engine: str) -> None:
+    base, declared = _shop(tmp_path, engine)
+    base.execute("insert into items values (1, 10, 'a'), (2, 20, null)")
+    with pytest.raises(InvalidSettings, match=r"triggers of items are missing.*millrace flows statements"):
+        base.once(declared)
+    _install(base, declared)
+    base.execute("insert into items values (3, 30, 'in the snapshot')", "update items set v = 31 where id = 3")
+    base.once(declared)
+    assert [_told(each) for each in base.records(declared)] == [("r", "1", 10), ("r", "2", 20), ("r", "3", 31)]
+    assert base.execute("select count(*) from millrace_changes") == [(0,)]
+    base.execute(
+        "insert into items values (4, 40, 'x')", "update items set v = 41 where id = 4",
+        "delete from items where id = 2",
+        "update items set id = 9 where id = 1",
+    )  # fmt: skip
+    base.once(declared)
+    assert [_told(each) for each in base.records(declared)[3:]] == [
+        ("c", "4", 40), ("u", "4", 41), ("d", "2", None), ("d", "1", None), ("c", "9", 10),
+    ]  # fmt: skip
+    assert base.execute("select count(*) from millrace_changes") == [(0,)]
+    base.execute("alter table items add column more int")
+    with pytest.raises(InvalidSettings, match="older than the table's"):
+        base.once(declared)
+    _install(base, declared)
+    base.execute("update items set more = 5 where id = 9")
+    base.once(declared)
+    assert base.replayed(declared)["9"] == {"id": 9, "v": 10, "name": "a", "more": 5}
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_numbers_that_are_taken_early_and_committed_late_are_read(tmp_path: Path, engine: str) -> None:
+    base, declared = _shop(tmp_path, engine, start="latest")
+    _install(base, declared)
+    base.once(declared)
+    with closing(base.connect(autocommit=False)) as early, closing(base.connect(autocommit=False)) as undone:
+        early.cursor().execute("insert into items values (1, 1, null)")
+        undone.cursor().execute("insert into items values (2, 2, null)")
+        base.execute("insert into items values (3, 3, null)")
+        base.once(declared)
+        assert [_told(each)[1] for each in base.records(declared)] == ["3"]
+        early.cursor().execute("insert into items values (4, 4, null)")
+        early.commit()
+        undone.rollback()
+    base.execute("update items set v = 7 where id = 1")
+    base.once(declared)
+    assert [_told(each) for each in base.records(declared)] == [
+        ("c", "3", 3), ("c", "1", 1), ("c", "4", 4), ("u", "1", 7)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_interleaved_writers_come_to_the_table(tmp_path: Path, engine: str) -> None:
+    """Several transactions are open at once, wait for each other's rows, commit or do not, while changes are read."""
+    base, declared = _shop(tmp_path, engine, page_rows=3)
+    base.execute(*(f"insert into items values ({n}, 0, null)" for n in range(12)))
+    _install(base, declared)
+    dice = random.Random(7)
+    writers = [base.connect(autocommit=False) for _ in range(4)]
+    with patch.object(reading, "PART_PAGES", 2), base.captured(declared) as feeder:
+        feeder.wait_complete(30)
+        for turn in range(240):
+            mine = dice.randrange(4)
+            key = mine + 4 * dice.randrange(3)  # no two wait for each other for ever
+            cursor = writers[mine].cursor()
+            roll = dice.random()
+            if roll < 0.5:
+                cursor.execute(f"update items set v = {turn} where id = {key}")
+            elif roll < 0.6:
+                cursor.execute(f"delete from items where id = {key}")
+                cursor.execute(f"insert into items values ({key}, {turn}, 'again')")
+            elif roll < 0.9:
+                writers[mine].commit()
+            else:
+                writers[mine].rollback()
+        for each in writers:
+            each.commit()
+            each.close()
+        rows = dict(base.execute("select id, v from items"))
+        until(
+            lambda: {int(key): row["v"] for key, row in base.replayed(declared).items()} == rows,
+            "the lane has the table",
+            seconds=30,
+        )
+    assert base.execute("select count(*) from millrace_changes") == [(0,)]
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_a_part_ends_with_transactions_and_two_readers_are_refused(tmp_path: Path, engine: str) -> None:
+    base, declared = _shop(tmp_path, engine, start="latest", page_rows=2)
+    _install(base, declared)
+    base.once(declared)
+    with closing(base.connect(autocommit=False)) as writer:
+        for n in range(7):
+            writer.cursor().execute(f"insert into items values ({n}, {n}, null)")
+        writer.commit()
+    base.execute("insert into items values (100, 1, null)")
+    with SqlConnection(declared) as connection, patch.object(reading, "PART_PAGES", 1):
+        poller = TriggersPoller(declared)
+        poller._check(connection)
+        changes, numbers = poller._part(connection)
+        assert len(changes) == len(numbers) == 8, "pages are read until the transaction ends"
+        poller._lock(connection)
+        with SqlConnection(declared) as other, pytest.raises(LogUnavailable, match="another session reads"):
+            poller._lock(other)
+
+
+PROGRAM = """
+import sys, json
+from pathlib import Path
+from millrace.base.settings import Settings
+from millrace.flows.registry import feeder_of
+from millrace.flows.sources.triggers.model import TriggersSource
+place, data, group = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+feeder = feeder_of(TriggersSource(**place), Settings(data_dir=Path(data)), group=group)
+feeder.wait_complete(30)
+feeder.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "capture.spooled@1",
+        pytest.param("capture.snapshot@2", marks=pytest.mark.slow),
+        pytest.param("capture.spooling@1", marks=pytest.mark.slow),
+        pytest.param("capture.removed@1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_feeder_that_is_killed_reads_each_change_once(tmp_path: Path, point: str) -> None:
+    base, declared = _shop(tmp_path, "sqlite", page_rows=4)
+    base.execute(*(f"insert into items values ({n}, {n}, null)" for n in range(10)))
+    _install(base, declared)
+    place = {**base.place, "table": "items", "page_rows": 4}
+    env = os.environ | {VARIABLE: point, "PYTHONPATH": "include"}
+    command = [sys.executable, "-c", PROGRAM, json.dumps(place), str(base.settings.data_dir), base.group]
+    if not point.startswith("capture.snap"):
+        with patch.object(reading, "PART_PAGES", 1):
+            base.once(declared)
+    base.execute(*(f"update items set v = {n + 50} where id = {n % 10}" for n in range(20)))
+    codes = [subprocess.run(command, env=env, check=False, timeout=60).returncode for _ in range(2)]
+    assert -9 in codes
+    base.once(declared)
+    rows = dict(base.execute("select id, v from items"))
+    assert {int(key): row["v"] for key, row in base.replayed(declared).items()} == rows
+    updates = [_told(each)[2] for each in base.records(declared) if _told(each)[0] == "u"]
+    assert updates == ([] if point.startswith("capture.snap") else list(range(50, 70)))
+
+
+def test_values_have_the_capture_s_form_from_the_snapshot_and_from_triggers(tmp_path: Path) -> None:
+    base, declared = _shop(
+        tmp_path,
+        "mariadb",
+        "id int unsigned primary key, big bigint unsigned, price decimal(65,30), bits bit(12), flag bit(1), y year,"
+        " e enum('a','b'), s set('x','y'), j json, raw blob, d date, dt datetime(6), ts timestamp(6) null, t time(6),"
+        " name varchar(50), fd double",
+    )
+    values = (
+        "({}, 18446744073709551615, 12345678901234567890123456789012345.123456789012345678901234567890, b'101', b'1',"
+        " 2024, 'a', 'x,y', '{{\"a\":1}}', x'00ff', '2024-02-29', '1000-01-01 00:00:00.000001',"
+        " '2024-01-01 01:02:03.123456', '-838:59:59', 'Ä😀', 0.1)"
+    )
+    _install(base, declared)
+    base.execute("set names utf8mb4", "set time_zone = '+00:00'", f"insert into items values {values.format(1)}")
+    base.once(declared)
+    base.execute("set names utf8mb4", "set time_zone = '+00:00'", f"insert into items values {values.format(2)}")
+    base.once(declared)
+    wanted = (
+        '{"id":%s,"big":18446744073709551615,"price":12345678901234567890123456789012345.123456789012345678901234567890,'
+        '"bits":5,"flag":true,"y":2024,"e":"a","s":"x,y","j":"{\\"a\\":1}","raw":"AP8=","d":"2024-02-29",'
+        '"dt":"1000-01-01T00:00:00.000001","ts":"2024-01-01T01:02:03.123456Z","t":"-838:59:59.000000",'
+        '"name":"Ä😀","fd":0.1}'
+    )
+    for number, record in enumerate(base.records(declared), 1):
+        assert (record.value or b"").decode() == wanted % number
+        assert dict(record.headers)["millrace.base64"] == b"raw"
