@@ -109,9 +109,7 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 
 if TYPE_CHECKING:
-    Source: TypeAlias = (
-        KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource | TriggersSource
-    )
+    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource | TriggersSource
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
     Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007

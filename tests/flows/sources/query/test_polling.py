@@ -25,7 +25,7 @@ from millrace.flows.sources.sql.connection import SqlConnection
 from tests.flows.sources.sql.databases import Base
 from tests.waiting import until
 
-ENGINES = ["sqlite", "mariadb"]
+ENGINES = ["sqlite", "mariadb", "postgres"]
 
 
 def _values(base: Base, declared: QuerySource) -> list[Any]:
@@ -52,7 +52,7 @@ def test_rows_come_once_in_the_order_of_the_column_and_changes_after_a_restart(t
     assert positions == sorted(set(positions))
 
 
-@pytest.mark.parametrize("engine", ["mariadb"])
+@pytest.mark.parametrize("engine", ["mariadb", "postgres"])
 def test_a_row_whose_transaction_commits_late_is_read_within_the_overlap_alone(tmp_path: Path, engine: str) -> None:
     base = Base(tmp_path, engine)
     base.execute("create table items (id int primary key, v int)")
@@ -69,7 +69,7 @@ def test_a_row_whose_transaction_commits_late_is_read_within_the_overlap_alone(t
     assert _values(base, declared) == [(3, 100), (1, 95)]
 
 
-@pytest.mark.parametrize("engine", ["mariadb"])
+@pytest.mark.parametrize("engine", ["mariadb", "postgres"])
 def test_times_have_an_overlap_of_seconds(tmp_path: Path, engine: str) -> None:
     base = Base(tmp_path, engine)
     kind = "datetime(6)" if engine == "mariadb" else "timestamptz"
@@ -111,7 +111,7 @@ def test_views_need_a_key_and_mistakes_are_said(tmp_path: Path) -> None:
         base.once(QuerySource(engine="sqlite", database=str(tmp_path / "none.db"), table="items", column="v"))
 
 
-@pytest.mark.parametrize("engine", ["mariadb"])
+@pytest.mark.parametrize("engine", ["mariadb", "postgres"])
 def test_a_server_that_refuses_and_one_that_is_not_there(tmp_path: Path, engine: str) -> None:
     base = Base(tmp_path, engine)
     declared = base.declared(QuerySource, table="items", column="v")

@@ -36,7 +36,7 @@ class Base:
             with closing(sqlite3.connect(self.place["database"])) as made:
                 made.execute("pragma journal_mode = wal")
         else:
-            server = running_brokers.mariadb()
+            server = running_brokers.mariadb() if engine == "mariadb" else running_brokers.postgres()
             host, port = server.address.split(":")
             user, self.password = server.credentials
             with closing(self._connect(host, int(port), user, None)) as made:

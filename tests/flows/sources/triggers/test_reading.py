@@ -25,8 +25,8 @@ from millrace.flows.sources.triggers.statements import statements
 from tests.flows.sources.sql.databases import Base
 from tests.waiting import until
 
-ENGINES = ["sqlite", "mariadb"]
-SERVERS = ["mariadb"]
+ENGINES = ["sqlite", "mariadb", "postgres"]
+SERVERS = ["mariadb", "postgres"]
 
 
 def _shop(folder: Path, engine: str, columns: str = "id int primary key, v int, name varchar(20)", **more: Any) -> Any:
