@@ -102,7 +102,7 @@ class QueryPoller:
     def _page(self, connection: SqlConnection, low: Any, after: tuple[Any, ...] | None) -> list[tuple[Any, ...]]:
         """Return rows: the column and the key as the driver has them, and then all columns."""
         declared, mark = self._declared, connection.mark
-        order = [connection.name(each) for each in (declared.column, *self._key)]
+        order = [f"r.{connection.name(each)}" for each in (declared.column, *self._key)]
         shown = [form.expression.format(connection.name(each.name)) for each, form in self._columns]
         where, values = [f"{order[0]} is not null"], list[Any]()
         if after is not None:  # the first condition lets an index find the page
@@ -111,7 +111,7 @@ class QueryPoller:
         elif low is not None:
             where, values = [f"{order[0]} >= {mark}"], [low]
         return connection.rows(
-            f"select {', '.join([*order, *shown])} from {connection.table(declared.table)}"
+            f"select {', '.join([*order, *shown])} from {connection.table(declared.table)} r"
             f" where {' and '.join(where)} order by {', '.join(order)} limit {declared.page_rows}",
             values,
         )

@@ -183,14 +183,14 @@ class TriggersPoller:
 
     def _pages(self, connection: SqlConnection, shape: Shape) -> Iterator[list[tuple[str, bytes]]]:
         declared, name, mark = self._declared, connection.name, connection.mark
-        key = [name(each) for each in shape.key]
+        key = [f"r.{name(each)}" for each in shape.key]
         shown = [form.expression.format(name(column.name)) for column, form in shape.columns]
         topic, binary = f"{declared.place}.{shape.table}", _binary(shape)
         after: Sequence[Any] = ()
         while True:
             where = f" where ({', '.join(key)}) > ({', '.join([mark] * len(key))})" if after else ""
             rows = connection.rows(
-                f"select {', '.join([*key, *shown])} from {connection.table(shape.table)}{where}"
+                f"select {', '.join([*key, *shown])} from {connection.table(shape.table)} r{where}"
                 f" order by {', '.join(key)} limit {declared.page_rows}",
                 after,
             )
