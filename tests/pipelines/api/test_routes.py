@@ -11,7 +11,9 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +27,14 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
+from millrace.flows.declare.checks import check
 from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.discovery import declared_flow
 from millrace.flows.declare.file import read_pipeline
 from millrace.flows.declare.keys import Keys, new_key
+from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.selection import Selection
+from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.status import PipelineStatus, State, metrics_path, status_path
 from millrace.flows.registry import SINKS, SOURCES
 from millrace.flows.sources.source import Ends
@@ -191,6 +197,81 @@ def test_what_is_wrong_is_said_by_field_and_nothing_is_made(service: Service) ->
     status, found = service.ask("PUT", "pipelines/flights", stolen)
     assert (status, found["error"]["problems"][0]["kind"]) == (422, "environment")
     assert service.ask("GET", "pipelines")[1]["total"] == 0
+
+
+STREAM = """
+streams:
+- {name: by_hour, group: hours, source: {collection: absent}, sink: {collection: hours}}
+- {name: hourly, source: {collection: absent}, sink: {collection: hours}}
+"""
+
+
+@pytest.fixture
+def streams(service: Service, settings: Settings, tmp_path: Path) -> Service:
+    """Two streams are declared beside the service's pipelines."""
+    file = tmp_path / "streams.yaml"
+    file.write_text(STREAM)
+    service.management._settings = replace(settings, stream_declarations=str(file))
+    return service
+
+
+def test_any_flow_is_listed_shown_and_moved_by_one_route(streams: Service) -> None:
+    service = streams
+    assert service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201
+    rows = [each for each in service.ask("GET", "flows?text=H")[1]["flows"] if "flights_" not in each["name"]]
+    assert [(each["name"], each["host"], each["state"]) for each in rows] == [
+        ("by_hour", "spark", "new"), ("flights", "range", "new"), ("hourly", "spark", "new")
+    ]  # fmt: skip
+    assert service.ask("GET", "flows?host=range&limit=1")[1]["flows"][0]["name"] == "flights"
+    told = service.ask("GET", "flows/flights")[1]
+    assert (told["guarantee"], told["promise"].partition(":")[0], told["tasks"]) == (
+        "effectively once", "effectively once", []
+    )  # fmt: skip
+    assert service.ask("PUT", "flows/flights/resume")[0] == 200
+    assert service.deployment.running("flights")
+    assert service.ask("GET", "pipelines/flights")[1]["wanted"] == "RUNNING"
+    assert service.ask("PUT", "flows/flights/stop")[0] == 200
+    assert not service.deployment.running("flights")
+    told = service.ask("GET", "flows/by_hour")[1]
+    assert (told["guarantee"], told["promise"], told["positions"]) == ("exactly once", "exactly once", {})
+    assert service.ask("PUT", "flows/by_hour/pause")[1]["state"] == "paused"
+    status, found = service.ask("PUT", "flows/by_hour/resume")
+    assert (status, found["error"]["code"]) == (422, "INVALID_STREAM")
+    assert "there is no collection 'absent'" in found["error"]["message"]
+    assert service.ask("GET", "flows/by_hour")[1]["state"] == "new", "it may run"
+    assert service.ask("PUT", "flows/by_hour/stop")[1]["state"] == "new"
+
+
+def test_a_flow_is_seen_and_moved_by_whoever_may_and_a_name_is_no_file(streams: Service, tmp_path: Path) -> None:
+    service = streams
+    assert service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201
+    one = service.token("one", Grant(Role.OPERATE, ("pipeline:hourly",)))
+    assert [each["name"] for each in service.ask("GET", "flows", token=one)[1]["flows"]] == ["hourly"]
+    assert service.ask("GET", "flows/flights", token=one)[1]["error"]["code"] == "PIPELINE_NOT_FOUND"
+    assert service.ask("GET", "flows/hourly", token=one)[0] == 200
+    status, found = service.ask("PUT", "flows/hourly/pause", token=one)
+    assert (status, found["error"]["code"]) == (403, "PERMISSION_DENIED"), "it runs code of the machine's owner"
+    assert service.ask("GET", "flows/hourly")[1]["state"] == "new"
+    some = service.token("some", Grant(Role.READ, ("pipeline:absent*",)))
+    for name in ("absent", "absent.yaml"):
+        status, found = service.ask("GET", f"flows/{name}", token=some)
+        assert (status, found["error"]["message"]) == (404, f"no flow {name!r}"), "other flows are not named"
+
+
+def test_a_pipeline_and_a_stream_never_have_one_name(streams: Service) -> None:
+    service = streams
+    for path in ("pipelines/hourly", "pipelines/hourly/validate"):
+        status, found = service.ask("PUT", path, DECLARED)
+        assert (status, found["error"]["problems"][0]["kind"]) == (422, "taken")
+    settings = service.management._settings
+    note_flow(settings, Pipeline.parse({"id": "hourly", **DECLARED}))
+    (first, *_) = check(settings, declared_flow(settings, "hourly"))
+    assert (first.level, first.field) == ("error", "name")
+
+
+def test_a_declaration_is_checked_with_what_its_pair_promises(service: Service) -> None:
+    status, found = service.ask("PUT", "pipelines/flights/validate", DECLARED)
+    assert (status, found["guarantee"].partition(":")[0]) == (200, "effectively once")
 
 
 def test_a_step_that_fails_leaves_nothing_and_the_id_is_free(service: Service, settings: Settings) -> None:

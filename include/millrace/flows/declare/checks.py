@@ -49,7 +49,17 @@ class Finding:
 def check(settings: Settings, stream: Flow) -> list[Finding]:
     """What can be found of `stream` by the deployment's catalog alone."""
     known = {each.name: each for each in read_collections(settings.data_dir) if each.state == "active"}
-    return as_written(stream, _findings(stream, known))
+    found = _findings(stream, known)
+    if stream.host == "spark" and _is_pipeline(settings, stream.name):
+        words = "a pipeline of this data folder has the name: both would be one in lists and metrics, so rename one"
+        found = [Finding("error", "name", words), *found]
+    return as_written(stream, found)
+
+
+def _is_pipeline(settings: Settings, name: str) -> bool:
+    from millrace.flows.range_host.observed import pipelines_here
+
+    return name in pipelines_here(settings)
 
 
 def as_written(stream: Flow, findings: Iterable[Finding]) -> list[Finding]:

@@ -23,6 +23,7 @@ from millrace.base.closeable import Closeable
 from millrace.base.errors import (
     InvalidArgument,
     InvalidSettings,
+    InvalidStream,
     LogUnavailable,
     MillraceError,
     PermissionDenied,
@@ -38,6 +39,7 @@ from millrace.base.errors import (
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.part import Problem, invalid
 from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.listing import SHOWN_BYTES
@@ -50,6 +52,7 @@ from millrace.flows.range_host.trend import Trend, read_trend
 from millrace.flows.records import Record as TopicRecord
 from millrace.flows.samples.trying import Trying
 from millrace.flows.status import FlowStatus
+from millrace.pipelines.api.any_flow import AnyFlow, Move
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.airflow import by_airflow
@@ -79,7 +82,7 @@ _READY_SECONDS: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
-class Management(Reprocessing, Closeable):
+class Management(Reprocessing, AnyFlow, Closeable):
     """The calls. Thread-safe."""
 
     def __init__(
@@ -150,7 +153,18 @@ class Management(Reprocessing, Closeable):
             was = self._pipeline(self._store.get(pipeline))
         except PipelineNotFound:
             was = None
+            self._require_free(pipeline)
         return self.validate(pipeline, declared, was=was)
+
+    def _require_free(self, pipeline: str) -> None:
+        """Raise PipelineInvalid if a declared flow has that name: both would be one in lists and metrics."""
+        try:
+            taken = pipeline in declared_flows(self._settings)
+        except InvalidStream as error:  # the operator's matter, which `flows check` shows
+            _log.warning("declared flows cannot be read: %s", error)
+            return
+        if taken:
+            raise invalid([Problem("id", f"a declared flow is named {pipeline!r}: choose another name", "taken")])
 
     def validate(self, pipeline: str, declared: Any, *, was: Pipeline | None = None) -> Pipeline:
         """Return the pipeline that `declared` describes, with the service's defaults; create nothing.
@@ -190,6 +204,7 @@ class Management(Reprocessing, Closeable):
         QuotaExceeded, and the error of a step that failed.
         """
         who = caller.principal.name
+        self._require_free(pipeline)
         checked = self.validate(pipeline, declared)
         if not checked.account:
             checked = checked.model_copy(update={"account": who})
@@ -299,6 +314,14 @@ class Management(Reprocessing, Closeable):
         if found.reads:
             return found
         return with_description(found, self._pipeline(record))  # created, and never deployed
+
+    def managed_status(self, record: Record) -> FlowStatus:
+        """Return the status of `record` as that of any flow."""
+        return self.flow(record, self.status(record.id))
+
+    def move_managed(self, caller: Caller, pipeline: str, move: Move) -> None:
+        """Resume, pause or stop it."""
+        {"resume": self.resume, "pause": self.pause, "stop": self.stop}[move](caller, pipeline)
 
     def trend(self, pipeline: str) -> Trend:
         """How it did over the last quarter of an hour, by samples of its worker."""

@@ -20,7 +20,9 @@ from millrace.flows.errors.listing import ErrorPage
 from millrace.flows.errors.selection import MAX_IDS, Selection
 from millrace.flows.range_host.status import PipelineStatus
 from millrace.flows.range_host.trend import Trend
-from millrace.flows.registry import kinds_listed, sink_kinds, source_kinds
+from millrace.flows.registry import kinds_listed, promise_of, sink_kinds, source_kinds
+from millrace.flows.status import FlowState, FlowStatus
+from millrace.pipelines.api.any_flow import FlowView
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
 from millrace.pipelines.deploy.redriving import RedriveStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
@@ -53,6 +55,13 @@ CALLS: Final[Mapping[str, Requirement]] = {
     "create_pipeline": _over(Role.OPERATE, "make a pipeline, and become its owner"),
     "validate_pipeline": _over(Role.OPERATE, "check a declaration; nothing is made"),
     "pipeline": _over(Role.READ, "one pipeline, without its secrets"),
+    "flows": Requirement(
+        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the flows that one may read, whichever host runs them"
+    ),
+    "flow": _over(Role.READ, "one flow: its status, promise, lanes and positions"),
+    "resume_flow": _over(Role.OPERATE, "run a flow; a stream needs operate on everything"),
+    "pause_flow": _over(Role.OPERATE, "have a flow take nothing; a stream needs operate on everything"),
+    "stop_flow": _over(Role.OPERATE, "end a flow's processes; a stream needs operate on everything"),
     "update_pipeline": _over(Role.OPERATE, "change a pipeline's declaration"),
     "delete_pipeline": _over(Role.ADMIN, "delete a pipeline, and what was made for it"),
     "pipeline_status": _over(Role.READ, "how a pipeline and its tasks are"),
@@ -77,6 +86,7 @@ CALLS: Final[Mapping[str, Requirement]] = {
 }
 
 Id = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="A pipeline's id.")]
+FlowName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="A flow's name.")]
 Principal = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$", description="Somebody's name.")]
 Account = Annotated[str, Path(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9_.@-]{0,254})$", description="An account, or ``*``.")]
 Offset = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
@@ -107,6 +117,11 @@ class PipelineView(PipelineRow):
     secrets: list[str] = Field(description="where secrets are set; what they are is never shown")
 
 
+class FlowPage(BaseModel):
+    total: int
+    flows: list[FlowStatus]
+
+
 class PipelinePage(BaseModel):
     total: int
     pipelines: list[PipelineRow]
@@ -119,6 +134,7 @@ class Changed(BaseModel):
 
 class Valid(BaseModel):
     declaration: dict[str, Any] = Field(description="with all defaults, without secrets")
+    guarantee: str = Field(description="what its pair of source and sink promises, and how")
 
 
 class DryRun(BaseModel):
@@ -217,6 +233,7 @@ def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> 
     _declare(made, management)
     _operate(made, management)
     _people(made, management)
+    _any_flow(made, management)
     return made
 
 
@@ -227,6 +244,45 @@ def _known_parameters(request: Request) -> None:
     if unknown:
         takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
         raise InvalidArgument(f"{', '.join(unknown)[:200]} is no parameter of this call: {takes}")
+
+
+def _any_flow(made: APIRouter, management: Management) -> None:
+    @made.get("/flows")
+    def flows(
+        request: Request,
+        text: Annotated[str, Query(max_length=200, description="in the name")] = "",
+        state: FlowState | None = None,
+        host: Literal["spark", "range"] | None = None,
+        offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> FlowPage:
+        """The flows that one may read: declared ones, those that have run here, and those that the service manages."""
+        found = [
+            each
+            for each in management.flows(_caller(request))
+            if text.lower() in each.name.lower() and state in (None, each.state) and host in (None, each.host)
+        ]
+        return FlowPage(total=len(found), flows=found[offset : offset + limit])
+
+    @made.get("/flows/{pipeline}")
+    def flow(request: Request, pipeline: FlowName) -> FlowView:
+        """One flow: status, guarantee, lanes with positions and lag, dead letters."""
+        return management.show_flow(_caller(request), pipeline)
+
+    @made.put("/flows/{pipeline}/resume")
+    def resume_flow(request: Request, pipeline: FlowName) -> FlowView:
+        """Have it run: it is no longer paused, and is started where it does not run."""
+        return management.move_flow(_caller(request), pipeline, "resume")
+
+    @made.put("/flows/{pipeline}/pause")
+    def pause_flow(request: Request, pipeline: FlowName) -> FlowView:
+        """Have it take nothing until it is resumed."""
+        return management.move_flow(_caller(request), pipeline, "pause")
+
+    @made.put("/flows/{pipeline}/stop")
+    def stop_flow(request: Request, pipeline: FlowName) -> FlowView:
+        """End its processes between two batches. The job of a group of streams ends as a whole."""
+        return management.move_flow(_caller(request), pipeline, "stop")
 
 
 def _view(management: Management, record: Record) -> PipelineView:
@@ -316,7 +372,8 @@ def _declare(made: APIRouter, management: Management) -> None:
     @made.put("/pipelines/{pipeline}/validate")
     def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
         """Check a declaration; 422 with a problem for each wrong field. Secrets of an existing one may be omitted."""
-        return Valid(declaration=management.check(pipeline, declaration).to_json())
+        made = management.check(pipeline, declaration)
+        return Valid(declaration=made.to_json(), guarantee=promise_of(made.source, made.sink))
 
     @made.get("/pipelines/{pipeline}")
     def pipeline(pipeline: Id) -> PipelineView:

@@ -117,7 +117,11 @@
 
     form.querySelector("#check").addEventListener("click", async () => {
       if (!named()) return;
-      try { await call("PUT", `pipelines/${part(id())}/validate`, asked()); clear(); verdict.textContent = "Nothing is wrong with it."; }
+      try {
+        const found = await call("PUT", `pipelines/${part(id())}/validate`, asked());
+        clear();
+        verdict.textContent = `Nothing is wrong with it. Its guarantee: ${found.guarantee}.`;
+      }
       catch (error) { fail(error); }
     });
     form.addEventListener("submit", async (event) => {

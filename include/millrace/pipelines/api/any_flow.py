@@ -1,0 +1,154 @@
+"""The calls on any flow, whichever host runs it and whoever manages it: list, show, resume, pause and stop.
+
+A flow is a resource ``pipeline:NAME``. A pipeline of the service is moved by the service's own calls. A stream, or a
+pipeline of a file, is moved by millrace.flows.control; a stream runs the code of its transform, so whoever moves it
+needs the role operate on the whole deployment.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+from pydantic import Field
+
+from millrace.access.grants import Caller, Role
+from millrace.base.errors import PipelineBusy, PipelineNotFound, StreamNotFound
+from millrace.base.settings import Settings
+from millrace.flows.control import pause_pipeline, pause_stream, start_pipeline, start_streams, stop_flow
+from millrace.flows.declare.checks import check, require_runnable
+from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.directory import SUFFIXES, NamedFlow, find_flow, flow_statuses, status_of
+from millrace.flows.range_host import observed
+from millrace.flows.range_host.positions import positions_of
+from millrace.flows.range_host.status import TaskStatus
+from millrace.flows.registry import promise_of
+from millrace.flows.spark_host import status as streams
+from millrace.flows.spark_host.incarnations import Kept, position
+from millrace.flows.status import FlowStatus, processes_of
+from millrace.pipelines.api.rights import sees
+from millrace.pipelines.store.records import Record
+
+Move = Literal["resume", "pause", "stop"]
+
+
+class FlowView(FlowStatus):
+    """A flow, whole."""
+
+    promise: str = Field(default="", description="its guarantee, and how; empty: its declaration is not known")
+    positions: dict[str, int] = Field(
+        default_factory=dict, description="the next position of each lane: an offset, or a time tick"
+    )
+    tasks: tuple[TaskStatus, ...] = Field(default=(), description="the lanes of a flow on the range loop, with lag")
+
+
+class AnyFlow:
+    """The calls on any flow."""
+
+    _settings: Settings
+
+    @abstractmethod
+    def _pipeline(self, record: Record) -> Pipeline: ...
+
+    @abstractmethod
+    def seen_by(self, caller: Caller) -> list[Record]: ...
+
+    @abstractmethod
+    def managed_status(self, record: Record) -> FlowStatus: ...
+
+    @abstractmethod
+    def move_managed(self, caller: Caller, pipeline: str, move: Move) -> None: ...
+
+    def flows(self, caller: Caller) -> list[FlowStatus]:
+        """Return the flows that the caller may see, by name. Raises InvalidStream if a declaration cannot be read."""
+        managed = {each.id: self.managed_status(each) for each in self.seen_by(caller)}
+        others = flow_statuses(self._settings, without=managed.keys())
+        found = [*managed.values(), *(each for each in others if sees(caller, each.name))]
+        return sorted(found, key=lambda each: (each.name, each.host))
+
+    def show_flow(self, caller: Caller, name: str) -> FlowView:
+        """Return one flow. Raises PipelineNotFound, InvalidArgument if two have that name."""
+        settings = self._settings
+        record = self._managed(caller, name)
+        flow = self._named(name) if record is None else NamedFlow(name, managed=True)
+        status = status_of(settings, flow) if record is None else self.managed_status(record)
+        if flow.stream is not None:
+            kept = Kept(settings, name)
+            return FlowView(
+                **status.model_dump(),
+                promise=promise_of_flow(settings, flow),
+                positions=position(kept.checkpoint(kept.state)) or {},
+            )
+        return FlowView(
+            **status.model_dump(),
+            promise=promise_of_flow(settings, flow) if record is None else self._promise(record),
+            positions={task: each.position for task, each in positions_of(settings, name).items()},
+            tasks=observed.observed(settings, name).tasks,
+        )
+
+    def move_flow(self, caller: Caller, name: str, move: Move) -> FlowView:
+        """Resume, pause or stop a flow, and return it.
+
+        Raises PermissionDenied, PipelineNotFound, PipelineBusy, and InvalidStream for a stream that cannot run.
+        """
+        if self._managed(caller, name) is not None:
+            self.move_managed(caller, name, move)
+            return self.show_flow(caller, name)
+        flow = self._named(name)
+        caller.principal.require_role((Role.OPERATE,), (), f"{move} {name}")
+        if flow.stream is not None:
+            self._move_stream(name, flow, move)
+        else:
+            self._move_own(name, flow, move)
+        return self.show_flow(caller, name)
+
+    def _move_stream(self, name: str, flow: NamedFlow, move: Move) -> None:
+        assert flow.stream is not None
+        settings, job = self._settings, flow.stream.job
+        if move == "stop":
+            stop_flow(settings, streams.run_id(job))
+            return
+        pause_stream(settings, name, job, paused=move == "pause")
+        if move == "resume":
+            require_runnable(flow.stream, check(settings, flow.stream))
+            Kept(settings, name).startable(flow.stream)
+            start_streams(settings, job)
+
+    def _move_own(self, name: str, flow: NamedFlow, move: Move) -> None:
+        settings, run = self._settings, observed.run_id(name)
+        said = observed.observed(settings, name)
+        if said.pid and not processes_of(settings, run).active:
+            raise PipelineBusy(f"process {said.pid} runs {name!r} in the foreground: end it there, by Ctrl-C")
+        if move == "stop":
+            stop_flow(settings, run)
+            return
+        pause_pipeline(settings, name, paused=move == "pause")
+        if move == "resume":
+            start_pipeline(settings, name, flow.worker_file(settings), config=flow.config)
+
+    def _named(self, name: str) -> NamedFlow:
+        """Return a flow that the service does not manage; a name is never read as a file's. Raises PipelineNotFound."""
+        try:
+            if not name.endswith(SUFFIXES):
+                return find_flow(self._settings, name)
+        except StreamNotFound:  # its words name all flows
+            pass
+        raise PipelineNotFound(f"no flow {name[:100]!r}")
+
+    def _promise(self, record: Record) -> str:
+        made = self._pipeline(record)
+        return promise_of(made.source, made.sink)
+
+    def _managed(self, caller: Caller, name: str) -> Record | None:
+        return next((each for each in self.seen_by(caller) if each.id == name), None)
+
+
+def promise_of_flow(settings: Settings, flow: NamedFlow) -> str:
+    """Return what a flow promises, in words; empty if its declaration is not known."""
+    if flow.stream is not None:
+        return flow.stream.chosen_guarantee
+    try:
+        pipeline = flow.pipeline(settings)
+    except PipelineNotFound:
+        return ""
+    return promise_of(pipeline.source, pipeline.sink)
