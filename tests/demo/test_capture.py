@@ -20,6 +20,7 @@ from millrace.demo.capture.run import VICTIMS, run_capture
 def test_collections_equal_their_tables_after_a_kill_of_each_process(tmp_path: Path) -> None:
     settings, said = replace(Settings(), data_dir=tmp_path / "data"), io.StringIO()
     console = Console(file=said, width=120)
-    code = run_capture(settings, ROOT, rows=5_000, seconds=15.0, console=console, stop=threading.Event())
+    code = run_capture(settings, ROOT, rows=5_000, seconds=20.0, console=console, stop=threading.Event())
     assert code == 0, said.getvalue()
     assert all(f"killed: the {victim}" in said.getvalue() for victim in VICTIMS)
+    assert said.getvalue().count("✓ ✓ ✓") == 4, said.getvalue()

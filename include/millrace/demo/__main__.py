@@ -17,8 +17,8 @@ pipeline that its service stores in MariaDB, and runs a search.
 ``--streams`` (``make run STREAMS=1``) runs three streaming queries over the flights while they are fed, and compares
 each result with DuckDB's.
 
-``--capture`` (``make run CDC=1``) writes to databases in transactions, kills reader, engine, database and log server
-meanwhile, and compares the collections that capture the databases with them.
+``--capture`` (``make run CDC=1``) writes to a MariaDB and a PostgreSQL in transactions, kills readers, engines,
+databases and the log server meanwhile, and compares the collections that capture them with their tables.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from millrace.base.data_folder import restrict_umask, unknown_entries
 from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
@@ -103,7 +104,7 @@ def main() -> int:
             )
             return 130
         except MillraceError as error:
-            console.print(f"[bold red]{error.code}[/]: {error}")
+            console.print(f"[bold red]{error.code}[/]: {escape(str(error))}")
             return 1
 
 

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
@@ -60,7 +61,7 @@ def main() -> int:
             )
             return 130
         except MillraceError as error:
-            console.print(f"[bold red]{error.code}[/]: {error}")
+            console.print(f"[bold red]{error.code}[/]: {escape(str(error))}")
             return 1
 
 

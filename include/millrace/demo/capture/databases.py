@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from millrace.brokers.mariadb import DATABASE, MariaDbServer
+from millrace.brokers.postgres import DATABASE as POSTGRES
+from millrace.brokers.postgres import PostgresServer
 from millrace.brokers.server import LocalServer
 from millrace.demo.flights import data_file, flights
 
@@ -91,6 +93,8 @@ class SourceDatabase(ABC):
     """A database with the tables of the demo on a server that runs. One thread writes; any thread reads."""
 
     kind: str
+    prepared: tuple[str, ...] = ()
+    """Statements that each table needs before it can be captured."""
 
     def __init__(self, server: LocalServer, rows: int | None, seed: int) -> None:
         self.server = server
@@ -136,6 +140,8 @@ class SourceDatabase(ABC):
             for table in TABLES:
                 columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())
                 cursor.execute(f"create table {table.name} ({columns}, primary key ({table.key}))")
+                for statement in self.prepared:
+                    cursor.execute(statement.format(table.name))
         for table, rows in ((PLANES, _planes()), (AIRPORTS, _airports()), (AIRLINES, _airlines())):
             with self.connected() as cursor:
                 self._insert(cursor, table, rows)
@@ -256,19 +262,7 @@ class MariaDb(SourceDatabase):
         return self.server.credentials.password
 
     def sources(self) -> dict[str, tuple[dict[str, Any], tuple[CapturedTable, ...]]]:
-        login = {
-            "host": "127.0.0.1",
-            "port": self.server.port["client"],
-            "user": self.server.credentials.username,
-            "password": f"${{env:{self.password_name}}}",
-            "database": DATABASE,
-        }
-        logged = (FLIGHTS, PLANES)
-        polled = {"engine": "mariadb", "column": "version", "overlap": 1_000, "every_seconds": 0.5}
-        return {
-            "log": ({"kind": "mariadb", **login, "tables": [each.name for each in logged]}, logged),
-            "query": ({"kind": "query", **login, "table": AIRLINES.name, **polled}, (AIRLINES,)),
-        }
+        return _sources("mariadb", self._login() | {"password": f"${{env:{self.password_name}}}"})
 
     def mark(self) -> str:
         with self.connected() as cursor:
@@ -280,18 +274,63 @@ class MariaDb(SourceDatabase):
     def connect(self) -> Any:
         import pymysql
 
-        return pymysql.connect(
-            host="127.0.0.1",
-            port=self.server.port["client"],
-            user=self.server.credentials.username,
-            password=self.password,
-            database=DATABASE,
-        )
+        return pymysql.connect(password=self.password, **self._login())
 
     def lost(self, error: BaseException) -> bool:
         import pymysql
 
         return isinstance(error, pymysql.err.OperationalError | pymysql.err.InterfaceError | OSError)
+
+    def _login(self) -> dict[str, Any]:
+        user, port = self.server.credentials.username, self.server.port["client"]
+        return {"host": "127.0.0.1", "port": port, "user": user, "database": DATABASE}
+
+
+class Postgres(SourceDatabase):
+    """PostgreSQL, captured by logical decoding."""
+
+    kind = "postgres"
+    prepared = ("alter table {} replica identity full",)
+    server: PostgresServer
+
+    @property
+    def password(self) -> str:
+        return self.server.credentials.password
+
+    def sources(self) -> dict[str, tuple[dict[str, Any], tuple[CapturedTable, ...]]]:
+        return _sources("postgres", self._login() | {"password": f"${{env:{self.password_name}}}"})
+
+    def mark(self) -> str:
+        with self.connected() as cursor:
+            # The transaction commits after this place, and all others did before.
+            cursor.execute("select txid_current(), pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+            number, place = cursor.fetchone()
+            cursor.execute(MARKED)
+        return f"{number}:{place}"
+
+    def connect(self) -> Any:
+        import psycopg
+
+        login = self._login()
+        return psycopg.connect(dbname=login.pop("database"), password=self.password, **login)
+
+    def lost(self, error: BaseException) -> bool:
+        import psycopg
+
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+    def _login(self) -> dict[str, Any]:
+        user, port = self.server.credentials.username, self.server.port["client"]
+        return {"host": "127.0.0.1", "port": port, "user": user, "database": POSTGRES}
+
+
+def _sources(engine: str, login: dict[str, Any]) -> dict[str, tuple[dict[str, Any], tuple[CapturedTable, ...]]]:
+    logged = (FLIGHTS, PLANES)
+    polled = {"engine": engine, "column": "version", "overlap": 1_000, "every_seconds": 0.5}
+    return {
+        "log": ({"kind": engine, **login, "tables": [each.name for each in logged]}, logged),
+        "query": ({"kind": "query", **login, "table": AIRLINES.name, **polled}, (AIRLINES,)),
+    }
 
 
 def _flights(count: int | None) -> list[Row]:

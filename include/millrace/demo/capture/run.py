@@ -24,9 +24,10 @@ from millrace.base.errors import DeadlineExceeded, InvalidArgument, MillraceErro
 from millrace.base.files import replace_file
 from millrace.base.settings import Settings
 from millrace.brokers.mariadb import MariaDbServer
+from millrace.brokers.postgres import PostgresServer
 from millrace.brokers.programs import install
 from millrace.client.database import Database
-from millrace.demo.capture.databases import CapturedTable, MariaDb, Row, SourceDatabase
+from millrace.demo.capture.databases import CapturedTable, MariaDb, Postgres, Row, SourceDatabase
 from millrace.demo.load_phases import demo_client
 from millrace.demo.summary import DemoInterrupted, LoadMonitor
 from millrace.flows.sources.capture.ticks import tick_of
@@ -128,11 +129,13 @@ def run_capture(
     folder = settings.data_dir / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     settings = replace(settings, data_dir=folder)
-    install(["mariadb"])
-    console.print(f"Data folder: [bold]{folder}[/]\nStarting MariaDB on this host …")
+    install(["mariadb", "postgres"])
+    console.print(f"Data folder: [bold]{folder}[/]\nStarting MariaDB and PostgreSQL on this host …")
     with ExitStack() as stack:
-        server = stack.enter_context(MariaDbServer(folder / "mariadb", settings=settings))
-        databases = [MariaDb(server, rows, SEED)]
+        databases: list[SourceDatabase] = [
+            MariaDb(stack.enter_context(MariaDbServer(folder / "mariadb", settings=settings)), rows, SEED),
+            Postgres(stack.enter_context(PostgresServer(folder / "postgres", settings=settings)), rows, SEED + 1),
+        ]
         for database in databases:
             os.environ[database.password_name] = database.password  # for the workers
             database.fill()
@@ -194,18 +197,18 @@ def _write_through_faults(
     Raises DemoInterrupted, DeadlineExceeded, and what ended a writer.
     """
     chosen = random.Random(SEED)
-    victims = chosen.sample(VICTIMS, len(VICTIMS))
     logged = [each for each in flows if each.way == "log"]
+    victims = [(victim, flow) for victim in VICTIMS[:-1] for flow in logged] + [(VICTIMS[-1], logged[0])]
+    chosen.shuffle(victims)
     moments: list[Moment] = []
     try:
         for each in databases:
             each.start()
-        for victim in victims:
+        for victim, flow in victims:
             if stop.wait(seconds / (len(victims) + 1) * chosen.uniform(0.6, 1.4)):
                 raise DemoInterrupted
-            flow = chosen.choice(logged)
             _kill(victim, flow, settings)
-            console.print(f"  killed: the {victim} ({flow.name})")
+            console.print(f"  killed: the {victim}" + (f" of {flow.name}" if victim != VICTIMS[-1] else ""))
             if len(moments) < MOMENTS * len(logged):
                 moments += [_moment(each, stop) for each in logged]
         if stop.wait(seconds / (len(victims) + 1)):
