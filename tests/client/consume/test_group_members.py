@@ -114,6 +114,19 @@ def test_more_members_than_lanes_leave_some_idle_which_say_so(
         shop.reset_group(group, to="earliest")
 
 
+def test_members_end_once_the_whole_group_has_reached_the_end(
+    shop: Database, lanes: CollectionInfo, readings: list[Reading]
+) -> None:
+    group = f"end {lanes.id}"
+    shop.new_producer().insert(lanes, item_rows(*range(40)))
+    end = shop.current_tick(lanes.pchannels)
+    readings += [Reading(shop, lanes, group, until=end, commit_interval=0.7) for _ in range(3)]
+    for each in readings:
+        each.thread.join(30.0)
+        assert each.consumer.ended, "nobody waits for what another has done and not committed"
+    assert {key for each in readings for _, key in each.came} == set(range(40))
+
+
 def test_a_member_that_polls_no_more_gives_up_its_lanes_with_what_it_acknowledged(
     shop: Database, lanes: CollectionInfo, readings: list[Reading], monkeypatch: pytest.MonkeyPatch
 ) -> None:

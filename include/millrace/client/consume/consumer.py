@@ -278,7 +278,12 @@ class Consumer(Closeable):
         """
         if self._closed:
             raise Closed("this consumer is closed: make a new one")
-        end = Deadline.after(timeout)
+        found = self._next(Deadline.after(timeout))
+        if found is None and not self._closed:
+            self._commit_in_time()  # what was done last, although nothing comes any more
+        return found
+
+    def _next(self, end: Deadline) -> Delivery | None:
         self._polled = time.monotonic()
         while True:
             self._rebalance()
@@ -468,6 +473,7 @@ class Consumer(Closeable):
             try:
                 with self._committing:  # an answer is followed before the next one, and before a lane is released
                     self._follow(member.sync(self._claims))
+                self._commit_in_time()  # what was done last, although nothing comes any more
                 if time.monotonic() - self._polled > SILENT_SECONDS:
                     self._release_drained(told=False)
                 failed = False
