@@ -13,9 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from typer.testing import CliRunner
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.failpoint import VARIABLE
+from millrace.commands.main import app
 from millrace.flows.records import OPERATION, Record
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.triggers import reading
@@ -222,3 +224,22 @@ def test_values_have_the_capture_s_form_from_the_snapshot_and_from_triggers(tmp_
     for number, record in enumerate(base.records(declared), 1):
         assert (record.value or b"").decode() == wanted % number
         assert dict(record.headers)["millrace.base64"] == b"raw"
+
+
+def test_the_command_prints_what_to_run(tmp_path: Path) -> None:
+    base, declared = _shop(tmp_path, "sqlite")
+    file = tmp_path / "orders.json"
+    flow = {
+        "id": "orders",
+        "source": {"kind": "triggers", **base.place, "table": "items"},
+        "sink": {"kind": "collection", "collection": "items"},
+        "errors": {"collection": "letters"},
+    }
+    file.write_text(json.dumps(flow))
+    done = CliRunner().invoke(app, ["flows", "statements", str(file), "--data", str(tmp_path / "data")])
+    assert done.exit_code == 0, done.output
+    with closing(base.connect()) as connection:
+        connection.executescript(done.stdout)
+    base.execute("insert into items values (1, 2, null)")
+    base.once(declared)
+    assert base.replayed(declared) == {"1": {"id": 1, "v": 2, "name": None}}
