@@ -49,8 +49,19 @@ class Shop:
             **more,
         )
         self.lane = "public.items"
-        self.folder = spool_folder(self.settings, self.group)
-        self.slot = Server(self.declared, self.group).slot
+
+    @property
+    def folder(self) -> Path:
+        """Of the spool."""
+        return spool_folder(self.settings, self.group)
+
+    @property
+    def slot(self) -> str:
+        return self.server_of().slot
+
+    def server_of(self) -> Server:
+        """The server as the capture sees it."""
+        return Server(self.declared, self.group)
 
     def connect(self, database: str = "", **more: Any) -> psycopg.Connection[Any]:
         user, password = self.server.credentials
