@@ -182,6 +182,25 @@ def test_a_slot_whose_wal_the_server_removed_is_a_loss(tmp_path: Path) -> None:
         shop.released()
 
 
+def test_a_table_that_a_flow_gets_later_has_no_rows_in_its_snapshot(shop: Shop) -> None:
+    shop.execute("create table more (id int primary key)")
+    server = Server(shop.declared, shop.group)
+    server.before_engine(Standing())
+    known = server.offset({"lsn": 7})
+    both = Server(shop.declared.model_copy(update={"table": None, "tables": ("items", "more")}), shop.group)
+    with pytest.raises(CaptureLost, match=r"public\.more: the flow has them since"):
+        both.before_engine(Standing(offset=known, complete=True))
+    both.before_engine(Standing())
+
+
+def test_a_statement_that_fails_is_a_typed_error(shop: Shop) -> None:
+    with (
+        pytest.raises(InvalidSettings, match="refuses a statement of the capture: division by zero"),
+        Server(shop.declared, shop.group).connect() as db,
+    ):
+        db.execute("select 1 / 0")
+
+
 def test_names_of_slots_are_those_of_one_flow_and_the_password_is_in_no_word(shop: Shop) -> None:
     names = {identifier_of(f"millrace-{each}") for each in ("a-b", "a.b", "A-b", "a" * 200)}
     assert len(names) == 4

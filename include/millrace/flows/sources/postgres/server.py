@@ -258,8 +258,8 @@ class Server(Database):
     # --- around the engine -------------------------------------------------------------------------------------------
 
     def before_engine(self, now: Standing) -> Mapping[str, str]:
+        self._look(now)
         with self.connect() as db:
-            self._history = _history(db)
             if now.offset is None:
                 self._drop_slot(db)  # a snapshot is exact only with the slot that exports it
             else:
@@ -309,9 +309,9 @@ class Server(Database):
         # The engine makes a slot that is missing, without a word. Until it got an acknowledgement, a slot that stands
         # after the offset is another one.
         if now.offset is not None:
+            self._look(now)
             with self.connect() as db:
                 self._require_slot(db, now)
-                self._history = _history(db)
 
     def offset(self, offset: Any) -> Any:
         """The end of the last commit, or of a snapshot: the server sends the transactions that commit after it.
@@ -331,29 +331,33 @@ class Server(Database):
             )
         return int(place)
 
-    def _require_history(self, db: Any, now: Standing) -> None:
-        """Check that the server's log is, up to the capture's position, the one that was captured.
+    def _look(self, now: Standing) -> None:
+        """Look which log the server has, and check that it is the captured one up to the capture's position.
 
         A standby that was promoted may lack the end of the former primary's log, and has other changes there.
         """
-        known, found = now.offset, _history(db)
-        if known.get("system", found["system"]) != found["system"]:
-            raise CaptureLost(f"{self._declared.name}: {self._place} is another database cluster than before")
-        timeline, place = known.get("timeline", found["timeline"]), int(known["lsn"])
-        if timeline == found["timeline"]:
-            return
-        with self.connect(replication="database") as replication:
-            _, history = _row(replication, f"TIMELINE_HISTORY {found['timeline']}")
+        with self.connect(replication="database") as db:
+            system, timeline = _row(db, "IDENTIFY_SYSTEM")[:2]
+            self._history = {"system": system, "timeline": int(timeline), "tables": ",".join(self._declared.names)}
+            known = self._history | (now.offset or {"lsn": 0})
+            if known["system"] != system:
+                raise CaptureLost(f"{self._declared.name}: {self._place} is another database cluster than before")
+            added = sorted(set(self._declared.names) - set(known["tables"].split(",")))
+            if added:
+                raise CaptureLost(f"{', '.join(added)}: the flow has them since its snapshot, which has not their rows")
+            before, place = known["timeline"], int(known["lsn"])
+            if before == int(timeline):
+                return
+            _, history = _row(db, f"TIMELINE_HISTORY {timeline}")
         text = history.decode() if isinstance(history, bytes) else str(history)
         left = {int(line.split()[0]): _number(line.split()[1]) for line in text.splitlines() if line.strip()}
-        if left.get(timeline, 0) < place:
+        if left.get(before, 0) < place:
             raise CaptureLost(
-                f"{self._declared.name}: the server went from timeline {timeline} to {found['timeline']} at"
-                f" {_lsn(left.get(timeline, 0))}, before the capture's position {_lsn(place)}"
+                f"{self._declared.name}: the server went from timeline {before} to {timeline} at"
+                f" {_lsn(left.get(before, 0))}, before the capture's position {_lsn(place)}"
             )
 
     def _require_slot(self, db: Any, now: Standing) -> None:
-        self._require_history(db, now)
         found = db.execute(
             "select confirmed_flush_lsn - '0/0'::pg_lsn, wal_status, to_jsonb(s) ->> 'invalidation_reason'"
             " from pg_replication_slots s where slot_name = %s",
@@ -442,6 +446,8 @@ class Server(Database):
                 yield db
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise LogUnavailable(f"{self._place} ended the connection: {' '.join(str(error).split())}") from None
+        except psycopg.Error as error:
+            raise self._wrong(f"refuses a statement of the capture: {' '.join(str(error).split())}") from None
 
     @property
     def _place(self) -> str:
@@ -523,14 +529,6 @@ def _quoted(*names: str) -> str:
 def _literal(name: str) -> str:
     """A name as a regular expression of Java that matches it alone."""
     return "".join(each if each.isalnum() or each == "_" else f"\\{each}" for each in name)
-
-
-def _history(db: Any) -> dict[str, Any]:
-    """The server's cluster, and its timeline, which a promotion changes."""
-    system, file = _row(
-        db, "select system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) from pg_control_system()"
-    )
-    return {"system": system, "timeline": int(file[:8], 16)}
 
 
 def _number(lsn: str) -> int:
