@@ -291,6 +291,8 @@ class Flow(Part):
             )
         self._require_errors()
         self._require_a_collection_for_each_table()
+        if isinstance(self.sink, KafkaSink):
+            object.__setattr__(self, "sink", self.sink.with_columns_of(getattr(self.source, "collection", "")))
         if kind.feeder and self.deployment == AIRFLOW:
             raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
         if not self.divided and self.resources.workers > 1:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from millrace.flows.debezium.model import FORMAT
 from millrace.flows.declare.errors import Errors as Errors
 from millrace.flows.declare.expressions import UNCOMPILED
 from millrace.flows.declare.part import (
@@ -36,7 +35,6 @@ from millrace.flows.sinks.delta.model import DeltaSink
 from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
-from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.kafka.model import KafkaSource
 
 AIRFLOW: Final = "airflow"
@@ -179,13 +177,9 @@ class Pipeline(Part):
     @model_validator(mode="after")
     def _events_have_columns(self) -> Self:
         """Events of a collection's changes have its columns."""
-        sink = self.sink
-        if not isinstance(sink, KafkaSink) or sink.format != FORMAT or sink.debezium.collection:
-            return self
-        if not isinstance(self.source, CollectionSource):
-            raise ValueError("sink.debezium.collection: name the collection whose key and columns the events have")
-        events = sink.debezium.model_copy(update={"collection": self.source.collection})
-        self.__dict__["sink"] = sink.model_copy(update={"debezium": events})
+        if isinstance(self.sink, KafkaSink):
+            named = getattr(self.source, "collection", "")
+            object.__setattr__(self, "sink", self.sink.with_columns_of(named))
         return self
 
     def _one_cluster(self) -> bool:

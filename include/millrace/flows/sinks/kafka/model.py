@@ -51,6 +51,17 @@ class KafkaSink(KafkaCluster):
             raise ValueError("ids: an event has the key of its row: say key")
         return self
 
+    def with_columns_of(self, collection: str) -> KafkaSink:
+        """Return the sink whose events have the columns of `collection`, unless it names one itself.
+
+        Raises ValueError for events of no collection.
+        """
+        if self.format != FORMAT or self.debezium.collection:
+            return self
+        if not collection:
+            raise ValueError("sink.debezium.collection: name the collection whose key and columns the events have")
+        return self.model_copy(update={"debezium": self.debezium.model_copy(update={"collection": collection})})
+
     @property
     def target(self) -> str:
         """What it is called in lists and graphs."""
