@@ -76,6 +76,7 @@ def _rows(collection: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: each["id"])
 
 
+@pytest.mark.slow  # test_writing.py has the law in seconds
 @pytest.mark.parametrize("schemas", [False, True])
 def test_a_collection_is_equal_after_a_topic(tmp_path: Path, schemas: bool) -> None:
     settings = Settings(data_dir=tmp_path)
@@ -88,7 +89,8 @@ def test_a_collection_is_equal_after_a_topic(tmp_path: Path, schemas: bool) -> N
 def test_a_collection_is_equal_after_a_real_topic(tmp_path: Path, transactional: bool) -> None:
     broker: KafkaBroker = running_brokers.kafka()
     topic = f"orders-{tmp_path.name}-{transactional}".lower().replace("_", "-")
-    AdminClient({"bootstrap.servers": broker.address}).create_topics([NewTopic(topic, 3, 1)])[topic].result(20)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_topics([NewTopic(topic, 3, 1)])[topic].result(30)
     settings = Settings(data_dir=tmp_path)
     with deployment(settings.data_dir) as db:
         _there_and_back(settings, db, broker.address, topic, transactional=transactional, debezium={"schemas": True})
