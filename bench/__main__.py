@@ -32,6 +32,7 @@ from bench import (
     append_host_bench,
     backfill_bench,
     callers_bench,
+    capture_bench,
     checkpoint_bench,
     client_bench,
     commit_bench,
@@ -470,6 +471,7 @@ LARGE = "100,000,000"
 #: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
     "callers": _callers,
+    "capture": capture_bench.parts,
     "growth": growth.parts,
     "messaging": messaging_bench.parts,
     "published": _published,
