@@ -82,7 +82,7 @@ def _brought() -> dict[str, set[str]]:
         for each in parts[extra]:
             inside = re.fullmatch(r"millrace\[(.*)\]", each)
             found |= (
-                set().union(*map(brought, inside[1].split(","))) if inside else {_normal(re.split(r"[=<>]", each)[0])}
+                set().union(*map(brought, inside[1].split(","))) if inside else {_normal(re.split(r"[\[=<>]", each)[0])}
             )
         return found
 

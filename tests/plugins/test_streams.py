@@ -23,7 +23,7 @@ def test_each_stream_or_group_has_a_dag_with_one_job_and_assets(tmp_path: Path) 
     dags = stream_dags(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "s.yaml")))
     assert sorted(dags) == ["stream_alone", "stream_flights_hourly", "stream_light"]
     [task] = dags["stream_light"].tasks
-    assert (task.job, task.arguments, task.job_run_id) == ("stream", ["light"], "stream-light")
+    assert (task.job, task.arguments, task.job_run_id) == ("stream", [], "stream-light")
     assert task.app_name == "millrace-stream-light"
     assert task.streams == ["one", "two"]
     assert [each.uri for each in task.inlets] == ["millrace://collection/flights"]

@@ -18,7 +18,7 @@ from millrace.flows.declare import spellings
 from millrace.flows.declare.checks import check
 from millrace.flows.declare.discovery import declared_flow, declared_flows
 from millrace.flows.declare.file import read_pipeline
-from millrace.flows.declare.flow import Flow, Transform, check_schedule
+from millrace.flows.declare.flow import Flow, Transform
 from millrace.flows.declare.stream import From, Into, Stream, stream_of
 from millrace.flows.directory import declared_file, find_flow, flow_statuses
 from millrace.flows.sinks.collection.model import CollectionSink
@@ -117,7 +117,6 @@ _ROWS = st.fixed_dictionaries(
         ]),
     },
     optional={"version": st.integers(1, 5), "seconds": st.floats(0, 9), "group": st.just("g"),
-              "schedule": st.just("@daily"),
               "description": _TEXT},
 )  # fmt: skip
 
@@ -142,16 +141,16 @@ def test_python_and_yaml_declare_the_same() -> None:
     made = Flow(
         name="one",
         source=CollectionSource(collection="c"),
-        transform=Transform(function=check_schedule, output_mode="update"),
+        transform=Transform(function=spellings.plain, output_mode="update"),
         sink=CollectionSink(collection="d", mode="upsert"),
     )
-    function = "millrace.flows.declare.flow:check_schedule"
+    function = "millrace.flows.declare.spellings:plain"
     sink = {**DEMO["sink"], "mode": "upsert"}
     assert made == flow(transform={"function": function, "output_mode": "update"}, sink=sink)
-    assert Flow(**{**DEMO, "transform": check_schedule}) == flow(transform=function)
+    assert Flow(**{**DEMO, "transform": spellings.plain}) == flow(transform=function)
     assert Flow(**{**DEMO, "transform": STEPS[:2], "errors": {"collection": "e"}}).transform.steps[0].kind == "rename"
     as_stream = Stream(
-        name="one", source=From(collection="c"), transform=check_schedule, output_mode="update",
+        name="one", source=From(collection="c"), transform=spellings.plain, output_mode="update",
         sink=Into(collection="d", mode="upsert"),
     )  # fmt: skip
     assert (as_stream, as_stream.fingerprint()) == (made, made.fingerprint())
@@ -195,7 +194,7 @@ def test_the_host_is_computed_from_what_is_declared(fields: dict[str, Any], host
         ({"host": "spark", "source": {"kind": "mariadb", "host": "h", "user": "u", "database": "d", "table": "t"}},
             "source: a mariadb is for documents"),
         ({"guarantee": "exactly once", **LETTERS}, "guarantee: from a collection to this collection it is effectively"),
-        ({"schedule": "every day"}, "schedule: is continuous, one of"),
+        ({"schedule": "@daily"}, "schedule: "),
         ({"transform": 7}, "transform: "),
         ({"transform": [{"kind": "cast", "fields": {"a": "nothing"}}]}, "transform.0.fields.a: is one of"),
         ({"transform": {"steps": [{"kind": "cast", "fields": {"a": "no"}}]}}, "transform.steps.0.fields.a: is one"),
@@ -221,24 +220,6 @@ def test_a_pipeline_of_the_api_runs_no_function_and_has_no_fields_of_flows() -> 
         with pytest.raises(PipelineInvalid) as caught:
             Flow.parse({**declared, **more}, spelling="pipeline")
         assert [each["field"] for each in caught.value.problems] == [field]
-
-
-def test_a_schedule_is_cron() -> None:
-    for text in ("continuous", "@daily", "0 2 * * *", "*/15 1-5,9 1 jan-mar mon", "59 23 31 12 7"):
-        assert check_schedule(text) == text
-    for text in (
-        "",
-        "daily",
-        "60 * * * *",
-        "* * *",
-        "5-1 * * * *",
-        "*/0 * * * *",
-        "a * * * *",
-        "* * 0 * *",
-        "1-2-3 * * * *",
-    ):
-        with pytest.raises(ValueError, match=r"is none of|is continuous|has no step"):
-            check_schedule(text)
 
 
 def test_letters_of_rows_go_where_the_flow_says_unless_a_part_says_otherwise() -> None:

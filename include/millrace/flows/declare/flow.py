@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union, cast
 
-from pydantic import AfterValidator, BaseModel, Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, Field, SecretStr, StringConstraints, ValidationError, model_validator
 
 from millrace.base.errors import InvalidStream, PipelineInvalid
 from millrace.flows.declare import spellings
@@ -56,8 +56,6 @@ from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.status import Host
 from millrace.streams.operators.declared import Operation
 
-CONTINUOUS: Final = "continuous"
-
 FlowName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 """Also a part of names of topics, folders, runs, DAGs and consumer groups."""
 JobName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
@@ -77,35 +75,6 @@ else:
 _ROW_SOURCES: Final = (CollectionSource, KafkaSource)
 _OF_ROWS: Final = frozenset({"late", "seconds", "group"})
 _OF_DOCUMENTS: Final = frozenset({"failure_threshold", "recovery", "resources", "deployment"})
-
-
-_CRON: Final = ((0, 59, ""), (0, 23, ""), (1, 31, ""), (1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
-                (0, 7, "sun mon tue wed thu fri sat"))  # fmt: skip
-"""Smallest and largest value of each field of a cron expression, and the names of values, from the smallest on."""
-_PRESETS: Final = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
-
-
-def check_schedule(text: str) -> str:
-    """Return `text` if it is a schedule. Raises ValueError that describes the problem."""
-    if text == CONTINUOUS or text in _PRESETS:
-        return text
-    fields = text.lower().split()
-    if len(fields) != len(_CRON):
-        raise ValueError(
-            f"is continuous, one of {', '.join(_PRESETS)}, or minute, hour, day, month and weekday, such as '0 2 * * *'"
-        )
-    for field, (low, high, names) in zip(fields, _CRON, strict=True):
-        known = {name: low + place for place, name in enumerate(names.split())}
-        for each in field.split(","):
-            span, _, step = each.partition("/")
-            ends = (
-                [] if span == "*" else [known.get(end, int(end) if end.isdecimal() else -1) for end in span.split("-")]
-            )
-            if len(ends) > 2 or ends != sorted(ends) or not all(low <= end <= high for end in ends):
-                raise ValueError(f"{each!r} is none of {low} to {high}, a range such as {low}-{high}, or *")
-            if "/" in each and not (step.isdecimal() and int(step)):
-                raise ValueError(f"{each!r} has no step: it is a whole number, such as */15")
-    return text
 
 
 class Transform(Part):
@@ -165,11 +134,6 @@ class Flow(Part):
     )
     errors: Errors = words("where records go that fail", default_factory=Errors)
     guarantee: Guarantee | None = words("default: the strongest of the source and the sink", default=None)
-    schedule: Annotated[str, AfterValidator(check_schedule)] = words(
-        "continuous, or a cron expression: when a run of Airflow starts, which ends at what the source has then",
-        default=CONTINUOUS,
-        max_length=200,
-    )
     version: int = words("raise it when the transform computes something else", default=1, ge=1)
     host: Host | None = words(
         "range: the range loop of a worker process, over documents; spark: a streaming query, over rows; default: as"
@@ -414,11 +378,6 @@ class Flow(Part):
         if self.host == "range":
             return level(promise_of(self.source, self.sink))
         return self.guarantee or OFFERED[self.sink.kind][0]
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether it runs at times, to what the source has then, rather than always."""
-        return self.schedule != CONTINUOUS
 
     def restarts(self, other: Self) -> list[str]:
         """The fields in which `other` differs so that a running flow has to start again with them."""
