@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import yaml
 from millrace.access.grants import Grant, Role
 from millrace.base.errors import ChannelNotFound
 from millrace.base.settings import Settings
-from millrace.flows.range_host import supervisor
+from millrace.flows import supervisor
 from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.flows.sources.kafka.topics import Topics
 from millrace.pipelines.store.store import open_pipelines
@@ -191,7 +192,7 @@ def test_a_pipeline_in_the_foreground_says_what_its_worker_waits_for(
 
     monkeypatch.setenv("SINK_PASSWORD", "hunter2")
     monkeypatch.setattr(Topics, "partitions", missing)
-    monkeypatch.setattr(supervisor, "supervise", lambda *_, **__: 0)
+    monkeypatch.setattr(supervisor, "supervise", lambda *_, **__: SimpleNamespace(code=0))
     ran = Deployment(settings).run("flows", "run", declared(tmp_path))
     assert ran.exit_code == 0
     assert "CHANNEL_NOT_FOUND: there is no topic flights: create it. The worker tries again." in ran.stderr
