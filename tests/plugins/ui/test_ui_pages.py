@@ -204,7 +204,7 @@ def test_the_api_describes_itself_and_keeps_64_bits(site: Site) -> None:
     assert {"/api/v1/overview", "/api/v1/rejections", "/metrics"} <= schema["paths"].keys()
     for path, methods in schema["paths"].items():
         asked = path in ("/api/v1/nodes/{name}/drain", "/api/v1/balance/freeze")
-        if not path.startswith(("/api/v1/pipelines", "/api/v1/flows/")):  # those are held by the matrix of roles and calls
+        if not path.startswith(("/api/v1/pipelines", "/api/v1/flows/")):  # held by the matrix of roles and calls
             assert list(methods) == (["put", "delete"] if asked else ["get"]), path
         assert all(each["description"] for each in methods.values()), path
     tick = site.json("overview")["pchannels"][0]["time_tick"]
