@@ -102,12 +102,12 @@ class LinesFlow:
         patched.setattr(task, "errors_of", lambda *_: Letters(self.letter))
         patched.setattr(task, "reader_of", lambda *_, topic, **__: Lines(self.folder / f"{topic}.jsonl"))
 
-    def run(self) -> None:
+    def run(self, *, own_process: bool = False) -> None:
         """Run to the present end, or until a lane fails for now."""
         with pytest.MonkeyPatch.context() as patched:
             self.patch(patched)
             made = Pipeline.parse(self.declared)
-            run(PipelineRun(self.settings, made), stop=threading.Event(), until_end=True)
+            run(PipelineRun(self.settings, made), stop=threading.Event(), until_end=True, own_process=own_process)
 
     @property
     def positions(self) -> dict[str, Position]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from millrace.base.errors import BatchRefused, ErrorLimitExceeded, InvalidArgument, SinkBusy
+from millrace.base.errors import BatchRefused, ErrorLimitExceeded, InvalidArgument, MemoryExceeded, SinkBusy
 from millrace.commands.main import app
 from millrace.flows.batch import Batch
 from millrace.flows.range_host.positions import reset_windows
@@ -205,3 +206,23 @@ def test_a_restart_that_somebody_asks_for_begins_the_count_anew(tmp_path: Path) 
     want(flow.settings, "lines", restart="failed")
     assert flow.positions["a-0"].window_error == 0
     flow.run()
+
+
+@pytest.mark.parametrize("own_process", [True, False])
+def test_the_limit_of_memory_is_of_a_worker_process_not_of_a_program_that_runs_a_flow(
+    tmp_path: Path, own_process: bool
+) -> None:
+    taking = Taking()
+
+    def slowly(batch: Batch) -> Verdicts:
+        time.sleep(1.5)  # the memory is looked at once a second
+        return taking(batch)
+
+    flow = LinesFlow(tmp_path, slowly, resources={"memory_mib": 128})  # less than this process takes
+    flow.fill(range(10))
+    if own_process:
+        with pytest.raises(MemoryExceeded, match=r"resources\.memory_mib is 128"):
+            flow.run(own_process=True)
+    else:
+        flow.run()
+        assert taking.taken == list(range(10))

@@ -54,7 +54,8 @@ def main() -> int:
         begin_log(folder, configuration.log, pipeline=pipeline.id, run=new_run())
         hold_to(pipeline.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
-        run(PipelineRun(settings, pipeline, options.worker), stop=stop, metrics=metrics, until_end=options.until_end)
+        definition = PipelineRun(settings, pipeline, options.worker)
+        run(definition, stop=stop, metrics=metrics, until_end=options.until_end, own_process=True)
     except MillraceError as error:
         logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
         if options.result is not None and isinstance(error, ErrorLimitExceeded):  # no restart cures it

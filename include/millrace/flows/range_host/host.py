@@ -37,10 +37,13 @@ def run(
     stop: threading.Event,
     metrics: Metrics | None = None,
     until_end: bool = False,
+    own_process: bool = False,
 ) -> dict[str, int]:
     """Run until `stop`; with `until_end` to where the topics end now, or until a task fails for now. Positions by task.
 
-    Where workers divide the partitions, a bounded run ends where those end that it holds.
+    Where workers divide the partitions, a bounded run ends where those end that it holds. A flow that has the process
+    to itself (`own_process`) ends where it takes more memory than `resources.memory_mib`; in somebody's program the
+    rest of the program would count.
 
     Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
     """
@@ -49,13 +52,15 @@ def run(
         definition.prepare()
         if until_end and feeder is not None:
             feeder.wait_complete(_FED_SECONDS)
-        return _loop(definition, stop, metrics, until_end)
+        return _loop(definition, stop, metrics, until_end, own_process)
     finally:
         if feeder is not None:
             feeder.close()
 
 
-def _loop(definition: PipelineRun, stop: threading.Event, metrics: Metrics | None, until_end: bool) -> dict[str, int]:
+def _loop(
+    definition: PipelineRun, stop: threading.Event, metrics: Metrics | None, until_end: bool, own_process: bool
+) -> dict[str, int]:
     if until_end:
         definition.join(seconds=_JOIN_SECONDS)
     committer = definition.committer(metrics)
@@ -71,7 +76,7 @@ def _loop(definition: PipelineRun, stop: threading.Event, metrics: Metrics | Non
             schedule.fix_target()
         offset = START
         while not stop.is_set():
-            if beat.over:
+            if own_process and beat.over:
                 raise MemoryExceeded(beat.over)
             following = schedule.next_offset(offset)
             if following == offset:
