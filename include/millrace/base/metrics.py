@@ -196,6 +196,12 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     ),
     "flow_lag_records": MetricFamily("gauge", "Records of a lane that were not read yet.", ("flow", "lane")),
     "flow_lag_seconds": MetricFamily("gauge", "Lag of a flow behind a collection, in log time.", ("flow",)),
+    "flow_source_lag_bytes": MetricFamily(
+        "gauge", "Bytes of a captured database's log that were not read yet.", ("flow",)
+    ),
+    "flow_source_lag_seconds": MetricFamily(
+        "gauge", "Age of the newest change of a captured database that was read, if others came after it.", ("flow",)
+    ),
     "flow_latency_seconds": MetricFamily(
         "histogram", "Time from a record's timestamp to its acknowledgement by the sink.", ("flow", "lane"), SLOW
     ),
@@ -329,6 +335,8 @@ class Metrics:
         self.flow_rows_total = counter("flow_rows_total")
         self.flow_lag_records = gauge("flow_lag_records")
         self.flow_lag_seconds = gauge("flow_lag_seconds")
+        self.flow_source_lag_bytes = gauge("flow_source_lag_bytes")
+        self.flow_source_lag_seconds = gauge("flow_source_lag_seconds")
         self.flow_latency_seconds = histogram("flow_latency_seconds")
         self.flow_running = gauge("flow_running")
         self.flow_failed_lanes = gauge("flow_failed_lanes")

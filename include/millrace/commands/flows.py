@@ -66,8 +66,8 @@ Config = Annotated[
 ]
 _LISTED: Final = ("name", "host", "source", "sink", "guarantee", "state", "rows_in", "lag_seconds", "lag_records")
 _MEASURED: Final = (
-    "name", "state", "rate", "lag_seconds", "lag_records", "watermark", "rows_in", "rows_out", "rows_error",
-    "rows_late", "rows_filtered", "state_rows", "error",
+    "name", "state", "rate", "lag_seconds", "lag_bytes", "lag_records", "watermark", "rows_in", "rows_out",
+    "rows_error", "rows_late", "rows_filtered", "state_rows", "error",
 )  # fmt: skip
 _TASK: Final = (
     "task", "state", "position", "lag", "records_in", "records_out", "records_error", "records_filtered",

@@ -20,11 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
 from millrace.flows.records import Action, Failure, Record, is_truncation
+
+
+class TableColumns(NamedTuple):
+    """The columns of a table that a source reads, as a collection has them."""
+
+    types: Mapping[str, str]
+    """Types of fields by name; ``int64?`` may be null."""
+    key: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +53,8 @@ class Batch:
     generation: int = 0
     """How often the lane's position was set by hand. What a sink stores of an earlier generation says nothing of this
     one."""
-    columns: Mapping[str, Any] | None = None
-    """The columns of the table that captured records are rows of (millrace.flows.sources.capture); None: not known."""
+    columns: TableColumns | None = None
+    """The columns of the table that the records are rows of; None: not known."""
     recorded: int | None = None
     """The position that the runner has recorded, if it is before `start`: the batch is a part of a range. Records from
     there on may come again."""

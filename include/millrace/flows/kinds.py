@@ -64,6 +64,8 @@ class SourceKind:
     """Whether all records of a key are in one lane, in order, so that positions are versions."""
     repeatable: bool = True
     """Whether a range can be read again. If not, what a crash interrupts is lost: at most once."""
+    tables: bool = False
+    """Whether records are rows of tables, whose columns and key come with them (`Batch.columns`)."""
     transactional: bool = False
     """Whether transactions go over several lanes, so that ticks are recorded at which the sink has whole ones
     (`Source.settle`)."""

@@ -88,7 +88,10 @@ class FlowStatus(BaseModel):
     rows_filtered: int = 0
     rows_stale: int = Field(default=0, description="left out: the sink holds a newer version of their id")
     rate: float = Field(default=0.0, description="rows read a second")
-    lag_seconds: float | None = Field(default=None, description="behind a collection, in log time")
+    lag_seconds: float | None = Field(
+        default=None, description="behind a collection, in log time, or behind a captured database"
+    )
+    lag_bytes: int | None = Field(default=None, description="of a captured database's log that were not read yet")
     lag_records: int | None = Field(default=None, description="records of topics that were not read yet")
     watermark: str | None = None
     state_rows: int = Field(default=0, description="rows in the state of its operators")

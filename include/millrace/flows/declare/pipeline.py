@@ -136,12 +136,6 @@ class Pipeline(Part):
             for part in (self.source, self.sink):
                 if getattr(part, "collection", None) == self.errors.collection:
                     raise ValueError("errors.collection is that of the source or the sink: dead letters need their own")
-        several = len(getattr(self.source, "names", ())) > 1
-        if several and isinstance(self.sink, CollectionSink) and not self.sink.divided:
-            raise ValueError(
-                f"sink.collection: each table has its own collection: name it by the table, as in"
-                f" '{{table}}' or '{self.sink.collection}_{{table}}'"
-            )
         if source_kinds()[self.source.kind].feeder and self.deployment == AIRFLOW:
             raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
         if (
@@ -180,6 +174,27 @@ class Pipeline(Part):
         if isinstance(self.sink, KafkaSink):
             named = getattr(self.source, "collection", "")
             object.__setattr__(self, "sink", self.sink.with_columns_of(named))
+        return self
+
+    @model_validator(mode="after")
+    def _fits_tables(self) -> Self:
+        if isinstance(self.sink, CollectionSink) and (self.sink.create or self.sink.on_schema_change == "alter"):
+            if not source_kinds()[self.source.kind].tables:
+                raise ValueError(
+                    f"sink.create, sink.on_schema_change: a {self.source.kind} does not say which columns its records"
+                    " have: create the collection"
+                )
+            if self.steps:
+                raise ValueError(
+                    "sink.create, sink.on_schema_change: the collection has the table's columns, and steps may give"
+                    " others: leave out the steps, or create the collection"
+                )
+        several = len(getattr(self.source, "names", ())) > 1
+        if several and isinstance(self.sink, CollectionSink) and not self.sink.divided:
+            raise ValueError(
+                f"sink.collection: each table has its own collection: name it by the table, as in"
+                f" '{{table}}' or '{self.sink.collection}_{{table}}'"
+            )
         return self
 
     def _one_cluster(self) -> bool:

@@ -129,6 +129,10 @@ class Beat(PeriodicTask):
         metrics.flow_failed_lanes.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
         for task in status.tasks:
             metrics.flow_lag_records.labels(name, task.task).set(task.lag)
+        if status.source_lag_bytes is not None:
+            metrics.flow_source_lag_bytes.labels(name).set(status.source_lag_bytes)
+        if status.source_lag_seconds is not None:
+            metrics.flow_source_lag_seconds.labels(name).set(status.source_lag_seconds)
         shown = {task.task for task in status.tasks}
         for gone in self._shown - shown:  # another worker tells it now
             metrics.flow_lag_records.remove(name, gone)
@@ -169,6 +173,7 @@ class Beat(PeriodicTask):
                     **counts,
                 )
             )
+        lag = self._topics.lag() if state is None else None
         failed = [each for each in tasks if each.state is State.FAILED]
         if state is None:
             state = State.FAILED if tasks and len(failed) == len(tasks) else State.PAUSED if paused else State.RUNNING
@@ -179,6 +184,9 @@ class Beat(PeriodicTask):
             pid=os.getpid(),
             cause=cause or (failed[0].cause if state is State.FAILED and failed else ""),
             tasks=tuple(tasks),
+            source_lag_bytes=None if lag is None else lag.bytes,
+            source_lag_seconds=None if lag is None else lag.seconds,
+            source_error="" if lag is None else lag.cause,
             cpu_percent=self._cpu_percent,
             memory_bytes=self._taken.memory_bytes,
             declaration=self._digest,

@@ -190,7 +190,7 @@ def flow_status(
     ticks = str(noted.get("source", "")).startswith("collection:")
     behind = [tick_physical_ms(task.end) - tick_physical_ms(task.position) for task in tasks if task.position]
     trend = read_trend(settings, pipeline, now=now or time.time()) if state.live else None
-    causes = [told.cause, *(task.cause for task in tasks)]
+    causes = [told.cause, *(task.cause for task in tasks), told.source_error]
     guarantee = noted.get("guarantee", "")
     pids = [read_worker_status(settings, pipeline, each) for each in workers_of(settings, pipeline)] if told.pid else []
     return FlowStatus(
@@ -219,6 +219,7 @@ def flow_status(
         rows_filtered=sum(task.records_filtered for task in tasks),
         rows_stale=sum(task.records_stale for task in tasks),
         rate=0.0 if trend is None else trend.records_in[-1],
-        lag_seconds=max(0.0, max(behind) / 1e3) if ticks and behind else None,
+        lag_seconds=max(0.0, max(behind) / 1e3) if ticks and behind else told.source_lag_seconds,
+        lag_bytes=told.source_lag_bytes,
         lag_records=None if ticks or not tasks else sum(task.lag for task in tasks),
     )

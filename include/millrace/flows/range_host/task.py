@@ -188,7 +188,7 @@ class Task:
             position,
             documents=transformed.actions,
             generation=generation,
-            columns=read.columns,
+            columns=None if self._pipeline.steps else read.columns,  # a step may give others
         )
         outcome = self._isolation.run(batch, self._attempts, in_a_row=total.in_a_row)
         written, failures = outcome.verdicts, transformed.failures

@@ -26,6 +26,16 @@ class Ends(NamedTuple):
     high: int
 
 
+class SourceLag(NamedTuple):
+    """How far the source is behind the database that it reads."""
+
+    bytes: int | None
+    """Of the database's log that are not read yet; None: not known."""
+    seconds: float
+    cause: str
+    """Why it does not read; empty while it does."""
+
+
 class Limits(NamedTuple):
     """When a batch is large enough."""
 
@@ -73,6 +83,10 @@ class Source(Protocol):
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Tell others of the positions (topic, partition, offset) that were reached. Errors are ignored."""
         return
+
+    def lag(self) -> SourceLag | None:
+        """Return how far the source is behind what it reads, apart from its lanes; None if it reads nothing itself."""
+        return None
 
     def settle(self, positions: Mapping[str, int], tick: Callable[[], int], *, wait: bool = True) -> Mapping[str, int]:
         """Hear of the committed positions before ranges are planned; return the position that a lane may go to now.

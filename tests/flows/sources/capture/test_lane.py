@@ -18,10 +18,11 @@ def _records(folder: Path, *lines: bytes) -> list[list[Record]]:
     with Spool(folder, write=True) as spool:
         spool.begin_epoch()
         columns = {
+            "key": ["r", "id"],
             "columns": [
-                {"name": "raw", "type": "bytes", "meaning": None},
-                {"name": "n", "type": "bytes", "meaning": "Decimal"},
-            ]
+                {"name": "raw", "type": "bytes", "meaning": None, "parameters": {}},
+                {"name": "n", "type": "bytes", "meaning": "Decimal", "parameters": {}},
+            ],
         }
         changes = [("d.t", each) for each in lines]
         described = [("d.t", columns, 0)]

@@ -164,6 +164,9 @@ def test_lanes_that_reach_a_mark_give_a_tick_and_wait_for_each_other(tmp_path: P
                 lines = [line(number, name) for name in dice.sample(TABLES, k=3)]
                 cut = dice.randrange(4)
                 spool.append(lines[:cut], [], partition={}, offset={})
+                if dice.random() < 0.2:  # the rest is killed on its way, and comes again
+                    with pytest.raises(Killed), at_failpoints(_kill):
+                        spool.append(lines[cut:], [Mark(3 - cut, f"0-1-{number}", 1)], partition={}, offset={})
                 spool.append(lines[cut:], [Mark(3 - cut, f"0-1-{number}", 1)], partition={}, offset={})
             limits = lanes.settle(positions, tick)
             for lane in dice.sample(sorted(rows), k=dice.randrange(1, 4)):  # the others are slow, or were killed
@@ -231,6 +234,29 @@ def test_marks_and_columns_leave_with_the_changes_before_them(tmp_path: Path) ->
         assert spool.columns("d.t", 95) == ({"number": 95}, 96)
 
 
+def test_batches_have_the_columns_of_their_rows(tmp_path: Path) -> None:
+    def described(*names: str) -> dict[str, Any]:
+        columns = [{"name": each, "type": "int32", "meaning": None, "parameters": {}} for each in names]
+        return {"key": ["id"], "columns": columns}
+
+    with Spool(tmp_path, write=True) as spool:
+        spool.begin_epoch()
+        spool.append([line(0, "d.u")], [], partition={}, offset={})
+        lines = [line(1), line(2), line(3, "d.u"), line(4), line(5)]
+        columns = [("d.t", described("id"), 0), ("d.t", described("id", "a"), 3)]
+        spool.append(lines, [Mark(5, "", 1)], partition={}, offset={}, columns=columns, complete=True)
+        rows = CapturedRows(tmp_path, "d.t")
+        end = spool.end_of("d.t", spool.standing().high)
+        found, start = [], 0
+        while start < end:
+            for batch in rows.batches(start, end, Limits(100, 1 << 20, 0.0)):
+                assert batch.columns is not None
+                found.append(([each.key for each in batch.records or ()], list(batch.columns.types)))
+                start = batch.end
+        rows.close()
+    assert found == [([b"1", b"2"], ["id"]), ([b"4", b"5"], ["id", "a"])]
+
+
 def test_a_spool_of_an_earlier_build_goes_on(tmp_path: Path) -> None:
     """The file of version 1: one table, and its changes numbered without gaps."""
     body = b"\n".join(line(each)[1] for each in range(3))
@@ -241,7 +267,7 @@ def test_a_spool_of_an_earlier_build_goes_on(tmp_path: Path) -> None:
         create table columns (number integer primary key, name text not null, description text not null);
         create table changes (first integer primary key, count integer not null, boundary integer not null,
             size integer not null, bytes integer not null, body blob not null);
-        insert into columns (name, description) values ('d.t', '{"columns": []}');
+        insert into columns (name, description) values ('d.t', '{"columns": [], "key": []}');
         insert into state values ('offset', '{"at": 9}'), ('complete', 'true'), ('boundary', '12'), ('next', '13'),
             ('trimmed', '10'), ('epoch', '1');
         pragma user_version = 1;

@@ -176,6 +176,59 @@ def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_trans
                 assert held(at=each.tick) == states[each.mark.source], each
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_collections_are_made_and_follow_their_tables(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "id int primary key, name varchar(10), price decimal(8,2), big decimal(50,2)")
+    shop.execute(
+        "create table more (region varchar(4), id int, primary key (region, id))",
+        "insert into items select seq, 'x', seq / 4, 1.50 from seq_1_to_20",
+        "insert into more select 'eu', seq from seq_1_to_20",
+    )
+    source = {**shop.declared.model_dump(mode="json", exclude={"table"}), "tables": ["items", "more"]}
+    declared = Pipeline.parse(
+        {
+            "id": "follows",
+            "source": {**source, "password": shop.password},
+            "sink": {"kind": "collection", "collection": "{table}", "create": True, "on_schema_change": "alter"},
+            "errors": {"collection": "errors"},
+        }
+    )
+    with millrace.testing.deployment(shop.settings.data_dir) as db, working(PipelineRun(shop.settings, declared)) as ok:
+
+        def equal() -> bool:
+            ok()
+            return all(name in db and _held(db, name) == _selected(shop, name) for name in ("items", "more"))
+
+        until(equal, "the collections are made", seconds=90)
+        assert db["items"].schema.key_names == ("id",)
+        assert db["more"].schema.key_names == ("region", "id")
+        for statement in (
+            "alter table items add column note varchar(10)",
+            "alter table items add column five int not null default 5",
+            "alter table items modify price decimal(12,4)",
+            "alter table items rename column note to words",
+            "alter table items drop column name",
+            "alter table more add column late datetime default '2024-02-29 12:00:00'",
+            "truncate table more",
+        ):
+            shop.execute(statement, "insert into items (id) select max(id) + 1 from items")
+            shop.execute("insert into more (region, id) values ('us', 1) on duplicate key update id = id + 100")
+            until(equal, statement, seconds=60)
+
+
+def _held(db: Any, name: str) -> list[dict[str, str]]:
+    rows = db[name].read().to_pylist()
+    return sorted(({key: str(row[key]) for key in sorted(row)} for row in rows), key=str)
+
+
+def _selected(shop: Shop, name: str) -> list[dict[str, str]]:
+    with shop.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        cursor.execute(f"select * from {shop.database}.{name}")
+        rows = cursor.fetchall()
+    return sorted(({key: str(row[key]) for key in sorted(row)} for row in rows), key=str)
+
+
 @contextmanager
 def working(definition: PipelineRun) -> Iterator[Callable[[], bool]]:
     """Run a flow in a thread; yield a check that raises what ended it."""

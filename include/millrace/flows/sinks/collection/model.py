@@ -58,8 +58,8 @@ class History(Part):
 class CollectionSink(Part):
     """Rows, or documents as rows, of a collection of this deployment; a document's tombstone deletes its key's row."""
 
-    of_rows: ClassVar = frozenset({"mode", "partition", "partition_by", "dead_letters", "create", "key"})
-    of_documents: ClassVar = frozenset({"tombstones", "history"})
+    of_rows: ClassVar = frozenset({"mode", "partition", "partition_by", "dead_letters", "key"})
+    of_documents: ClassVar = frozenset({"tombstones", "history", "on_schema_change"})
 
     kind: Literal["collection"] = "collection"
     collection: str = words(
@@ -76,7 +76,13 @@ class CollectionSink(Part):
     partition_by: str | None = words("a column with the name of a row's partition", default=None)
     dead_letters: str | None = words("a collection for rows that do not fit; empty: the flow stops", default=None)
     create: bool = words(
-        "make the collection, with the columns that come, if there is none when the flow starts", default=False
+        "make the collection, with the columns that come, if there is none when the flow starts; in a flow of"
+        " documents with the columns and the key of a captured table, when its first row comes",
+        default=False,
+    )
+    on_schema_change: Literal["alter", "stop"] = words(
+        "when the columns of a captured table change: alter the collection too, or stop with the command to run",
+        default="stop",
     )
     key: str | None = words("columns of the primary key of a collection that is made, with commas", default=None)
 
@@ -84,6 +90,8 @@ class CollectionSink(Part):
     def _key_of_what_is_made(self) -> CollectionSink:
         if self.key is not None and not self.create:
             raise ValueError("'key' is that of a collection that the stream creates: say 'create: true'")
+        if self.history is not None and (self.create or self.on_schema_change == "alter"):
+            raise ValueError("a collection with history has columns of its own: create it, and alter it by hand")
         if self.create and self.mode != "append" and not self.keys:
             raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
         return self

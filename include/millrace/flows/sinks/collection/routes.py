@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from millrace.base.closeable import Closeable
+from millrace.base.errors import CollectionNotFound
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
 from millrace.flows.batch import Batch
@@ -20,7 +21,18 @@ def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> 
     """Return the sink that flow `flow` declares."""
     if declared.divided:
         return RoutedCollections(settings, declared, flow=flow)
-    return CollectionSink(settings, declared.collection, flow=flow, history=declared.history)
+    return _one(declared, settings, declared.collection, flow)
+
+
+def _one(declared: Declared, settings: Settings, name: str, flow: str) -> CollectionSink:
+    return CollectionSink(
+        settings,
+        name,
+        flow=flow,
+        history=declared.history,
+        create=declared.create,
+        on_schema_change=declared.on_schema_change,
+    )
 
 
 class RoutedCollections(Closeable):
@@ -43,9 +55,7 @@ class RoutedCollections(Closeable):
         """As millrace.flows.sinks.sink.Sink says."""
         topic = batch.lane.rpartition("-")[0]
         if topic not in self._sinks:
-            self._sinks[topic] = CollectionSink(
-                self._settings, self._declared.of(topic), flow=self._flow, history=self._declared.history
-            )
+            self._sinks[topic] = _one(self._declared, self._settings, self._declared.of(topic), self._flow)
         return self._sinks[topic].write(batch)
 
     def close(self) -> None:
@@ -66,7 +76,10 @@ class CollectionTicks(Closeable):
         if self._database is None:
             self._database = connect(settings=self._settings)
         log = self._database.connection
-        channels = {each for name in self._names for each in self._database.definition(name, cached=True).pchannels}
+        made = [name for name in self._names if name in self._database]  # others have no rows yet
+        channels = {each for name in made for each in self._database.definition(name, cached=True).pchannels}
+        if not channels:
+            raise CollectionNotFound(f"there is no collection {', '.join(self._names)} yet")
         newest = max(log.tick(each, persist=False) for each in sorted(channels))
         for each in sorted(channels):
             log.confirm(each, newest)  # what is appended from now on has a later tick, on each of them

@@ -54,12 +54,13 @@ from millrace.client.produce.rows import (
     split_keys,
     split_rows,
 )
-from millrace.flows.batch import Batch
+from millrace.flows.batch import Batch, TableColumns
 from millrace.flows.conversion import KeyedRow, row_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure, is_truncation
 from millrace.flows.sinks.collection.changes import KIND, Folded, fold
 from millrace.flows.sinks.collection.fit import require_fit
+from millrace.flows.sinks.collection.follow import OnSchemaChange, create, follow
 from millrace.flows.sinks.collection.history import Change, KeyHistory, Row
 from millrace.flows.sinks.collection.journal import FolderJournal, Journal, PlacedMessage
 from millrace.flows.sinks.collection.lane import LaneJournal
@@ -110,11 +111,15 @@ class CollectionSink(Closeable):
         stream: str = "",
         flow: str = "",
         history: History | None = None,
+        create: bool = False,
+        on_schema_change: OnSchemaChange = "stop",
     ) -> None:
         """Make a sink; one with a `memory` (a folder of the query's checkpoint) is opened, and takes rows.
 
         `flow` is the name of documents' lanes; without one there are no journals of lanes. With `history`, the rows
-        of documents are kept in all their versions (millrace.flows.sinks.collection.history).
+        of documents are kept in all their versions (millrace.flows.sinks.collection.history). With `create`, a
+        collection of documents is made when the first ones come that are rows of a table; `on_schema_change` says
+        whether it follows the table's columns.
 
         `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
         is the name of their stream. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
@@ -136,6 +141,8 @@ class CollectionSink(Closeable):
         """Takes documents."""
         self._flow = flow
         self._history = history
+        self._create, self._on_schema_change = create, on_schema_change
+        self._followed: TableColumns | None = None
         self._lanes: dict[str, _Lane] = {}
         self._journal: Journal | None = None
         self._plain: Producer | None = None
@@ -148,8 +155,9 @@ class CollectionSink(Closeable):
         self._database = connect(settings=self._settings)
         try:
             if self._memory is None:
-                self._collection = self._client.collection(self._name)
-                if self._history is not None:
+                if not self._create:
+                    self._collection = self._client.collection(self._name)
+                if self._history is not None and self._collection is not None:
                     KeyHistory(self._history, self._collection.definition)
                 return
             for name in filter(None, (self._name, self._letters)):
@@ -263,7 +271,14 @@ class CollectionSink(Closeable):
         """Write the documents of a batch that moves its lane's position, each once."""
         self.open()
         try:
-            lane = self._lane(batch)
+            if self._create:
+                if all(each.body is None for each in documents) and self._name not in self._client:
+                    return Verdicts(acknowledged=len(documents))  # nothing is there to be removed
+                create(self._client, self._name, batch.columns)
+            lane = self._lane(batch)  # sends what an earlier attempt left, before the columns change
+            if batch.columns is not None and batch.columns != self._followed:
+                follow(self._client, self._name, batch.columns, self._on_schema_change)
+                self._followed = batch.columns
             return self._once(lane, batch, documents)
         except MillraceError as error:
             broken = self._lanes.pop(batch.lane, None)  # the next attempt claims the lane, and reads what is journaled
@@ -383,7 +398,8 @@ class CollectionSink(Closeable):
     def _write_documents(self, documents: Sequence[Action]) -> Verdicts:
         self.open()
         verdicts = Verdicts(bulks=1 if documents else 0)
-        assert self._collection is not None, "documents go into a sink without a memory"
+        if self._collection is None:  # a redrive into a collection that is made, or was
+            self._collection = self._client.collection(self._name)
         rows, verdicts.failures = self._rows_of(documents, self._collection.schema)
         self._halved(rows, self._collection, verdicts)
         require_some(verdicts, verdicts.failures, f"collection {self._name}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import struct
 import subprocess
 import sys
@@ -38,7 +39,8 @@ class Event(msgspec.Struct, rename={"table": "t", "operation": "o", "key": "k", 
     """One change, or a mark between changes."""
 
     operation: str
-    """c, u, d, r (of a snapshot), t (truncate); BEGIN, END of a transaction; heartbeat, tombstone, notification."""
+    """c, u, d, r (of a snapshot), t (truncate); BEGIN, END of a transaction; ddl, heartbeat, tombstone,
+    notification."""
     table: str = ""
     key: msgspec.Raw = msgspec.Raw()
     after: msgspec.Raw = msgspec.Raw()
@@ -49,6 +51,7 @@ class Event(msgspec.Struct, rename={"table": "t", "operation": "o", "key": "k", 
     described: bool = msgspec.field(name="d", default=False)
     """Whether the table has the columns of the next `Columns` of the batch from here on."""
     notification: str = msgspec.field(name="n", default="")
+    """Of a notification its kind, of a ddl its statement; `after` has more of it."""
     partition: Any = msgspec.field(name="p", default=None)
     offset: Any = msgspec.field(name="f", default=None)
 
@@ -130,6 +133,10 @@ class Engine(Closeable):
         """Say that the last batch is durable. Raises CaptureEnded."""
         self._send(b"A", b"")
 
+    def signal(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Send a signal of Debezium. Raises CaptureEnded."""
+        self._send(b"G", json.dumps({"id": secrets.token_hex(8), "type": kind, "data": dict(data)}).encode())
+
     def close(self) -> None:
         """End the process. Idempotent; another thread's `read` raises CaptureEnded."""
         process = self._process
@@ -197,6 +204,11 @@ def server_number(name: str) -> int:
     """Return a number for a reader of a binlog that is the same for one name, and hardly that of another."""
     digest = hashlib.sha256(name.encode()).digest()
     return 1_000_000 + int.from_bytes(digest[:4], "big") % 2_000_000_000
+
+
+def regex_of(name: str) -> str:
+    """Return a regular expression of Java that matches `name` alone."""
+    return "".join(each if each.isalnum() or each == "_" else f"\\{each}" for each in name)
 
 
 if __name__ == "__main__":  # prints the class path, for tools/capture_jar.sh

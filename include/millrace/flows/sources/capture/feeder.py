@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -17,15 +21,21 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import CaptureEnded, CaptureLost, DeadlineExceeded, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History
+from millrace.flows.sources.capture.ddl import Effect, effect_of, renamed_tables, table_of
+from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History, regex_of
 from millrace.flows.sources.capture.spool import Mark, Spool, Standing
 from millrace.runtime.supervisor import RestartBackoff
 
 CHANGES: Final = frozenset("cudrt")
+TRUNCATION: Final = b'{"o":"t"}'
 _COMPLETED: Final = frozenset({"Initial Snapshot: COMPLETED", "Initial Snapshot: SKIPPED"})
+_INCREMENTAL: Final = "Incremental Snapshot: "
+_SCANNED: Final = "Incremental Snapshot: TABLE_SCAN_COMPLETED"
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
+_LAG_SECONDS: Final = 5.0
+"""Between two looks at the end of the database's log."""
 _LOST: Final = (
     "no longer available on the server",
     "purged",
@@ -61,6 +71,38 @@ class Database:
         return offset
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What goes into the spool of a batch."""
+
+    changes: list[tuple[str, bytes]]
+    marks: list[Mark] = field(default_factory=list)
+    columns: list[tuple[str, dict[str, Any], int]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    moment: int = 0
+
+    @property
+    def marked(self) -> int:
+        """Changes before the newest mark."""
+        return self.marks[-1].number if self.marks else 0
+
+
+class DatabaseLog(Protocol):
+    """Where the database's log ends. Any thread."""
+
+    def end(self) -> Any:
+        """Return the position after the newest change, in JSON. Raises LogUnavailable."""
+        ...
+
+    def behind(self, offset: Any, end: Any, /) -> int:
+        """Return the bytes of the log after the engine's `offset` and before `end`. Raises LogUnavailable."""
+        ...
+
+    def moment(self, offset: Any, /) -> float:
+        """Return when the change at `offset` was made, in seconds since 1970."""
+        ...
+
+
 class Feeder(Closeable):
     """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process does."""
 
@@ -74,18 +116,35 @@ class Feeder(Closeable):
         max_bytes: int,
         snapshot_again: bool = False,
         database: Database | None = None,
+        log: DatabaseLog | None = None,
+        reading: Mapping[str, str] | None = None,
     ) -> None:
+        """Start to feed. With `log`, `wait_complete` waits for what was in it, and the lag is measured.
+
+        `reading` are more properties of an engine that reads the rows of a table beside its changes.
+        """
         self._settings, self._folder = settings, folder
         self._database = database or Database()
         self._tables, self._properties = frozenset(tables), properties
         self._name = ", ".join(tables) if len(tables) < 4 else f"{tables[0]} and {len(tables) - 1} more"
-        self._max_bytes, self._again = max_bytes, snapshot_again
+        self._reading = dict(reading or {})
+        """Empty: an engine that cannot, so that all tables are read again if one is added."""
+        self._max_bytes, self._again, self._log = max_bytes, snapshot_again, log
         self._spool = Spool(folder, write=True)
+        self._unread: list[str] = []
+        self._asked: list[str] = []
+        """Of `unread`, what this engine knows."""
+        self._definitions: dict[str, Any] = {}
+        self._transaction = ""
+        """The one that the last BEGIN began."""
+        self._backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._stop = threading.Event()
         self._engine: Engine | None = None
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
+        self._watch = threading.Thread(target=self._measure, name="capture-lag", daemon=True)
+        self._watch.start()
 
     @property
     def engine_pid(self) -> int | None:
@@ -101,19 +160,45 @@ class Feeder(Closeable):
         if engine is not None:
             engine.close()
         self._thread.join()
+        self._watch.join()
         self._spool.close()
 
     def wait_complete(self, seconds: float) -> None:
-        """Wait for the end of the snapshot. Raises DeadlineExceeded, which has the engine's last error."""
+        """Wait until the spool has what the database had when this was called.
+
+        Raises DeadlineExceeded, which has the engine's last error, and LogUnavailable.
+        """
         end = Deadline.after(seconds)
+        newest = None if self._log is None else self._log.end()
         with Spool(self._folder) as spool:
-            while not spool.standing().complete:
+            while not self._has(spool.standing(), newest):
                 if not end.pause(0.1):
-                    error = spool.standing().error
-                    raise DeadlineExceeded(f"the snapshot of {self._name} did not end within {seconds:.0f} s. {error}")
+                    now = spool.standing()
+                    words = "is not read to where its log ended" if now.complete else "has an unfinished snapshot"
+                    raise DeadlineExceeded(f"{self._name} {words} after {seconds:.0f} s. {now.error}")
+
+    def _measure(self) -> None:
+        """Note how far the engine is behind the database's log, until this is closed."""
+        if self._log is None:
+            return
+        with Spool(self._folder) as spool:
+            while not self._stop.wait(_LAG_SECONDS):
+                with suppress(MillraceError, sqlite3.Error):
+                    offset, end = spool.standing().offset, self._log.end()
+                    if offset is None:
+                        continue
+                    behind = max(0, self._log.behind(offset, end))
+                    age = max(0.0, time.time() - self._log.moment(offset)) if behind else 0.0
+                    now = spool.standing()
+                    if (now.lag_bytes, round(now.lag_seconds)) != (behind, round(age)):
+                        spool.note(lag_bytes=behind, lag_seconds=round(age, 1))
+
+    def _has(self, now: Standing, newest: Any) -> bool:
+        if not now.complete or now.unread:
+            return False
+        return self._log is None or (now.offset is not None and self._log.behind(now.offset, newest) <= 0)
 
     def _run(self) -> None:
-        backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stop.is_set():
             try:
                 self._capture()
@@ -129,8 +214,8 @@ class Feeder(Closeable):
                     _logger.warning("%s: %s; a new snapshot begins", self._name, error)
                     self._spool.begin_epoch()
                     continue
-                backoff.record_failure(str(error))
-                pause = backoff.remaining_pause()
+                self._backoff.record_failure(str(error))
+                pause = self._backoff.remaining_pause()
                 words = "declare on_loss: snapshot, to read the table anew" if lost else f"again in {pause:.0f} s"
                 _logger.warning("%s: %s (%s)", self._name, error, words)
                 self._stop.wait(pause)
@@ -138,16 +223,29 @@ class Feeder(Closeable):
     def _capture(self) -> None:
         """Run the engine until it ends or this is closed. Raises what the engine does."""
         now = self._spool.standing()
-        if now.offset is None or not now.complete:
+        unseen = bool(now.tables and self._tables - set(now.tables) and not self._reading)
+        if now.offset is None or not now.complete or unseen:
             self._spool.begin_epoch()  # the engine cannot continue a snapshot
-            now = self._spool.standing()
+            self._spool.note(tables=sorted(self._tables), definitions={})
+        elif set(now.tables) != self._tables:
+            added = sorted(self._tables - set(now.tables)) if now.tables and self._reading else []
+            self._spool.forget(sorted(self._tables))
+            self._spool.note(tables=sorted(self._tables), unread=[*now.unread, *added])
+        now = self._spool.standing()
+        self._unread, self._definitions = list(now.unread), self._spool.definitions()
+        # The engine's offset has the tables that it was about to read.
+        begun = str((now.offset or {}).get("incremental_snapshot_collections", ""))
+        self._asked = [each for each in self._unread if f'"{each}"' in begun]
+        reads = bool(self._unread)
+        stored = self._spool.history()
+        known = {_history_key(each) for each in stored}
         engine = Engine(
             self._settings,
-            {**self._properties, **self._database.before_engine(now)},
+            {**self._properties, **self._database.before_engine(now), **(self._reading if reads else {})},
             log_file=self._folder / "engine.log",
             partition=now.partition,
             offset=now.offset,
-            history=self._spool.history(),
+            history=stored,
         )
         with self._guard:
             self._engine = engine  # closed by `close` from now on; before, by the loop's condition
@@ -160,7 +258,10 @@ class Feeder(Closeable):
             while not self._stop.is_set():
                 match engine.read():
                     case History(record):
-                        history.append(record)
+                        # The engine sends one again that it read just before it was killed.
+                        if (key := _history_key(record)) not in known:
+                            known.add(key)
+                            history.append(record)
                     case Columns() as description:
                         columns.append(description)
                     case batch:
@@ -172,6 +273,11 @@ class Feeder(Closeable):
                         history, columns = [], []
                         hit("capture.spooled")
                         engine.acknowledge()
+                        self._backoff.reset()
+                        if self._unread and complete:
+                            if not reads:
+                                return  # it starts again as one that reads
+                            self._ask(engine)
         finally:
             with self._guard:
                 self._engine = None
@@ -188,47 +294,97 @@ class Feeder(Closeable):
         complete: bool,
     ) -> bool:
         """Put a batch into the spool. Return whether the snapshot is complete."""
-        changes: list[tuple[str, bytes]] = []
-        if replaces:  # what an earlier snapshot gave
-            changes += [(table, b'{"o":"t"}') for table in sorted(self._tables)]
-        marks: list[Mark] = []
-        described: list[tuple[str, dict[str, Any], int]] = []
+        taken = _Taken([(table, TRUNCATION) for table in sorted(self._tables)] if replaces else [])
         waiting = iter(columns)
-        moment = 0
+        streaming = complete
         for line, event in zip(batch.lines, batch.events, strict=True):
             if event.described:
                 found = next(waiting)
                 if found.table in self._tables:
-                    described.append((found.table, found.description, len(changes)))
+                    taken.columns.append((found.table, found.description, len(taken.changes)))
             if event.operation in CHANGES and event.table in self._tables:
-                moment = event.milliseconds
+                taken.moment = event.milliseconds
                 if taking.again:
                     taking.again -= 1
                     continue
-                changes.append((event.table, line))
+                taken.changes.append((event.table, line))
                 if event.operation == "t" and not taking.whole:  # DDL commits by itself
-                    marks.append(Mark(len(changes), event.transaction or "", moment))
+                    self._mark(taken, event.transaction or self._transaction)
             elif event.operation == "END":
-                if taking.ends(event, self._name, marks[-1].number if marks else 0, len(changes)):
-                    marks.append(Mark(len(changes), event.transaction or "", event.milliseconds or moment))
-            elif event.operation == "BEGIN" and not taking.whole and (not marks or marks[-1].number < len(changes)):
-                marks.append(Mark(len(changes), "", moment))
+                if taking.ends(event, self._name, taken.marked, len(taken.changes)):
+                    self._mark(taken, event.transaction or "", event.milliseconds)
+            elif event.operation == "BEGIN":
+                if not taking.whole:
+                    self._mark(taken, "")
+                self._transaction = event.transaction or ""
+            elif event.operation == "ddl":
+                self._follow(taken, event, streaming=streaming)
             elif event.notification in _COMPLETED and not complete:
                 complete = True
-                marks.append(Mark(len(changes), "", moment))
+                self._mark(taken, "")
                 taking.at(event)
-        partition, offset = taking.place(batch.events[-1], len(changes) - marks[-1].number if marks else len(changes))
+            elif event.notification.startswith(_INCREMENTAL):
+                self._progress(taken, event)
+        partition, offset = taking.place(batch.events[-1], len(taken.changes) - taken.marked)
         self._spool.append(
-            changes,
-            marks,
+            taken.changes,
+            taken.marks,
             partition=partition,
             offset=offset,
             history=history,
-            columns=described,
+            columns=taken.columns,
             complete=complete,
-            moment=moment,
+            moment=taken.moment,
+            **taken.state,
         )
         return complete
+
+    def _mark(self, taken: _Taken, transaction: str, milliseconds: int = 0) -> None:
+        moment = milliseconds or taken.moment
+        taken.marks.append(Mark(len(taken.changes), transaction, moment, whole=not self._unread))
+
+    def _follow(self, taken: _Taken, event: Event, *, streaming: bool) -> None:
+        """Note what a statement makes of captured tables, and which of them are read again for it."""
+        for change in msgspec.json.decode(event.after):
+            table = table_of(change)
+            before = self._definitions.get(table)
+            if table in self._tables:
+                self._definitions[table] = change["table"]
+                taken.state["definitions"] = self._definitions
+            if not streaming:
+                continue
+            for each in sorted(renamed_tables(event.notification, table) & self._tables - {table}):
+                taken.changes.append((each, TRUNCATION))  # its name is another table's, or nobody's
+                self._definitions[each] = None
+            if table not in self._tables:
+                continue
+            effect = effect_of(event.notification, change, before)
+            if effect is Effect.REPLACE:
+                taken.changes.append((table, TRUNCATION))
+            if effect is not Effect.NOTHING and change["table"] is not None:
+                _logger.info("%s is read again after %s", table, event.notification[:200])
+                self._unread.append(table)
+                taken.state["unread"] = self._unread
+        self._mark(taken, self._transaction)
+
+    def _progress(self, taken: _Taken, event: Event) -> None:
+        """Note which tables were read beside the changes. Raises CaptureEnded if one could not be."""
+        if event.notification == _SCANNED:
+            facts = msgspec.json.decode(event.after)
+            table, status = facts.get("scanned_collection", ""), facts.get("status", "")
+            if status not in ("SUCCEEDED", "EMPTY"):
+                raise CaptureEnded(f"the rows of {table} could not be read: {status}; its log says why")
+            for names in (self._unread, self._asked):
+                if table in names:
+                    names.remove(table)
+            taken.state["unread"] = self._unread
+        self._mark(taken, "")
+
+    def _ask(self, engine: Engine) -> None:
+        """Let the engine read the rows of tables that it was not asked for yet."""
+        for table in (Counter(self._unread) - Counter(self._asked)).elements():
+            self._asked.append(table)
+            engine.signal("execute-snapshot", {"type": "incremental", "data-collections": [regex_of(table)]})
 
     def _wait_for_room(self, complete: bool) -> None:
         """Wait while the spool is full. A snapshot has no bound: nothing of it leaves the spool before it is whole."""
@@ -273,3 +429,10 @@ class _Taking:
         self.begun = True
         self._open |= behind > 0
         return (self._partition, self._offset) if self.whole else (last.partition, last.offset)
+
+
+def _history_key(record: str) -> str:
+    """What two records of one statement at one position of the log have in common."""
+    found = json.loads(record)
+    position = {name: value for name, value in found.get("position", {}).items() if name != "ts_sec"}
+    return json.dumps([position, found.get("databaseName"), found.get("ddl")], sort_keys=True)

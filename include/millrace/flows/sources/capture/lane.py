@@ -19,9 +19,10 @@ import msgspec
 from millrace.base.errors import LogRegressed, MillraceError, PositionTruncated
 from millrace.flows.batch import Batch
 from millrace.flows.records import BINARY, OPERATION, Record, is_truncation
+from millrace.flows.sources.capture.columns import table_columns
 from millrace.flows.sources.capture.engine import Event
 from millrace.flows.sources.capture.spool import Change, Spool
-from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, task_of
+from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, SourceLag, task_of
 
 TRANSACTION: Final = "millrace.transaction"
 LONGEST_WAIT: Final = 30.0
@@ -67,6 +68,10 @@ class CapturedTables(Source):
         moment = self._spool.standing().moment
         return {task: each.high if milliseconds > moment else each.low for task, each in self.ends().items()}
 
+    def lag(self) -> SourceLag:
+        now = self._spool.standing()
+        return SourceLag(now.lag_bytes, now.lag_seconds, now.error)
+
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Let the spool forget what the flow has passed."""
         for table, _, position in offsets:
@@ -111,7 +116,11 @@ class CapturedTables(Source):
     def _recorded(self, target: int, tick: Callable[[], int], wait: bool) -> bool:
         """Record a tick for the mark at `target`, once. Returns False if none could be had, to try again."""
         mark, newest = self._spool.mark(target - 1, target), self._spool.ticks(limit=1)
-        if mark is None or (newest and newest[-1].mark == mark):
+        if mark is None or not mark.whole:
+            return True
+        if newest and newest[-1].mark.number == target:  # later transactions wrote into no captured table
+            if newest[-1].mark != mark:
+                self._spool.record(newest[-1].tick, mark)
             return True
         try:
             self._spool.record(tick(), mark)
@@ -153,7 +162,7 @@ class CapturedRows(LaneReader):
             raise LogRegressed(f"{self._table}: the position {start} is after the newest change {high}")
         end = min(end, high)
         columns, changed = self._spool.columns(self._table, start)
-        if changed is not None and changed <= start:
+        if changed is not None and self._spool.end_of(self._table, changed) <= start:  # no change is before that
             columns, changed = self._spool.columns(self._table, changed)
         found, after = self._within(start, end if changed is None else min(end, changed), end, limits)
         binary = _binary(columns)
@@ -162,7 +171,8 @@ class CapturedRows(LaneReader):
             if place and is_truncation(each):  # the first of a batch, as a sink wants it
                 records, after = records[:place], each.offset
                 break
-        yield Batch(task_of(self._table, 0), start, after, records=records, columns=columns)
+        shape = None if columns is None else table_columns(columns)
+        yield Batch(task_of(self._table, 0), start, after, records=records, columns=shape)
 
     def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[list[Change], int]:
         """Return changes from `start` on, up to the end of a transaction within `limits`, and the position after them.

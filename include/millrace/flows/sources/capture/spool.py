@@ -45,7 +45,8 @@ create table if not exists columns (
 create table if not exists parts (
     number integer primary key, name text not null, first integer not null, after integer not null,
     size integer not null, bytes integer not null, places blob, body blob not null, unique (name, first));
-create table if not exists marks (number integer primary key, source text not null, moment integer not null);
+create table if not exists marks (
+    number integer primary key, source text not null, moment integer not null, whole integer not null);
 create table if not exists lanes (name text primary key, trimmed integer not null);
 create table if not exists ticks (
     tick integer primary key, number integer not null, source text not null, moment integer not null);
@@ -54,7 +55,7 @@ _FROM_1: Final = """
 alter table columns add column since integer;
 insert into parts (name, first, after, size, bytes, places, body)
     select coalesce((select name from columns limit 1), ''), first, first + count, size, bytes, null, body from changes;
-insert into marks select first + boundary, '', 0 from changes where boundary > 0;
+insert into marks select first + boundary, '', 0, 1 from changes where boundary > 0;
 insert or ignore into lanes select name, (select value from state where name = 'trimmed') from
     (select name from columns limit 1) where exists (select 1 from state where name = 'trimmed');
 insert or replace into state select 'bytes', json(coalesce(sum(bytes), 0)) from parts;
@@ -80,6 +81,8 @@ class Mark(NamedTuple):
     """The transaction, as the database names it (a GTID); empty: the end of a snapshot, or a database without names."""
     moment: int
     """Milliseconds since 1970 of its last change, by the database's clock."""
+    whole: bool = True
+    """Whether the changes up to here come to what the database had: not while a table is read again."""
 
 
 class Recorded(NamedTuple):
@@ -109,6 +112,14 @@ class Standing:
     """Why the engine ended last; empty while it runs."""
     moment: int = 0
     """Milliseconds since 1970 of the newest change, by the database's clock."""
+    tables: tuple[str, ...] = ()
+    """Those of which a snapshot was begun; empty in a spool of version 1."""
+    unread: tuple[str, ...] = ()
+    """Those of which rows are to be read beside the changes: tables that were added, or that DDL changed."""
+    lag_bytes: int | None = None
+    """Of the database's log after the engine's offset, when it was looked at last; None: not known."""
+    lag_seconds: float = 0.0
+    """How old the engine's offset was then, by the database's clock; 0 if nothing came after it."""
 
 
 class Spool(Closeable):
@@ -168,6 +179,10 @@ class Spool(Closeable):
             bytes=found.get("bytes", 0),
             error=found.get("error", ""),
             moment=found.get("moment", 0),
+            tables=tuple(found.get("tables", ())),
+            unread=tuple(found.get("unread", ())),
+            lag_bytes=found.get("lag_bytes"),
+            lag_seconds=found.get("lag_seconds", 0.0),
         )
 
     def version(self) -> tuple[int, int]:
@@ -208,6 +223,7 @@ class Spool(Closeable):
             self._db.execute("delete from history")
             self._db.execute("delete from state where name in ('partition', 'offset')")
             self._state({"epoch": now.epoch + 1, "complete": False, "begun": now.high, "next": now.next})
+            self._state({"tables": [], "unread": []})
         return now.epoch + 1
 
     def append(
@@ -222,18 +238,18 @@ class Spool(Closeable):
         complete: bool | None = None,
         moment: int | None = None,
         also: Callable[[sqlite3.Connection], None] | None = None,
+        **state: Any,
     ) -> int:
         """Append changes, each with its table, and the offset after them, synced; return the number after the last one.
 
         A mark's number is here that of changes before it in `changes`. `columns` are descriptions of tables, each
         with the place in `changes` from which the table has them. `also` writes tables of the feeder's own in the same
-        transaction.
+        transaction; `state` are more facts of `Standing`.
         """
         with self._writing():
             (row,) = self._db.execute("select coalesce(max(value), '0') from state where name = 'next'").fetchone()
             first = int(row)
-            state: dict[str, Any] = {"partition": partition, "offset": offset, "next": first + len(changes)}
-            state["error"] = ""
+            state |= {"partition": partition, "offset": offset, "next": first + len(changes), "error": ""}
             if marks:
                 state["boundary"] = first + marks[-1].number
             if complete is not None:
@@ -241,9 +257,10 @@ class Spool(Closeable):
             if moment:
                 state["moment"] = moment
             self._db.executemany(
-                "insert into marks values (?, ?, ?)"
-                " on conflict (number) do update set source = excluded.source, moment = excluded.moment",
-                [(first + each.number, each.source, each.moment) for each in marks],
+                "insert into marks values (?, ?, ?, ?) on conflict (number) do update set whole = excluded.whole,"
+                " source = case excluded.source when '' then source else excluded.source end,"
+                " moment = max(moment, excluded.moment)",
+                [(first + each.number, each.source, each.moment, each.whole) for each in marks],
             )
             state["bytes"] = self._kept() + self._add(changes, first)
             self._db.executemany("insert into history (record) values (?)", [(each,) for each in history])
@@ -285,6 +302,17 @@ class Spool(Closeable):
         """Read tables of the feeder's own (`append`)."""
         return self._db.execute(statement, values).fetchall()
 
+    def definitions(self) -> dict[str, Any]:
+        """Return the newest definitions of tables, in the engine's form, by name."""
+        row = self._db.execute("select value from state where name = 'definitions'").fetchone()
+        return {} if row is None else json.loads(row[0])
+
+    def forget(self, tables: Sequence[str]) -> None:
+        """Remove the changes of all tables but these."""
+        with self._writing():
+            marks = ", ".join("?" * len(tables))
+            self._remove(f"name not in ({marks})", *tables)
+
     # --- lanes -------------------------------------------------------------------------------------------------------
 
     def low(self, table: str) -> int:
@@ -315,10 +343,14 @@ class Spool(Closeable):
     def mark(self, after: int, until: int) -> Mark | None:
         """Return the last mark that is greater than `after`, and at most `until`."""
         row = self._db.execute(
-            "select number, source, moment from marks where number > ? and number <= ? order by number desc limit 1",
+            "select number, source, moment, whole from marks where number > ? and number <= ?"
+            " order by number desc limit 1",
             (after, until),
         ).fetchone()
-        return None if row is None else Mark(*row)
+        if row is None:
+            return None
+        number, source, moment, whole = row
+        return Mark(number, source, moment, bool(whole))
 
     def trim(self, table: str, position: int) -> None:
         """Remove the changes of a table that lie in parts before `position`, and marks that no table needs any more."""
@@ -375,7 +407,7 @@ class Spool(Closeable):
     def record(self, tick: int, mark: Mark) -> None:
         """Store that the collections hold at `tick` what the source held at `mark`."""
         with self._writing():
-            self._db.execute("insert or replace into ticks values (?, ?, ?, ?)", (tick, *mark))
+            self._db.execute("insert or replace into ticks values (?, ?, ?, ?)", (tick, *mark[:3]))
             self._db.execute(
                 "delete from ticks where tick < (select min(tick) from"
                 " (select tick from ticks order by tick desc limit ?))",

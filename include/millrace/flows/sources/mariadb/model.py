@@ -63,6 +63,7 @@ KIND: Final = SourceKind(
     MariaDbSource,
     "millrace.flows.sources.mariadb.table:source_of",
     "millrace.flows.sources.mariadb.table:reader_of",
+    tables=True,
     transactional=True,
     feeder="millrace.flows.sources.mariadb.table:feeder_of",
 )

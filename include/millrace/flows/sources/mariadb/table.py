@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.settings import Settings
-from millrace.flows.sources.capture.engine import server_number
+from millrace.flows.sources.capture.engine import regex_of, server_number
 from millrace.flows.sources.capture.feeder import Feeder
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
 from millrace.flows.sources.capture.ticks import spool_folder
@@ -39,6 +39,9 @@ def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Fee
         properties=properties_of(declared, group),
         max_bytes=declared.spool_mib << 20,
         snapshot_again=declared.on_loss == "snapshot",
+        log=BinaryLog(declared),
+        # Between two GTIDs, without a table for signals. A server without any GTID yet cannot be read so.
+        reading={"read.only": "true"},
     )
 
 
@@ -54,17 +57,20 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
         "database.password": declared.password.get_secret_value(),
         "database.ssl.mode": declared.tls,
         "database.server.id": str(server_number(group)),
-        "database.include.list": _literal(declared.database),
-        "table.include.list": ",".join(_literal(each) for each in declared.names),
+        "database.include.list": regex_of(declared.database),
+        "table.include.list": ",".join(regex_of(each) for each in declared.names),
         "snapshot.mode": "initial" if declared.start == "earliest" else "no_data",
         "provide.transaction.metadata": "true",
-        "include.schema.changes": "false",
+        "include.schema.changes": "true",
+        "signal.enabled.channels": "in-process",
+        "signal.poll.interval.ms": "1000",
+        "incremental.snapshot.chunk.size": "4096",
         "tombstones.on.delete": "false",
         "skipped.operations": "none",
         "bigint.unsigned.handling.mode": "precise",
         "decimal.handling.mode": "precise",
         "event.processing.failure.handling.mode": "fail",
-        "heartbeat.interval.ms": "5000",
+        "heartbeat.interval.ms": "1000",
         "connect.keep.alive.interval.ms": "10000",
         "notification.enabled.channels": "sink",
         "notification.sink.topic.name": "notifications",
@@ -73,15 +79,12 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
     }
 
 
-def check_server(declared: MariaDbSource) -> None:
-    """Check that the server writes a binary log with whole rows, and that the tables have a primary key.
-
-    Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
-    """
+def connected(declared: MariaDbSource) -> Any:
+    """Connect to the server. Raises InvalidSettings if it refuses the user, LogUnavailable."""
     import pymysql
 
     try:
-        connection = pymysql.connect(
+        return pymysql.connect(
             host=declared.host,
             port=declared.port,
             user=declared.user,
@@ -97,7 +100,42 @@ def check_server(declared: MariaDbSource) -> None:
                 f"MariaDB {declared.host}:{declared.port} refuses {declared.user!r}: {words}"
             ) from None
         raise LogUnavailable(f"MariaDB {declared.host}:{declared.port} cannot be reached: {words or error}") from None
-    with connection, connection.cursor() as cursor:
+
+
+class BinaryLog:
+    """The server's binary log."""
+
+    def __init__(self, declared: MariaDbSource) -> None:
+        self._declared = declared
+
+    def end(self) -> dict[str, Any]:
+        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        with connected(self._declared) as connection, connection.cursor() as cursor:
+            cursor.execute("show master status")
+            row = cursor.fetchone()
+        return {"file": row[0], "pos": int(row[1])} if row else {"file": "", "pos": 0}
+
+    def behind(self, offset: Any, end: Any, /) -> int:
+        if "file" not in offset:  # of a snapshot that has just begun
+            return int(end["pos"])
+        if offset["file"] >= end["file"]:
+            return int(end["pos"] - offset["pos"]) if offset["file"] == end["file"] else 0
+        with connected(self._declared) as connection, connection.cursor() as cursor:
+            cursor.execute("show binary logs")
+            sizes = {str(row[0]): int(row[1]) for row in cursor.fetchall()}
+        between = sum(size for name, size in sizes.items() if offset["file"] <= name < end["file"])
+        return int(between - offset["pos"] + end["pos"])
+
+    def moment(self, offset: Any, /) -> float:
+        return float(offset.get("ts_sec", 0))
+
+
+def check_server(declared: MariaDbSource) -> None:
+    """Check that the server writes a binary log with whole rows, and that the tables have a primary key.
+
+    Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
+    """
+    with connected(declared) as connection, connection.cursor() as cursor:
         for name, wanted in _WANTED.items():
             found = _one(cursor, f"select @@global.{name}")
             if str(found) != wanted:
@@ -137,8 +175,3 @@ def _one(cursor: Any, query: str, *values: str) -> Any:
     cursor.execute(query, values)
     row = cursor.fetchone()
     return None if row is None else row[0]
-
-
-def _literal(name: str) -> str:
-    """A name as a regular expression of Java that matches it alone."""
-    return "".join(each if each.isalnum() or each == "_" else f"\\{each}" for each in name)

@@ -59,7 +59,7 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
  * Debezium's embedded engine as a child process: change events go out in frames on stdout, acknowledgements come in on stdin.
  *
  * <p>A frame is a type (one byte), a length (four bytes, big-endian) and that many bytes. In: P the start, JSON with "properties" and, to
- * continue, "partition", "offset" and "history"; A one batch is durable. The end of stdin stops the engine. Out: H a record of the schema
+ * continue, "partition", "offset" and "history"; A one batch is durable; G a signal, JSON with "id", "type" and "data". The end of stdin stops the engine. Out: H a record of the schema
  * history; S the columns of a table, before its first event and after each change of it; B a batch, a line of JSON for each event, of which
  * the last line has the offset to continue from, as has the last END of a transaction or notification; E why the engine ends. The engine
  * sends the next batch, and confirms a position to the database, only after A. What the reader has of H, S and B is in the order in which it is needed.
@@ -69,6 +69,7 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
 public final class CaptureEngine {
     private static final Object WRITING = new Object();
     private static final BlockingQueue<Boolean> ACKNOWLEDGED = new ArrayBlockingQueue<>(16);
+    private static final int MAX_DIGITS = 38;  // of a collection's decimals: longer ones are texts
     private static final JsonFactory JSON = new JsonFactory();
     private static final ObjectMapper MAPPER = new ObjectMapper();
     private static DataOutputStream out;
@@ -80,7 +81,10 @@ public final class CaptureEngine {
         out = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
         System.setOut(new PrintStream(new FileOutputStream(FileDescriptor.err), true));  // what libraries print is no frame
         DataInputStream in = new DataInputStream(new BufferedInputStream(System.in));
-        begun = MAPPER.readTree(body(in, 'P'));
+        if (in.readUnsignedByte() != 'P') {
+            throw new IOException("the first frame is none of type P");
+        }
+        begun = MAPPER.readTree(body(in));
         Properties properties = new Properties();
         begun.get("properties").properties().forEach(each -> properties.setProperty(each.getKey(), each.getValue().asText()));
         properties.setProperty("offset.storage", Offsets.class.getName());
@@ -95,8 +99,17 @@ public final class CaptureEngine {
         thread.execute(engine);
         try {
             while (true) {
-                body(in, 'A');
-                ACKNOWLEDGED.put(true);
+                int type = in.readUnsignedByte();
+                byte[] body = body(in);
+                if (type == 'A') {
+                    ACKNOWLEDGED.put(true);
+                } else if (type == 'G') {
+                    JsonNode signal = MAPPER.readTree(body);
+                    engine.getSignaler().signal(new DebeziumEngine.Signal(
+                        signal.get("id").asText(), signal.get("type").asText(), signal.get("data").toString(), Map.of()));
+                } else {
+                    throw new IOException("a frame of type " + (char) type);
+                }
             }
         } catch (EOFException end) {
             // Nobody acknowledges any more: a batch that waits for that is not durable, and comes again.
@@ -115,13 +128,9 @@ public final class CaptureEngine {
         }
     }
 
-    private static byte[] body(DataInputStream in, char wanted) throws IOException {
-        int type = in.readUnsignedByte();
+    private static byte[] body(DataInputStream in) throws IOException {
         byte[] body = new byte[in.readInt()];
         in.readFully(body);
-        if (type != wanted) {
-            throw new IOException("a frame of type " + (char) type + " instead of " + wanted);
-        }
         return body;
     }
 
@@ -264,7 +273,7 @@ public final class CaptureEngine {
         private boolean describe(SourceRecord record) throws IOException {
             Schema schema = record.valueSchema();
             Field after = schema == null ? null : schema.field("after");
-            if (after == null || known.putIfAbsent(schema, true) != null) {
+            if (after == null || record.keySchema() == null || known.putIfAbsent(schema, true) != null) {
                 return false;
             }
             ByteArrayOutputStream body = new ByteArrayOutputStream();
@@ -285,6 +294,7 @@ public final class CaptureEngine {
                 json.writeStringField("type", each.schema().type().getName());
                 json.writeStringField("meaning", each.schema().name());
                 json.writeBooleanField("optional", each.schema().isOptional());
+                json.writeBooleanField("default", each.schema().defaultValue() != null);
                 json.writeObjectFieldStart("parameters");
                 Map<String, String> parameters = each.schema().parameters();
                 for (Map.Entry<String, String> pair : (parameters == null ? Map.<String, String>of() : parameters).entrySet()) {
@@ -310,7 +320,7 @@ public final class CaptureEngine {
             return source.getString(outer == null ? "db" : "schema") + "." + source.getString("table");
         }
 
-        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction, d described; p, f the offset. */
+        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction, d described, n words; p, f the offset. */
         private static void event(JsonGenerator json, SourceRecord record, boolean described, boolean offset) throws IOException {
             json.writeStartObject();
             Struct value = record.value() instanceof Struct ? (Struct) record.value() : null;
@@ -344,9 +354,18 @@ public final class CaptureEngine {
                 json.writeStringField("o", value.getString("status"));
                 json.writeStringField("g", value.getString("id"));
                 json.writeNumberField("m", value.getInt64("ts_ms"));
+            } else if (value != null && schema.field("ddl") != null && schema.field("tableChanges") != null) {
+                json.writeStringField("o", "ddl");
+                json.writeStringField("s", value.getStruct("source").getString("snapshot"));
+                json.writeNumberField("m", value.getInt64("ts_ms"));
+                json.writeStringField("n", value.getString("ddl"));
+                json.writeFieldName("a");
+                value(json, schema.field("tableChanges").schema(), value.get("tableChanges"));
             } else if (value != null && schema.field("aggregate_type") != null) {  // a notification
                 json.writeStringField("o", "notification");
                 json.writeStringField("n", value.getString("aggregate_type") + ": " + value.getString("type"));
+                json.writeFieldName("a");
+                MAPPER.writeValue(json, value.get("additional_data"));
             } else if (value == null && record.key() != null) {
                 json.writeStringField("o", "tombstone");
             } else {
@@ -388,7 +407,14 @@ public final class CaptureEngine {
                 case "io.debezium.time.MicroTime" -> json.writeString(span((Long) value));
                 case "io.debezium.data.Bits" -> json.writeNumber(bits(bytes(value)));
                 case PostgresValues.JSON -> json.writeRawValue((String) value);
-                case "org.apache.kafka.connect.data.Decimal" -> json.writeNumber(((BigDecimal) value).toPlainString());
+                case "org.apache.kafka.connect.data.Decimal" -> {
+                    String text = ((BigDecimal) value).toPlainString();
+                    if (digits(schema) > MAX_DIGITS) {
+                        json.writeString(text);
+                    } else {
+                        json.writeNumber(text);
+                    }
+                }
                 default -> plain(json, schema, value);
             }
         }
@@ -412,6 +438,11 @@ public final class CaptureEngine {
                 case STRUCT -> struct(json, (Struct) value);
                 default -> throw new IOException("a value of type " + schema.type());
             }
+        }
+
+        private static int digits(Schema schema) {
+            String found = schema.parameters() == null ? null : schema.parameters().get("connect.decimal.precision");
+            return found == null ? 0 : Integer.parseInt(found);
         }
 
         private static byte[] bytes(Object value) {

@@ -1,0 +1,133 @@
+"""A collection that is made of a table's columns, and follows them when they change.
+
+A column that is added comes as one that may be null; one that is dropped goes; a type becomes a wider one, and a
+column may be null if the table's may. Rows that a change of the table changed are the source's to give again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from millrace.base.errors import CollectionExists, InvalidArgument, SinkRefused
+from millrace.client.database import Database
+from millrace.flows.batch import TableColumns
+from millrace.message.field_types import FieldType, parse_type
+from millrace.message.schema import CollectionSchema
+from millrace.message.schema_changes import widens
+
+OnSchemaChange = Literal["alter", "stop"]
+
+_TIMES: Final = frozenset({"date", "timestamp", "timestamp_ntz"})
+_TEXTS: Final = frozenset({"string", "json", "uuid"})
+_INTEGERS: Final = frozenset({"int8", "int16", "int32", "int64"})
+
+
+@dataclass(slots=True)
+class Changes:
+    """What makes a collection's schema that of a table."""
+
+    add: dict[str, str] = field(default_factory=dict)
+    drop: list[str] = field(default_factory=list)
+    widen: dict[str, str] = field(default_factory=dict)
+    relax: list[str] = field(default_factory=list)
+    other: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Columns whose type cannot become the table's: both types."""
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.drop or self.widen or self.relax)
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Return the arguments of `Collection.alter`."""
+        given = {"add": self.add, "drop": self.drop, "widen": self.widen, "relax": self.relax}
+        return {name: value for name, value in given.items() if value}
+
+
+def create(database: Database, name: str, columns: TableColumns | None) -> None:
+    """Make the collection of a table's columns if there is none. Raises SinkRefused if they are not known."""
+    if name in database:
+        return
+    if columns is None:
+        raise SinkRefused(
+            f"there is no collection {name!r}, and its records do not say which columns it has: create it"
+        )
+    try:
+        database.create_collection(name, dict(columns.types), key=columns.key)
+    except CollectionExists:  # another worker was faster
+        return
+
+
+def follow(database: Database, name: str, columns: TableColumns, mode: OnSchemaChange) -> None:
+    """Make the collection's schema that of the table, or stop. Raises SinkRefused with the command to run."""
+    collection = database[name]
+    schema = collection.schema
+    found = changes_between(schema, columns)
+    if mode == "stop":
+        if found.add:
+            raise SinkRefused(f"the table has columns that {name!r} lacks: {_command(name, Changes(add=found.add))}")
+        return
+    if tuple(schema.key_names) != columns.key:
+        raise SinkRefused(
+            f"the primary key of {name!r} is {', '.join(schema.key_names)}, and the table's is now"
+            f" {', '.join(columns.key)}: a key cannot change. Start a flow with a new id into a new collection"
+        )
+    if found.other:
+        words = ", ".join(f"{each} was {old} and is {new}" for each, (old, new) in found.other.items())
+        raise SinkRefused(
+            f"{name!r} cannot follow the table: {words}. {_command(name, Changes(drop=list(found.other)))}; the flow"
+            " then adds the columns anew, with the table's values"
+        )
+    if found:
+        try:
+            collection.alter(**found.arguments())
+        except InvalidArgument as error:
+            raise SinkRefused(f"{name!r} cannot follow the table: {error}") from None
+
+
+def changes_between(schema: CollectionSchema, columns: TableColumns) -> Changes:
+    """Return what makes `schema` that of `columns`. A column that is computed, or of a wider type, stays as it is."""
+    have = {each.name: each for each in schema.fields}
+    found = Changes()
+    for name, text in columns.types.items():
+        wanted, nullable = parse_type(text.removesuffix("?")), text.endswith("?")
+        known = have.get(name)
+        if known is None:
+            found.add[name] = f"{wanted.text}?"
+            continue
+        if name in schema.key_names:
+            continue
+        if nullable and not known.nullable:
+            found.relax.append(name)
+        if _holds(known.parsed_type, wanted):
+            continue
+        if widens(known.parsed_type, wanted):
+            found.widen[name] = wanted.text
+        else:
+            found.other[name] = (known.type, wanted.text)
+    found.drop = [
+        each.name
+        for each in schema.fields
+        if each.name not in columns.types and each.computed is None and each.name not in schema.key_names
+    ]
+    return found
+
+
+def _holds(have: FieldType, wanted: FieldType) -> bool:
+    """Whether values of the type `wanted`, as records have them, fit a field of the type `have`."""
+    if have == wanted or widens(wanted, have):
+        return True
+    kinds = have.kind, wanted.kind
+    if set(kinds) <= _TIMES or set(kinds) <= _TEXTS:
+        return True
+    if have.kind == "decimal" and wanted.kind in _INTEGERS:
+        return True
+    if set(kinds) == {"decimal"}:
+        return have.scale >= wanted.scale and have.precision - have.scale >= wanted.precision - wanted.scale
+    return have.kind in ("float64", "float32") and wanted.kind in ("float64", "decimal")
+
+
+def _command(name: str, changes: Changes) -> str:
+    words = [f"--add '{each}:{kind}'" for each, kind in changes.add.items()]
+    words += [f"--drop '{each}'" for each in changes.drop]
+    return f"run `millrace collections alter {name} {' '.join(words)}`"

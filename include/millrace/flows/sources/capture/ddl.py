@@ -1,0 +1,109 @@
+"""What a statement of DDL does to the rows of a captured table.
+
+A database logs a statement, and not the rows that it changes. So the rows that are there have to be read again, unless
+the statement changes no value: an index, a column that is null in all of them, a longer type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+_INTEGERS: Final = ("TINYINT", "SMALLINT", "MEDIUMINT", "INT", "BIGINT")
+_DROPS_COLUMN: Final = re.compile(
+    r"\bdrop\s+(?!index\b|key\b|foreign\b|primary\b|constraint\b|check\b|partition\b|system\b|period\b)", re.IGNORECASE
+)
+_REMOVES_ROWS: Final = re.compile(
+    r"\b(drop|truncate|exchange|convert|discard|import)\s+(partition|tablespace|table)\b", re.IGNORECASE
+)
+_CONVERTS: Final = re.compile(r"\bconvert\s+to\b", re.IGNORECASE)
+_IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")*)"')
+
+_NAME: Final = re.compile(r"(?:`[^`]+`|[\w$]+)(?:\.(?:`[^`]+`|[\w$]+))?")
+_MOVED: Final = re.compile(
+    rf"\s*alter\s+(?:ignore\s+)?table\s+(?:if\s+exists\s+)?({_NAME.pattern})\s.*"
+    rf"\brename\s+(?:to\s+|as\s+|=\s*)?(?!column\b|index\b|key\b)({_NAME.pattern})",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Effect(Enum):
+    """What a capture does after a statement."""
+
+    NOTHING = "nothing"
+    """Rows keep their values; columns may come or go with the next row."""
+    READ = "read"
+    """The rows that are there are read again."""
+    REPLACE = "replace"
+    """Rows may be gone: the rows that are there replace all earlier ones."""
+
+
+def table_of(change: Mapping[str, Any]) -> str:
+    """Return the table of one of Debezium's table changes, as ``database.table``."""
+    return ".".join(each.replace('""', '"') for each in _IDENTIFIER.findall(change["id"])[-2:])
+
+
+def renamed_tables(statement: str, table: str) -> set[str]:
+    """Return the tables that a statement takes a name from or gives one to, as ``database.table``.
+
+    `table` is one of the same database.
+    """
+    if re.match(r"\s*rename\s+tables?\b", statement, re.IGNORECASE):
+        names = _NAME.findall(statement)
+    else:
+        moved = _MOVED.match(statement)
+        names = [] if moved is None else [moved[1], moved[2]]
+    database = table.partition(".")[0]
+    plain = (each.replace("`", "") for each in names)
+    return {each if "." in each else f"{database}.{each}" for each in plain}
+
+
+def effect_of(statement: str, change: Mapping[str, Any], before: Mapping[str, Any] | None) -> Effect:
+    """Return what the `statement`, with one of its table changes, does to that table's rows.
+
+    `before` is the table's definition as it was, in Debezium's form; None: not known.
+    """
+    table = change.get("table")
+    if change["type"] != "ALTER" or table is None or before is None or _REMOVES_ROWS.search(statement):
+        return Effect.REPLACE
+    if renamed_tables(statement, table_of(change)):
+        return Effect.REPLACE
+    old = {each["name"]: each for each in before["columns"]}
+    new = {each["name"]: each for each in table["columns"]}
+    if before["primaryKeyColumnNames"] != table["primaryKeyColumnNames"]:
+        return Effect.REPLACE
+    added, dropped = new.keys() - old.keys(), old.keys() - new.keys()
+    if (added and dropped) or _CONVERTS.search(statement):
+        return Effect.READ
+    if not dropped and _DROPS_COLUMN.search(statement):  # and added again
+        return Effect.READ
+    if any(not _is_null(new[name]) for name in added):
+        return Effect.READ
+    same = all(_keeps(old[name], new[name], statement) for name in old.keys() & new.keys())
+    return Effect.NOTHING if same else Effect.READ
+
+
+def _is_null(column: Mapping[str, Any]) -> bool:
+    """Whether a column that is added is null in the rows that are there."""
+    default = column.get("defaultValueExpression")
+    nothing = default is None or str(default).upper() == "NULL"
+    return bool(column["optional"] and nothing and not column["generated"] and not column["autoIncremented"])
+
+
+def _keeps(old: Mapping[str, Any], new: Mapping[str, Any], statement: str) -> bool:
+    """Whether a column's values stay what they are."""
+    if old["generated"] or new["generated"]:
+        return bool(old["generated"] and new["generated"]) and old["name"].lower() not in statement.lower()
+    if old["optional"] and not new["optional"]:  # without a strict mode, nulls become zeros
+        return False
+    kinds = str(old["typeName"]).upper(), str(new["typeName"]).upper()
+    if kinds[0] == kinds[1]:
+        if old["charsetName"] != new["charsetName"] or (old.get("scale") or 0) != (new.get("scale") or 0):
+            return False
+        if kinds[0] in _INTEGERS:
+            return True
+        values, others = old.get("enumValues") or [], new.get("enumValues") or []
+        return (old["length"] or 0) <= (new["length"] or 0) and others[: len(values)] == values
+    return all(each in _INTEGERS for each in kinds) and _INTEGERS.index(kinds[0]) < _INTEGERS.index(kinds[1])

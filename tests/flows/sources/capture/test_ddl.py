@@ -1,0 +1,69 @@
+"""Which statements change rows that a binary log does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millrace.flows.sources.capture.ddl import Effect, effect_of, renamed_tables, table_of
+
+
+def _column(name: str, kind: str = "INT", **more: Any) -> dict[str, Any]:
+    plain = {
+        "length": None, "scale": None, "charsetName": None, "optional": True, "generated": False,
+        "autoIncremented": False, "defaultValueExpression": None, "enumValues": None,
+    }  # fmt: skip
+    return {"name": name, "typeName": kind, **plain, **more}
+
+
+def _table(*columns: dict[str, Any], key: tuple[str, ...] = ("id",)) -> dict[str, Any]:
+    return {"primaryKeyColumnNames": list(key), "columns": [_column("id", optional=False), *columns]}
+
+
+NAME = _column("name", "VARCHAR", length=20, charsetName="utf8mb4")
+
+
+@pytest.mark.parametrize(
+    ("statement", "after", "effect"),
+    [
+        ("alter table t add index (name)", _table(NAME), Effect.NOTHING),
+        ("alter table t drop index i, drop foreign key f", _table(NAME), Effect.NOTHING),
+        ("alter table t add note text", _table(NAME, _column("note", "TEXT")), Effect.NOTHING),
+        ("alter table t drop name", _table(), Effect.NOTHING),
+        ("alter table t modify name varchar(30)", _table({**NAME, "length": 30}), Effect.NOTHING),
+        ("alter table t modify id bigint", _table(NAME) | {"columns": [_column("id", "BIGINT", optional=False), NAME]},
+         Effect.NOTHING),
+        ("alter table t add n int not null", _table(NAME, _column("n", optional=False)), Effect.READ),
+        ("alter table t add n int default 3", _table(NAME, _column("n", defaultValueExpression="3")), Effect.READ),
+        ("alter table t add n int as (id)", _table(NAME, _column("n", generated=True)), Effect.READ),
+        ("alter table t rename column name to other", _table({**NAME, "name": "other"}), Effect.READ),
+        ("alter table t drop name, add name varchar(20)", _table(NAME), Effect.READ),
+        ("alter table t modify name varchar(3)", _table({**NAME, "length": 3}), Effect.READ),
+        ("alter table t modify name int", _table(_column("name")), Effect.READ),
+        ("alter table t modify name varchar(20) not null", _table({**NAME, "optional": False}), Effect.READ),
+        ("alter table t convert to character set latin1", _table({**NAME, "charsetName": "latin1"}), Effect.READ),
+        ("alter table t drop partition p", _table(NAME), Effect.REPLACE),
+        ("alter table t truncate partition p", _table(NAME), Effect.REPLACE),
+        ("alter table t drop primary key, add primary key (name)", _table(NAME, key=("name",)), Effect.REPLACE),
+        ("rename table u to t", _table(NAME), Effect.REPLACE),
+        ("alter table t rename to u", _table(NAME), Effect.REPLACE),
+    ],
+)  # fmt: skip
+def test_a_statement_has_an_effect_on_rows(statement: str, after: dict[str, Any], effect: Effect) -> None:
+    change = {"type": "ALTER", "id": '"d"."t"', "table": after}
+    assert effect_of(statement, change, _table(NAME)) is effect
+    assert effect_of(statement, change, None) is Effect.REPLACE, "of a table that is not known all are read again"
+
+
+def test_a_dropped_or_new_table_replaces_its_rows() -> None:
+    for kind, table in (("DROP", None), ("CREATE", _table(NAME))):
+        assert effect_of("", {"type": kind, "id": '"d"."t"', "table": table}, _table(NAME)) is Effect.REPLACE
+
+
+def test_names_of_tables() -> None:
+    assert table_of({"id": '"shop"."or""ders"'}) == 'shop.or"ders'
+    assert {"d.a", "d.b", "e.c"} <= renamed_tables("rename table `a` to b, e.c to x", "d.t")
+    assert renamed_tables("alter table a add b int", "d.t") == set()
+    assert renamed_tables("alter table a rename column b to c, rename index i to j", "d.t") == set()
+    assert renamed_tables("alter table `a` add b int, rename to e.`c`", "d.t") == {"d.a", "e.c"}
