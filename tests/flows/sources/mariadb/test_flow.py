@@ -213,7 +213,7 @@ def test_collections_are_made_and_follow_their_tables(tmp_path: Path) -> None:
             "truncate table more",
         ):
             shop.execute(statement, "insert into items (id) select max(id) + 1 from items")
-            shop.execute("insert into more (region, id) values ('us', 1) on duplicate key update id = id + 100")
+            shop.execute("insert into more (region, id) select 'us', coalesce(max(id), 0) + 1 from more")
             until(equal, statement, seconds=60)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from millrace.base.errors import LogRegressed, MillraceError, PositionTruncated
+from millrace.base.errors import CollectionNotFound, LogRegressed, MillraceError, PositionTruncated
 from millrace.flows.batch import Batch
 from millrace.flows.records import BINARY, OPERATION, Record, is_truncation
 from millrace.flows.sources.capture.columns import table_columns
@@ -124,6 +124,8 @@ class CapturedTables(Source):
             return True
         try:
             self._spool.record(tick(), mark)
+        except CollectionNotFound:  # none is made yet: there is nothing to be read at a tick
+            return True
         except MillraceError as error:
             if wait and not self._waited():
                 return False
