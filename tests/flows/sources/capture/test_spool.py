@@ -234,6 +234,17 @@ def test_marks_and_columns_leave_with_the_changes_before_them(tmp_path: Path) ->
         assert spool.columns("d.t", 95) == ({"number": 95}, 96)
 
 
+def test_a_batch_ends_with_a_transaction_if_one_fits(tmp_path: Path) -> None:
+    with Spool(tmp_path, write=True) as spool:
+        spool.begin_epoch()
+        lines = [line(each, name) for each, name in enumerate(("d.t", "d.u", "d.t", "d.t", "d.t", "d.t", "d.u"))]
+        spool.append(lines, [Mark(3, "a", 1), Mark(7, "b", 1)], partition={}, offset={}, complete=True)
+        rows = CapturedRows(tmp_path, "d.t")
+        ends = [next(rows.batches(0, 6, Limits(records, 1 << 20, 0.0))).end for records in (1, 2, 3, 4, 5)]
+        rows.close()
+    assert ends == [1, 3, 3, 3, 6], "one of two changes of the first transaction, that one whole, and both of them"
+
+
 def test_batches_have_the_columns_of_their_rows(tmp_path: Path) -> None:
     def described(*names: str) -> dict[str, Any]:
         columns = [{"name": each, "type": "int32", "meaning": None, "parameters": {}} for each in names]
