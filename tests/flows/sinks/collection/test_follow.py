@@ -13,6 +13,7 @@ from millrace.client.schemas import schema
 from millrace.flows.batch import Batch, TableColumns
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.collection.follow import Changes, changes_between
+from millrace.flows.sinks.collection.model import History
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.testing import deployment
 
@@ -50,7 +51,7 @@ def db() -> Iterator[Database]:
 def _batch(start: int, columns: dict[str, str] | None, *documents: str, key: tuple[str, ...] = ("id",)) -> Batch:
     actions = []
     for place, each in enumerate(documents):
-        record = Record("shop.orders", 0, start + place, b"1", each.encode(), 0)
+        record = Record("shop.orders", 0, start + place, b"1", each.encode(), 1_000 + start + place)
         actions.append(Action(record, "1", each.encode(), None))
     shape = None if columns is None else TableColumns(columns, key)
     return Batch("shop.orders-0", start, start + len(documents), documents=actions, columns=shape)
@@ -98,3 +99,38 @@ def test_what_cannot_be_followed_stops(db: Database) -> None:
         db["other"].alter(drop="a")
         sink.write(_batch(1, {"id": "int64", "a": "string?"}, '{"id": 1, "a": "x"}'))
     assert _rows(db, "other") == [{"id": 1, "a": "x"}]
+
+
+def test_a_history_is_made_of_a_table_and_keeps_what_the_table_drops(db: Database) -> None:
+    history = History(deleted="gone")
+    with CollectionSink(
+        db.settings, "past", flow="past", create=True, on_schema_change="alter", history=history
+    ) as sink:
+        sink.write(_batch(0, {"id": "int64", "a": "int32?"}, '{"id": 1, "a": 7}'))
+        assert db["past"].schema.key_names == ("id", "version")
+        sink.write(_batch(1, {"id": "int64", "a": "int64?", "b": "string?"}, '{"id": 1, "a": 5000000000, "b": "x"}'))
+        sink.write(_batch(2, {"id": "int64", "b": "string?"}, '{"id": 1, "b": "y"}'))
+        with pytest.raises(SinkRefused, match="key of 'past' is id, and the table's is now id, b"):
+            sink.write(_batch(3, {"id": "int64", "b": "string?"}, '{"id": 1, "b": "y"}', key=("id", "b")))
+    versions = db["past"].read(columns=["a", "b", "changed_at", "gone"]).to_pylist()
+    assert [(each["a"], each["b"]) for each in sorted(versions, key=lambda row: row["changed_at"])] == [
+        (7, None), (5_000_000_000, "x"), (None, "y")
+    ]  # fmt: skip
+
+
+def test_a_history_by_a_sequence_has_its_type_and_stops_at_other_columns_only(db: Database) -> None:
+    history = History(sequence="at", deletes={"op": ("D",)})
+    with CollectionSink(db.settings, "dated", flow="dated", create=True, history=history) as sink:
+        with pytest.raises(SinkRefused, match="no column 'at'"):
+            sink.write(_batch(0, {"id": "int64"}, '{"id": 1}'))
+        sink.write(_batch(0, {"id": "int64", "at": "int64?", "op": "string?"}, '{"id": 1, "at": 5, "op": "I"}'))
+    assert {each.name: each.type for each in db["dated"].schema.fields}["valid_from"] == "int64"
+    db["dated"].alter(drop=["at", "op"])
+    columns = {"id": "int64", "at": "int64?", "op": "string?"}
+    with CollectionSink(db.settings, "dated", flow="dated", history=history) as sink:
+        sink.write(_batch(1, columns, '{"id": 1, "at": 6, "op": "D"}'))
+        with pytest.raises(SinkRefused, match=r"columns that 'dated' lacks.*--add 'b:"):
+            sink.write(_batch(2, {**columns, "b": "string?"}, '{"id": 1, "at": 7, "op": "I", "b": "y"}'))
+    (row,) = db["dated"].read(where="version = 0").to_pylist()
+    assert row["deleted"]
+    assert row["changed_at"] == 6

@@ -2,6 +2,9 @@
 
 A column that is added comes as one that may be null; one that is dropped goes; a type becomes a wider one, and a
 column may be null if the table's may. Rows that a change of the table changed are the source's to give again.
+
+A history has columns of its own beside the table's, and the number of a version in its key. A column that the table
+drops stays in it: earlier versions have its values.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from typing import Any, Final, Literal
 from millrace.base.errors import CollectionExists, InvalidArgument, SinkRefused
 from millrace.client.database import Database
 from millrace.flows.batch import TableColumns
+from millrace.flows.sinks.collection.history import history_schema
+from millrace.flows.sinks.collection.model import History
 from millrace.message.field_types import FieldType, parse_type
-from millrace.message.schema import CollectionSchema
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import widens
 
 OnSchemaChange = Literal["alter", "stop"]
@@ -44,8 +49,11 @@ class Changes:
         return {name: value for name, value in given.items() if value}
 
 
-def create(database: Database, name: str, columns: TableColumns | None) -> None:
-    """Make the collection of a table's columns if there is none. Raises SinkRefused if they are not known."""
+def create(database: Database, name: str, columns: TableColumns | None, history: History | None = None) -> None:
+    """Make the collection of a table's columns if there is none.
+
+    Raises SinkRefused if they are not known, or if the table lacks the column by which `history` orders changes.
+    """
     if name in database:
         return
     if columns is None:
@@ -53,23 +61,42 @@ def create(database: Database, name: str, columns: TableColumns | None) -> None:
             f"there is no collection {name!r}, and its records do not say which columns it has: create it"
         )
     try:
-        database.create_collection(name, dict(columns.types), key=columns.key)
+        if history is None:
+            database.create_collection(name, dict(columns.types), key=columns.key)
+        else:
+            database.create_collection(name, _with_history(columns, history))
     except CollectionExists:  # another worker was faster
         return
 
 
-def follow(database: Database, name: str, columns: TableColumns, mode: OnSchemaChange) -> None:
+def _with_history(columns: TableColumns, history: History) -> CollectionSchema:
+    clock = "timestamp" if history.sequence is None else columns.types.get(history.sequence, "").removesuffix("?")
+    if not clock:
+        raise SinkRefused(f"the table has no column {history.sequence!r}, which history.sequence names")
+    fields = [FieldSpec(each, kind.removesuffix("?"), each not in columns.key) for each, kind in columns.types.items()]
+    return history_schema(CollectionSchema(tuple(fields), columns.key), history, clock=clock)
+
+
+def follow(
+    database: Database, name: str, columns: TableColumns, mode: OnSchemaChange, history: History | None = None
+) -> None:
     """Make the collection's schema that of the table, or stop. Raises SinkRefused with the command to run."""
     collection = database[name]
     schema = collection.schema
     found = changes_between(schema, columns)
+    key = schema.key_names
+    if history is not None:
+        found.drop.clear()
+        for each in (history.sequence, *history.deletes):  # a history may do without their columns
+            found.add.pop(each or "", None)
+        key = tuple(each for each in key if each != history.version)
     if mode == "stop":
         if found.add:
             raise SinkRefused(f"the table has columns that {name!r} lacks: {_command(name, Changes(add=found.add))}")
         return
-    if tuple(schema.key_names) != columns.key:
+    if key != columns.key:
         raise SinkRefused(
-            f"the primary key of {name!r} is {', '.join(schema.key_names)}, and the table's is now"
+            f"the primary key of {name!r} is {', '.join(key)}, and the table's is now"
             f" {', '.join(columns.key)}: a key cannot change. Start a flow with a new id into a new collection"
         )
     if found.other:

@@ -90,8 +90,6 @@ class CollectionSink(Part):
     def _key_of_what_is_made(self) -> CollectionSink:
         if self.key is not None and not self.create:
             raise ValueError("'key' is that of a collection that the stream creates: say 'create: true'")
-        if self.history is not None and (self.create or self.on_schema_change == "alter"):
-            raise ValueError("a collection with history has columns of its own: create it, and alter it by hand")
         if self.create and self.mode != "append" and not self.keys:
             raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
         return self

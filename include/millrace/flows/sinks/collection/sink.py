@@ -274,10 +274,10 @@ class CollectionSink(Closeable):
             if self._create:
                 if all(each.body is None for each in documents) and self._name not in self._client:
                     return Verdicts(acknowledged=len(documents))  # nothing is there to be removed
-                create(self._client, self._name, batch.columns)
+                create(self._client, self._name, batch.columns, self._history)
             lane = self._lane(batch)  # sends what an earlier attempt left, before the columns change
             if batch.columns is not None and batch.columns != self._followed:
-                follow(self._client, self._name, batch.columns, self._on_schema_change)
+                follow(self._client, self._name, batch.columns, self._on_schema_change, self._history)
                 self._followed = batch.columns
             return self._once(lane, batch, documents)
         except MillraceError as error:
@@ -359,7 +359,8 @@ class CollectionSink(Closeable):
         self, rules: KeyHistory, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
     ) -> tuple[list[Action], list[MutableMessage], list[Failure]]:
         """The same of a history. Nobody else changes these keys meanwhile, or what this returns cannot be journaled."""
-        assert self._collection is not None, "documents go into a sink without a memory"
+        if self._collection is None:  # it was made by this flow
+            self._collection = self._client.collection(self._name)
         rows = self._collection
 
         def find(keys: Sequence[Row]) -> Sequence[Row]:
