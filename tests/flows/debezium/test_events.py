@@ -262,6 +262,8 @@ def test_a_value_that_was_not_logged_is_that_of_before_or_refused() -> None:
         ([1], "ENVELOPE"),
         ("text", "ENVELOPE"),
         (event("c", None, ANNE, source="shop"), "ENVELOPE"),
+        (event("c", None, ANNE, source={**MYSQL_SOURCE, "db": {}}), "ENVELOPE"),  # type: ignore[arg-type]
+        (event("c", None, ANNE, source={"commit_lsn": "1", "change_lsn": "2", "event_serial_no": []}), "ENVELOPE"),
         (with_schema(event("c", None, {**ANNE, "more": 1}), CUSTOMERS), "SCHEMA"),
         (with_schema(event("c", None, {"id": 1}), CUSTOMERS), "SCHEMA"),
         ({"schema": {"type": 7}, "payload": event("c", None, ANNE)}, "SCHEMA"),
@@ -278,6 +280,10 @@ def test_a_value_that_was_not_logged_is_that_of_before_or_refused() -> None:
 )
 def test_what_is_no_event_is_refused_with_a_kind(value: Any, kind: str) -> None:
     assert _refused(value, {"id": 1}) == kind
+
+
+def test_a_file_with_a_number_too_long_for_one_has_no_order() -> None:
+    assert _document(event("c", None, ANNE, source={**MYSQL_SOURCE, "file": "bin." + "9" * 5000}), {"id": 1}) == ANNE
 
 
 def test_a_delete_without_a_key_is_refused() -> None:

@@ -16,7 +16,8 @@ import msgspec
 
 Order: TypeAlias = tuple[str, tuple[Any, ...]]
 """A log's name, and a place in it. Places of two logs cannot be compared."""
-_FILE: Final = re.compile(r"(.*?)(\d+)$")
+Scalar: TypeAlias = str | int | float | bool | None
+_FILE: Final = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
 _sequence: Final = msgspec.json.Decoder(list[str | None]).decode
 SOURCES: Final = 64
 """Connectors of one lane that are followed at once."""
@@ -29,11 +30,11 @@ class Source(msgspec.Struct):
 
     connector: str = ""
     name: str = ""
-    db: Any = None
-    schema: Any = None
-    table: Any = None
-    ts_ms: Any = None
-    snapshot: Any = None
+    db: Scalar = None
+    schema: Scalar = None
+    table: Scalar = None
+    ts_ms: Scalar = None
+    snapshot: Scalar = None
     sequence: Any = None
     lsn: Any = None
     file: Any = None
@@ -41,7 +42,7 @@ class Source(msgspec.Struct):
     row: Any = None
     commit_lsn: Any = None
     change_lsn: Any = None
-    event_serial_no: Any = None
+    event_serial_no: int | None = None
     tick: Any = None
 
     @property
