@@ -25,7 +25,7 @@ from bench.deployment import deployment, spark_job
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.supervision import read_status
@@ -34,6 +34,7 @@ from millrace.flows.transform.transform import Transform
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.pipelines.declaration import pipeline_of
 
 PARTITIONS = 2
 ROWS = "paced-rows"
@@ -119,12 +120,10 @@ def transform_speed(documents: int) -> dict[str, int]:
     return found
 
 
-def _pipeline(brokers: str, url: str, topic: str, name: str, steps: list[dict[str, Any]]) -> Pipeline:
+def _pipeline(brokers: str, url: str, topic: str, name: str, steps: list[dict[str, Any]]) -> Flow:
     source = {"kind": "kafka", "bootstrap": [brokers], "topics": [topic]}
     sink = {"kind": "opensearch", "hosts": [url], "index_base": name, "create_index": True}
-    return Pipeline.parse(
-        {"id": name, "source": source, "sink": sink, "steps": steps, "resources": {"tasks": PARTITIONS}}
-    )
+    return pipeline_of({"id": name, "source": source, "sink": sink, "steps": steps, "resources": {"tasks": PARTITIONS}})
 
 
 def _fill(brokers: str, topic: str, documents: int) -> None:
@@ -237,7 +236,7 @@ def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> di
                 ]
             )
 
-        pipeline = Pipeline.parse(
+        pipeline = pipeline_of(
             {
                 "id": ROWS,
                 "source": {"kind": "collection", "collection": ROWS},
@@ -251,10 +250,10 @@ def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> di
 
 
 def _paced(
-    settings: Settings, pipeline: Pipeline, url: str, send: Callable[[int], None], seconds: float, *, call: int
+    settings: Settings, pipeline: Flow, url: str, send: Callable[[int], None], seconds: float, *, call: int
 ) -> dict[str, Any]:
     """Return the latencies of what `send` sends, `call` documents each time, through a pipeline that runs smoothly."""
-    name, stop = pipeline.id, threading.Event()
+    name, stop = pipeline.name, threading.Event()
     thread = threading.Thread(target=run, args=(PipelineRun(settings, pipeline),), kwargs={"stop": stop})
     thread.start()
     client = OpenSearch(url)

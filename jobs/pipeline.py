@@ -38,14 +38,16 @@ def main() -> None:
 
     def definition(settings: Settings) -> PipelineRun:
         if not made:
-            begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
+            begin_log(
+                pipeline_folder(settings, pipeline.name), configuration.log, pipeline=pipeline.name, run=new_run()
+            )
         end(made)  # the query restarts: its previous definition is finished
         made.append(PipelineRun(settings, pipeline))
         return made[-1]
 
     try:
         job.run(
-            f"millrace-pipeline-{pipeline.id}",
+            f"millrace-pipeline-{pipeline.name}",
             [query_of(definition)],
             available_now=arguments.available_now,
             result=arguments.result,

@@ -21,7 +21,6 @@ from millrace.base.files import replace_json
 from millrace.client.database import connect
 from millrace.commands import old_names
 from millrace.commands.main import app
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.directory import find_flow
 from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.offsets import set_offsets
@@ -30,6 +29,7 @@ from millrace.flows.range_host.supervision import read_wanted
 from millrace.flows.sinks.collection.poison import letters
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.spark_host.status import progress_name
+from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment as Deployed
 from tests.cli.deployment import Deployment
 
@@ -180,7 +180,7 @@ def test_a_pipeline_that_has_run_is_known_by_its_name(ran: Deployment) -> None:
     assert ran.as_json("flows", "explain", "late-flights")["declaration"]["name"] == "late-flights"
     known = "there are flights_hourly, hourly, late-flights, plain"
     assert known in ran.fails("STREAM_NOT_FOUND", "flows", "status", "absent")
-    note_flow(ran.settings, Pipeline.parse(yaml.safe_load(PIPELINE) | {"id": "hourly"}))
+    note_flow(ran.settings, pipeline_of(yaml.safe_load(PIPELINE) | {"id": "hourly"}))
     said = ran.fails("INVALID_ARGUMENT", "flows", "status", "hourly")
     assert "a stream and a pipeline are named 'hourly'" in said
 
@@ -209,7 +209,7 @@ def test_a_pipeline_is_paused_and_resumed_here_unless_the_service_manages_it(ran
     ran.ok("flows", "resume", "late-flights")
     assert not read_wanted(ran.settings, "late-flights").paused
     assert "not running" in ran.ok("flows", "stop", "late-flights")
-    Deployed(ran.settings).write(Pipeline.parse(yaml.safe_load(PIPELINE)))
+    Deployed(ran.settings).write(pipeline_of(yaml.safe_load(PIPELINE)))
     for command in ("pause", "resume", "stop", "start"):
         said = ran.fails("PIPELINE_BUSY", "flows", command, "late-flights")
         told = "resume" if command == "start" else command

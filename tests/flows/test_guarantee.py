@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.guarantee import guarantee_of, level
 from millrace.flows.registry import promise_of, sink_kinds, source_kinds
+from millrace.pipelines.declaration import pipeline_of
 
 KAFKA = {"kind": "kafka", "bootstrap": ["h:1"]}
 TOPIC = {**KAFKA, "topics": ["in"]}
@@ -31,7 +31,7 @@ ROWS = {"kind": "collection", "collection": "c"}
 )
 def test_a_pair_promises_what_both_allow(source: dict[str, Any], sink: dict[str, Any], promised: str) -> None:
     more = {"errors": {"cluster": {"bootstrap": ["h:1"]}}} if source is ROWS else {}
-    pipeline = Pipeline.parse({"id": "p", "source": source, "sink": sink, **more})
+    pipeline = pipeline_of({"id": "p", "source": source, "sink": sink, **more})
     assert level(promise_of(pipeline.source, pipeline.sink)) == promised
 
 

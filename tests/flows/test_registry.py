@@ -31,11 +31,12 @@ from millrace.flows.batch import Batch
 from millrace.flows.records import Action
 from millrace.flows.sources.source import Limits
 from millrace.flows.registry import reader_of, sink_of, source_of
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.pipelines.declaration import pipeline_of
+from millrace.flows.declare.flow import Flow
 folder, out = Path(sys.argv[1]) / "in", Path(sys.argv[1]) / "out"
 folder.mkdir()
 (folder / "in.jsonl").write_text('{"n":0}\\n{"n":1}\\n{"n":2}\\n{"n":')
-pipeline = Pipeline.parse({
+pipeline = pipeline_of({
     "id": "example",
     "source": {"kind": "lines", "folder": str(folder)},
     "sink": {"kind": "file", "folder": str(out)},
@@ -48,13 +49,13 @@ source = source_of(pipeline.source, settings, group="g")
 reader = reader_of(pipeline.source, settings, group="g", topic=topic, partition=partition)
 [batch] = reader.batches(low, high, Limits(10, 1 << 20, 1.0))
 assert batch.end == high == 24
-sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
 sink.open()
 documents = [Action(each, each.position, each.value, None) for each in batch.records]
 for _ in range(2):
     assert sink.write(Batch(lane, low, high, documents=documents)).acknowledged == 3
 sink.close()
-print(json.dumps(Pipeline.model_json_schema()))
+print(json.dumps(Flow.model_json_schema()))
 """
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.directory import flow_statuses
 from millrace.flows.range_host.observed import described, flow_status, note_flow, observed, pipelines_here, read_flow
 from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.flows.range_host.trend import samples_path
 from millrace.flows.status import FlowState, FlowStatus
 from millrace.message.ids import compose_tick
+from millrace.pipelines.declaration import pipeline_of
 
 DECLARED: dict[str, Any] = {
     "id": "p",
@@ -43,7 +43,7 @@ def say(settings: Settings, *tasks: TaskStatus, state: State = State.RUNNING, pi
 
 def test_a_worker_in_the_foreground_is_a_running_flow_with_the_sums_of_its_lanes(settings: Settings) -> None:
     _registered = ProcessRegistration(settings.run_path)
-    note_flow(settings, Pipeline.parse(DECLARED), file=Path("p.yaml"))
+    note_flow(settings, pipeline_of(DECLARED), file=Path("p.yaml"))
     counts = {"records_in": 10, "records_out": 6, "records_error": 1, "records_filtered": 2, "records_stale": 1}
     one = TaskStatus(task="a-0", state=State.RUNNING, position=10, end=14, lag=4, **counts)
     say(settings, one, one.model_copy(update={"task": "b-0", "lag": 2}))
@@ -76,7 +76,7 @@ def test_a_worker_that_is_gone_is_a_stopped_flow_and_says_so(settings: Settings)
 
 def test_one_that_never_ran_is_new_and_is_found_by_what_was_noted(settings: Settings) -> None:
     assert pipelines_here(settings) == []
-    note_flow(settings, Pipeline.parse(DECLARED))
+    note_flow(settings, pipeline_of(DECLARED))
     assert pipelines_here(settings) == ["p"]
     assert (flow_status(settings, "p").state, flow_status(settings, "p").at) == (FlowState.NEW, None)
     assert [(each.name, each.host) for each in flow_statuses(settings) if each.host == "range"] == [("p", "range")]
@@ -87,7 +87,7 @@ def test_lag_behind_a_collection_is_time_and_not_records(settings: Settings) -> 
     collection = {"kind": "collection", "collection": "flights"}
     cluster = {"bootstrap": ["b:1"]}
     sink = {"kind": "kafka", "bootstrap": ["b:1"], "topic": "out"}
-    pipeline = Pipeline.parse({"id": "p", "source": collection, "sink": sink, "errors": {"cluster": cluster}})
+    pipeline = pipeline_of({"id": "p", "source": collection, "sink": sink, "errors": {"cluster": cluster}})
     note_flow(settings, pipeline)
     here, end = compose_tick(1_790_000_000_000, 0), compose_tick(1_790_000_002_500, 0)
     say(settings, TaskStatus(task="flights-0", state=State.RUNNING, position=here, end=end, lag=end - here))
@@ -96,13 +96,13 @@ def test_lag_behind_a_collection_is_time_and_not_records(settings: Settings) -> 
 
 
 def test_noting_a_flow_again_keeps_where_its_declaration_is(settings: Settings) -> None:
-    pipeline = Pipeline.parse(DECLARED)
+    pipeline = pipeline_of(DECLARED)
     note_flow(settings, pipeline, file=Path("/etc/p.yaml"), config=Path("/etc/c.yaml"))
     note_flow(settings, pipeline)
     assert read_flow(settings, "p") == {**described(pipeline), "file": "/etc/p.yaml", "config": "/etc/c.yaml"}
 
 
 def test_every_status_is_json(settings: Settings) -> None:
-    note_flow(settings, Pipeline.parse(DECLARED))
+    note_flow(settings, pipeline_of(DECLARED))
     for each in flow_statuses(settings):
         assert FlowStatus.model_validate_json(each.model_dump_json()) == each

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.flows.declare.checks import Finding
     from millrace.flows.declare.flow import Flow
-    from millrace.flows.declare.pipeline import Pipeline
     from millrace.flows.directory import NamedFlow
     from millrace.flows.errors.letter import Letter
     from millrace.flows.errors.redrive import Redriven
@@ -198,7 +197,7 @@ def _checked(settings: Settings, flow: NamedFlow) -> list[Finding]:
     return [] if problem is None else [Finding("error", problem.field, problem.message)]
 
 
-def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+def _checked_pipeline(pipeline: Flow) -> dict[str, Any]:
     from millrace.flows.declare.part import invalid
     from millrace.flows.registry import promise_of
 
@@ -206,10 +205,10 @@ def _checked_pipeline(pipeline: Pipeline) -> dict[str, Any]:
         raise invalid([problem])
     collection = pipeline.errors.collection
     return {
-        "pipeline": pipeline.id,
+        "pipeline": pipeline.name,
         "topics": ", ".join(pipeline.topics()["input"]) or getattr(pipeline.source, "topics_regex", ""),
         "source": pipeline.source.kind,
-        "steps": len(pipeline.steps),
+        "steps": len(pipeline.transform.steps),
         "sink": pipeline.sink.kind,
         "guarantee": promise_of(pipeline.source, pipeline.sink),
         **({"error topic": pipeline.errors_topic} if collection is None else {"dead letters": collection}),
@@ -232,12 +231,10 @@ def explain(context: JsonContext, name: Name, config: Config = None) -> None:
     if flow.stream is not None:
         _explain_stream(settings, flow.stream, said, as_json=context.as_json)
         return
-    from millrace.flows.declare.file import flow_of
-
     pipeline = flow.pipeline(settings)
     problem = pipeline.unordered()
     findings = [] if problem is None else [f"error: {problem.field}: {problem.message}"]
-    facts = {**said, "declaration": flow_of(pipeline).to_json(), "findings": findings}
+    facts = {**said, "declaration": pipeline.to_json(), "findings": findings}
     print_facts(facts, as_json=context.as_json)
     _checked_pipeline(pipeline)
 
@@ -303,7 +300,7 @@ def run(
     raise typer.Exit(supervise(settings, host, stop_on_signals()).code)
 
 
-def _report_missing_source(settings: Settings, pipeline: Pipeline) -> None:
+def _report_missing_source(settings: Settings, pipeline: Flow) -> None:
     """Print why the source cannot be read yet. The worker tries again until it can, and writes to its own log only."""
     from contextlib import closing
 
@@ -380,9 +377,7 @@ def show(
     """
     if samples is None:
         flow = _found(context.settings, name, config)
-        from millrace.flows.declare.file import flow_of
-
-        declared = flow.stream or flow_of(flow.pipeline(context.settings))
+        declared = flow.stream or flow.pipeline(context.settings)
         print_json({"guarantee": declared.chosen_guarantee, **declared.to_json()})
         return
     pipeline = _pipeline(context.settings, name, config, "show")
@@ -419,7 +414,7 @@ def start(context: JsonContext, name: Name, config: Config = None) -> None:
         flow.require_own("resume")
         pipeline = flow.pipeline(settings)
         _require_not_in_foreground(settings, flow)
-        found = start_pipeline(settings, pipeline.id, flow.worker_file(settings), config=flow.config)
+        found = start_pipeline(settings, pipeline.name, flow.worker_file(settings), config=flow.config)
     print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
 
 
@@ -820,7 +815,7 @@ def _reset(settings: Settings, flow: NamedFlow, to: str) -> dict[str, int]:
     return put_offsets(settings, flow.name, offsets_at(settings, _stopped_pipeline(settings, flow), to))
 
 
-def _stopped_pipeline(settings: Settings, flow: NamedFlow) -> Pipeline:
+def _stopped_pipeline(settings: Settings, flow: NamedFlow) -> Flow:
     """Return the pipeline, which no worker runs. Raises PipelineBusy."""
     from millrace.flows.directory import status_of
     from millrace.flows.range_host.offsets import require_no_members
@@ -863,7 +858,7 @@ def _stream(settings: Settings, name: str, command: str) -> Flow:
     return flow.stream
 
 
-def _pipeline(settings: Settings, name: str, config: Path | None, command: str) -> Pipeline:
+def _pipeline(settings: Settings, name: str, config: Path | None, command: str) -> Flow:
     flow = _found(settings, name, config)
     if flow.stream is not None:
         raise InvalidArgument(f"{name!r} is a stream, and `{command}` is for pipelines")

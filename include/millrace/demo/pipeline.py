@@ -38,11 +38,12 @@ from millrace.demo.flights import flights
 from millrace.demo.summary import DemoInterrupted
 from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.file import read_pipeline
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.sinks.opensearch.index import client_of
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
 from millrace.flows.sources.kafka.topics import logger
+from millrace.pipelines.declaration import as_pipeline
 from millrace.runtime.child_processes import ChildProcess
 
 TOPIC: Final = "flights"
@@ -99,7 +100,7 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         replace_file(file, _DECLARED.format(brokers=kafka.address, opensearch=opensearch.url))
         pipeline = read_pipeline(file, Configuration())
         _topics(kafka)
-        before = sum(each.position for each in positions_of(settings, pipeline.id).values())
+        before = sum(each.position for each in positions_of(settings, pipeline.name).values())
         sent, spoilt, filtered = _send(kafka, table, stop)
         console.print(f"{sent:,} flights are in the topic, {spoilt} of them malformed.")
         with _service(settings, stop) as service:
@@ -192,9 +193,9 @@ def _service(settings: Settings, stop: threading.Event) -> Iterator[httpx.Client
         job.stop(deadline=settings.stop_deadline)
 
 
-def _make(service: httpx.Client, pipeline: Pipeline) -> None:
+def _make(service: httpx.Client, pipeline: Flow) -> None:
     """Create the pipeline, or change that of an earlier run."""
-    known, declared = f"/api/v1/pipelines/{pipeline.id}", pipeline.to_json()
+    known, declared = f"/api/v1/pipelines/{pipeline.name}", as_pipeline(pipeline)
     found = service.get(known)
     if found.status_code == httpx.codes.NOT_FOUND:
         _json_of(service.put(known, json=declared))
@@ -202,9 +203,9 @@ def _make(service: httpx.Client, pipeline: Pipeline) -> None:
         _json_of(service.put(f"{known}/declaration", params={"version": _json_of(found)["version"]}, json=declared))
 
 
-def _run(service: httpx.Client, end: int, pipeline: Pipeline, stop: threading.Event) -> None:
+def _run(service: httpx.Client, end: int, pipeline: Flow, stop: threading.Event) -> None:
     """Run the pipeline until it has processed everything that was sent."""
-    known = f"/api/v1/pipelines/{pipeline.id}"
+    known = f"/api/v1/pipelines/{pipeline.name}"
     _json_of(service.put(f"{known}/resume"))
     try:
         while True:
@@ -228,7 +229,7 @@ def _json_of(answer: httpx.Response) -> dict[str, Any]:
 
 def _summary(
     settings: Settings,
-    pipeline: Pipeline,
+    pipeline: Flow,
     *,
     sent: int,
     spoilt: int,
@@ -242,7 +243,7 @@ def _summary(
     client = client_of(sink)
     client.indices.refresh(index=sink.index_base)
     count = int(client.count(index=sink.index_base)["count"])
-    places = positions_of(settings, pipeline.id).values()
+    places = positions_of(settings, pipeline.name).values()
     totals = {
         name: sum(getattr(each, f"records_{name}") for each in places) for name in ("in", "out", "error", "filtered")
     }

@@ -15,7 +15,7 @@ from millrace.flows.spark_host import status as streams
 from millrace.flows.status import FlowStatus
 
 if TYPE_CHECKING:
-    from millrace.flows.declare.pipeline import Pipeline
+    from millrace.flows.declare.flow import Flow
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """Of a file that declares a pipeline."""
@@ -37,7 +37,7 @@ class NamedFlow:
         """The declaration, if it runs on Spark."""
         return self.declared if self.declared is not None and self.declared.host == "spark" else None
 
-    def pipeline(self, settings: Settings) -> Pipeline:
+    def pipeline(self, settings: Settings) -> Flow:
         """Read the pipeline's declaration. Raises PipelineInvalid, InvalidSettings, PipelineNotFound."""
         from millrace.flows.declare.configuration import Configuration
         from millrace.flows.declare.file import read_pipeline, with_defaults
@@ -156,7 +156,7 @@ def _of_file(settings: Settings, file: Path, config: Path | None) -> NamedFlow:
     from millrace.flows.range_host.status import declaration_path
 
     flow = NamedFlow("", file=file, config=config)
-    name = flow.pipeline(settings).id
+    name = flow.pipeline(settings).name
     return NamedFlow(name, file=file, config=config, managed=declaration_path(settings, name).exists())
 
 

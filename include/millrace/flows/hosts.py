@@ -78,7 +78,7 @@ class _PipelineHost:
         self._settings, self._file, self._config = settings, file, config
         configuration = Configuration() if config is None else Configuration.load(config)
         self._pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))
-        self.name, self.run_id = self._pipeline.id, observed.run_id(self._pipeline.id)
+        self.name, self.run_id = self._pipeline.name, observed.run_id(self._pipeline.name)
         observed.note_flow(settings, self._pipeline, file=file, config=config)
 
     def wanted(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from millrace.access.grants import Caller, Role
 from millrace.base.errors import MillraceError
-from millrace.flows.declare.pipeline import Resources
+from millrace.flows.declare.worker import Resources
 from millrace.flows.errors.selection import Selection
 from millrace.flows.registry import SinkKind, SourceKind, sink_kinds, source_kinds
 from millrace.observe.observer import Observer

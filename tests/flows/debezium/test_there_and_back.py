@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
+from millrace.pipelines.declaration import pipeline_of
 from millrace.testing import Deployment, deployment
 from tests import running_brokers
 from tests.flows.brokers_in_process import brokers
@@ -36,7 +36,7 @@ COLUMNS = pa.schema(
 
 def _to_the_end(settings: Settings, declared: dict[str, Any]) -> None:
     whole = {"flush": {"seconds": 0.2}, **declared}
-    run(PipelineRun(settings, Pipeline.parse(whole)), stop=threading.Event(), until_end=True)
+    run(PipelineRun(settings, pipeline_of(whole)), stop=threading.Event(), until_end=True)
 
 
 def _change(orders: Any, day: int) -> None:

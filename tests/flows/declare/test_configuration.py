@@ -8,7 +8,7 @@ import pytest
 
 from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.pipelines.declaration import pipeline_of
 
 WRITTEN = """\
 server:
@@ -58,7 +58,7 @@ def test_a_pipeline_that_names_no_brokers_gets_those_of_mq(tmp_path: Path) -> No
     text = WRITTEN.replace("flushItems: 10000", "flushItems: 7").replace("earliest", "latest")
     read = Configuration.load(_file(tmp_path, text))
     sink = {"kind": "opensearch", "hosts": ["http://h:9200"], "index_base": "f"}
-    made = Pipeline.parse(read.with_defaults({"id": "f", "source": {"kind": "kafka", "topics": ["f"]}, "sink": sink}))
+    made = pipeline_of(read.with_defaults({"id": "f", "source": {"kind": "kafka", "topics": ["f"]}, "sink": sink}))
     source = made.source
     assert source.kind == "kafka"
     assert source.bootstrap == ("kafka-headless.resource.svc.cluster.local.:9097",)
@@ -70,7 +70,7 @@ def test_a_pipeline_that_names_no_brokers_gets_those_of_mq(tmp_path: Path) -> No
     }
     assert (made.flush.items, source.offset_reset) == (7, "latest")
     own = {"kind": "kafka", "topics": ["f"], "bootstrap": ["b:1"], "offset_reset": "error"}
-    made = Pipeline.parse(read.with_defaults({"id": "f", "source": own, "sink": sink, "flush": {"items": 9}}))
+    made = pipeline_of(read.with_defaults({"id": "f", "source": own, "sink": sink, "flush": {"items": 9}}))
     assert made.source.kind == "kafka"
     assert (made.source.bootstrap, made.source.offset_reset, made.flush.items) == (("b:1",), "error", 9)
 
@@ -83,16 +83,16 @@ def test_the_error_topic_of_a_collection_s_pipeline_is_on_mq_s_brokers_where_it_
         "sink": {"kind": "collection", "collection": "d"},
     }
     for given in ({}, {"errors": {"topic": "e"}}, {"errors": {"cluster": {}}}):
-        made = Pipeline.parse(read.with_defaults({**declared, **given}))
+        made = pipeline_of(read.with_defaults({**declared, **given}))
         assert made.errors_cluster.bootstrap == ("kafka-headless.resource.svc.cluster.local.:9097",)
         assert (made.errors_cluster.security.username, made.errors_cluster.socket_timeout_ms) == ("anyrobot", 700)
     own = {**declared, "errors": {"cluster": {"bootstrap": ["b:1"]}}}
-    assert Pipeline.parse(read.with_defaults(own)).errors_cluster.bootstrap == ("b:1",)
+    assert pipeline_of(read.with_defaults(own)).errors_cluster.bootstrap == ("b:1",)
     own = {**own, "source": {"kind": "kafka", "topics": ["t"]}}
-    assert Pipeline.parse(read.with_defaults(own)).errors_cluster.socket_timeout_ms == 700
-    assert Pipeline.parse(read.with_defaults({**own, "errors": None})).errors_cluster.bootstrap[0].startswith("kafka-")
+    assert pipeline_of(read.with_defaults(own)).errors_cluster.socket_timeout_ms == 700
+    assert pipeline_of(read.with_defaults({**own, "errors": None})).errors_cluster.bootstrap[0].startswith("kafka-")
     with pytest.raises(PipelineInvalid, match="errors"):
-        Pipeline.parse(read.with_defaults({**declared, "errors": 7}))
+        pipeline_of(read.with_defaults({**declared, "errors": 7}))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from millrace.flows.declare.stream import From, Into, Stream, stream_of
 from millrace.flows.directory import declared_file, find_flow, flow_statuses
 from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.sources.collection.model import CollectionSource
+from millrace.pipelines.declaration import as_pipeline
 from tests.flows.declare.test_pipeline import SINK as INDEX
 from tests.flows.declare.test_pipeline import SOURCE as TOPIC
 from tests.flows.declare.test_pipeline import STEPS
@@ -86,16 +87,14 @@ _PIPELINES = st.fixed_dictionaries(
 @given(_PIPELINES)
 def test_a_pipeline_is_a_flow_and_comes_back_as_the_same_json(declared: dict[str, Any]) -> None:
     made = Flow.parse(declared, spelling="pipeline")
-    written, secrets = spellings.as_pipeline(made), made.secrets()
+    written, secrets = as_pipeline(made), made.secrets()
     assert "hidden" not in json.dumps(written) + json.dumps(made.to_json())
     assert Flow.parse(written, spelling="pipeline", secrets=secrets) == made
-    assert json.dumps(spellings.as_pipeline(Flow.parse(written, spelling="pipeline", secrets=secrets))) == json.dumps(
-        written
-    )
+    assert json.dumps(as_pipeline(Flow.parse(written, spelling="pipeline", secrets=secrets))) == json.dumps(written)
     assert (made.host, written["id"], written["name"]) == ("range", declared["id"], declared.get("name", ""))
     for unset in (True, False):
         assert Flow.parse(json.loads(json.dumps(made.to_json(unset=unset))), secrets=secrets) == made
-    assert spellings.as_pipeline(Flow.parse(made.to_json(), secrets=secrets)) == written
+    assert as_pipeline(Flow.parse(made.to_json(), secrets=secrets)) == written
 
 
 _ROWS = st.fixed_dictionaries(
@@ -161,6 +160,7 @@ def test_python_and_yaml_declare_the_same() -> None:
 # --- the host ---------------------------------------------------------------------------------------------------------
 
 LETTERS = {"errors": {"collection": "letters"}}
+TABLE = {"kind": "mariadb", "host": "h", "user": "u", "database": "d", "table": "t"}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,8 @@ LETTERS = {"errors": {"collection": "letters"}}
         ({"source": {**TOPIC, "columns": {"id": "int64"}}}, "spark"),
         ({"sink": {"kind": "function", "function": "a:b"}}, "spark"),
         ({"sink": {**DEMO["sink"], "mode": "upsert"}}, "spark"),
+        ({"sink": {**DEMO["sink"], "create": True}}, "spark"),
+        ({"source": TABLE, "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "range"),
     ],
 )
 def test_the_host_is_computed_from_what_is_declared(fields: dict[str, Any], host: str) -> None:
@@ -191,8 +193,12 @@ def test_the_host_is_computed_from_what_is_declared(fields: dict[str, Any], host
         ({"transform": "a:b", "recovery": {"attempts": 1}}, "recovery: recovery is for documents"),
         ({"transform": "a:b", "errors": {"topic": "t"}}, "errors: topic is for documents"),
         ({"transform": "a:b", "sink": INDEX}, "ids by columns: say 'key'"),
-        ({"host": "spark", "source": {"kind": "mariadb", "host": "h", "user": "u", "database": "d", "table": "t"}},
-            "source: a mariadb is for documents"),
+        ({"host": "spark", "source": TABLE}, "source: a mariadb is for documents"),
+        ({"transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "does not say which"),
+        ({"sink": {**DEMO["sink"], "on_schema_change": "alter"}, **LETTERS}, "a collection does not say which columns"),
+        ({"host": "range", "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "sink: create is for rows"),
+        ({"source": TABLE, "transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS},
+            "the collection has the table's columns, and steps may give others"),
         ({"guarantee": "exactly once", **LETTERS}, "guarantee: from a collection to this collection it is effectively"),
         ({"schedule": "@daily"}, "schedule: "),
         ({"transform": 7}, "transform: "),

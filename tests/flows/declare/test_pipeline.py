@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import PipelineInvalid
 from millrace.flows.declare.paths import joined, split, template
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.pipelines.declaration import as_pipeline, pipeline_of, restarts_of
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:9092"], "topics": ["flights"]}
 SINK = {"kind": "opensearch", "hosts": ["http://127.0.0.1:9200"], "index_base": "flights"}
@@ -37,12 +37,12 @@ def _declared(**fields: Any) -> dict[str, Any]:
 
 def _problems(value: Any) -> dict[str, str]:
     with pytest.raises(PipelineInvalid) as caught:
-        Pipeline.parse(value)
+        pipeline_of(value)
     return {each["field"]: each["message"] for each in caught.value.problems}
 
 
 def test_the_defaults_are_the_reference_document_s() -> None:
-    made = Pipeline.parse({"id": "flights", "source": SOURCE, "sink": SINK})
+    made = pipeline_of({"id": "flights", "source": SOURCE, "sink": SINK})
     assert (made.flush.mib, made.flush.items, made.flush.seconds) == (5, 10_000, 3)
     assert (made.failure_threshold, made.recovery.interval_minutes) == (10, 5)
     source = made.source
@@ -54,40 +54,40 @@ def test_the_defaults_are_the_reference_document_s() -> None:
     )
     assert source.offset_reset == "earliest"
     assert made.topics() == {"input": ("flights",), "output": (), "error": ("flights.errors",)}
-    assert made.group == "millrace-flights"
+    assert made.consumer_group == "millrace-flights"
 
 
 def test_it_comes_back_from_json_as_it_was() -> None:
-    made = Pipeline.parse(_declared())
-    text = json.dumps(made.to_json())
-    again = Pipeline.parse(json.loads(text))
+    made = pipeline_of(_declared())
+    text = json.dumps(as_pipeline(made))
+    again = pipeline_of(json.loads(text))
     assert again == made
-    assert json.dumps(again.to_json()) == text
+    assert json.dumps(as_pipeline(again)) == text
     assert json.loads(text)["version"] == 1
 
 
 def test_secrets_are_written_once_and_never_shown() -> None:
     security = {"protocol": "SASL_SSL", "mechanism": "PLAIN", "username": "u", "password": "hidden-1"}
-    made = Pipeline.parse(
+    made = pipeline_of(
         _declared(
             source={**SOURCE, "security": security},
             sink={**SINK, "username": "admin", "password": "hidden-2"},
             errors={"cluster": {"bootstrap": ["other:9092"], "security": {**security, "password": "hidden-3"}}},
         )
     )
-    shown = json.dumps(made.to_json()) + repr(made) + str(made)
+    shown = json.dumps(as_pipeline(made)) + repr(made) + str(made)
     assert "hidden" not in shown
     assert made.secrets() == {
         "source.security.password": "hidden-1",
         "sink.password": "hidden-2",
         "errors.cluster.security.password": "hidden-3",
     }
-    assert Pipeline.parse(made.to_json(), secrets=made.secrets()) == made
-    assert "source.security" in _problems(made.to_json())
+    assert pipeline_of(as_pipeline(made), secrets=made.secrets()) == made
+    assert "source.security" in _problems(as_pipeline(made))
     # A secret that is given anew wins over the one that was kept; one of a part that is gone is dropped.
-    changed = made.to_json() | {"sink": {**SINK, "username": "admin", "password": "newer"}}
-    assert Pipeline.parse(changed, secrets=made.secrets()).secrets()["sink.password"] == "newer"
-    assert not Pipeline.parse(_declared(), secrets={"nowhere.password": "x"}).secrets()
+    changed = as_pipeline(made) | {"sink": {**SINK, "username": "admin", "password": "newer"}}
+    assert pipeline_of(changed, secrets=made.secrets()).secrets()["sink.password"] == "newer"
+    assert not pipeline_of(_declared(), secrets={"nowhere.password": "x"}).secrets()
 
 
 def test_what_is_wrong_is_told_by_the_field_that_its_writer_knows() -> None:
@@ -163,9 +163,9 @@ def test_a_value_nested_without_end_is_refused() -> None:
 
 
 def test_a_change_says_whether_it_needs_a_restart() -> None:
-    made = Pipeline.parse(_declared())
-    assert made.restarts(Pipeline.parse(_declared(name="Flights", labels={"a": "b"}))) == []
-    assert made.restarts(Pipeline.parse(_declared(flush={"items": 5}, steps=[]))) == ["flush", "steps"]
+    made = pipeline_of(_declared())
+    assert restarts_of(made, pipeline_of(_declared(name="Flights", labels={"a": "b"}))) == []
+    assert restarts_of(made, pipeline_of(_declared(flush={"items": 5}, steps=[]))) == ["flush", "steps"]
 
 
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
@@ -209,11 +209,11 @@ _JSON = st.recursive(
 )
 def test_nonsense_is_told_and_never_breaks(changes: dict[str, Any]) -> None:
     try:
-        made = Pipeline.parse(_declared(**changes))
+        made = pipeline_of(_declared(**changes))
     except PipelineInvalid as error:
         problems = error.problems
     else:
-        assert Pipeline.parse(made.to_json()) == made
+        assert pipeline_of(as_pipeline(made)) == made
         return
     assert problems
     assert all(isinstance(each["field"], str) and each["message"] for each in problems)
@@ -224,13 +224,13 @@ def test_what_is_nested_too_deep_is_said_with_secrets_too() -> None:
     for _ in range(900):
         deep = [deep]
     with pytest.raises(PipelineInvalid, match="deep"):
-        Pipeline.parse({"id": "x", "steps": deep}, secrets={"sink.password": "p"})
+        pipeline_of({"id": "x", "steps": deep}, secrets={"sink.password": "p"})
 
 
 def test_versions_that_cannot_order_documents_are_told_with_the_reason() -> None:
     two = {"kind": "kafka", "bootstrap": ["h:1"], "topics": ["a", "b"]}
     sink = {"kind": "opensearch", "hosts": ["http://h:1"], "index_base": "i", "ids": "key"}
-    made = lambda source=two, **more: Pipeline.parse({"id": "x", "source": source, "sink": {**sink, **more}})  # noqa: E731
+    made = lambda source=two, **more: pipeline_of({"id": "x", "source": source, "sink": {**sink, **more}})  # noqa: E731
     problem = made().unordered()
     assert problem is not None
     assert (problem.field, problem.kind) == ("sink.version_field", "versions")

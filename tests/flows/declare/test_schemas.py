@@ -12,11 +12,12 @@ import pytest
 
 from millrace.base.errors import PipelineInvalid
 from millrace.flows.declare.expressions import MAX_UNFOLDED, unfolded
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
+from millrace.pipelines.declaration import pipeline_of
 
 
-def _declared(schema: dict[str, Any]) -> Pipeline:
-    return Pipeline.parse(
+def _declared(schema: dict[str, Any]) -> Flow:
+    return pipeline_of(
         {
             "id": "p",
             "source": {"kind": "kafka", "bootstrap": ["b:1"], "topics": ["t"]},

@@ -14,8 +14,8 @@ from millrace.base.package import ROOT
 from millrace.base.settings import Settings
 from millrace.flows.declare import spellings
 from millrace.flows.declare.discovery import declared_flows
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.stream import From, FromTopics, Into, stream_of
+from millrace.pipelines.declaration import as_pipeline, pipeline_of
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_streams.json").read_text(encoding="utf-8"))
 """Declarations with what the build of session 28 said of them."""
@@ -82,11 +82,11 @@ def test_a_field_that_its_host_has_no_use_for_is_refused_by_its_path() -> None:
         ("sink", "dead_letters", "letters"),
     ):
         declared: dict[str, Any] = {"id": "p", "source": kafka, "sink": index}
-        with pytest.raises(PipelineInvalid, match=f"{part}: {name} is for rows, and a pipeline has documents"):
-            Pipeline.parse(declared | {part: declared[part] | {name: value}})
+        with pytest.raises(PipelineInvalid, match=f"{part}: {name} is for rows, and the range loop has documents"):
+            pipeline_of(declared | {part: declared[part] | {name: value}})
     with pytest.raises(PipelineInvalid, match="sink: path is for rows"):  # or a pipeline would write anywhere
-        Pipeline.parse({"id": "p", "source": kafka, "sink": {"kind": "delta", "path": "/elsewhere"}})
-    made = Pipeline.parse({"id": "p", "source": kafka, "sink": index}).to_json()
+        pipeline_of({"id": "p", "source": kafka, "sink": {"kind": "delta", "path": "/elsewhere"}})
+    made = as_pipeline(pipeline_of({"id": "p", "source": kafka, "sink": index}))
     assert not {"columns", "record", "max_bytes", "watermark"} & set(made["source"]), "and is not shown"
     for part, name, value in (("source", "assignment", "group"), ("sink", "ids", "position")):
         stream: dict[str, Any] = {"name": "s", "source": kafka, "sink": kafka | {"topic": "b"}}

@@ -11,7 +11,7 @@ import pytest
 import millrace.testing
 from millrace.base.errors import InvalidArgument, PipelineInvalid, SinkRefused
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors import collection as module
 from millrace.flows.errors.collection import ErrorCollection
 from millrace.flows.errors.letter import Redriven
@@ -22,6 +22,7 @@ from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.observed import described
 from millrace.flows.records import TASK_PUT, TRANSFORMATION, Failure, Record
+from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.testing import Deployment
 
 
@@ -41,13 +42,13 @@ def declared(name: str, *, to: str = "int", **errors: Any) -> dict[str, Any]:
     }
 
 
-def made(db: Deployment, name: str, **errors: Any) -> Pipeline:
+def made(db: Deployment, name: str, **errors: Any) -> Flow:
     db.create_collection(f"{name}_in", {"id": "string", "n": "string?"}, key="id")
     db.create_collection(f"{name}_out", {"id": "string", "n": "string?"}, key="id")
-    return Pipeline.parse(declared(name, **errors))
+    return pipeline_of(declared(name, **errors))
 
 
-def go(settings: Settings, pipeline: Pipeline) -> None:
+def go(settings: Settings, pipeline: Flow) -> None:
     run(PipelineRun(settings, pipeline), stop=threading.Event(), until_end=True)
 
 
@@ -68,7 +69,7 @@ def test_what_fails_is_a_letter_once_and_goes_in_when_the_pipeline_is_mended(db:
     both = Redriven(looked_at=2, selected=2)
     assert redrive(db.settings, pipeline, dry_run=True) == both
     assert redrive(db.settings, pipeline) == both._replace(failed_again=2), "it is as wrong as before"
-    mended = Pipeline.parse(declared("mend", to="string"))
+    mended = pipeline_of(declared("mend", to="string"))
     none = redrive(db.settings, mended, Selection(kind="OTHER"))
     assert none == Redriven(looked_at=2)
     assert redrive(db.settings, mended) == both._replace(written=2)
@@ -139,7 +140,7 @@ def test_a_redrive_that_is_killed_before_its_letters_go_sends_them_again(
     pipeline = made(db, "killed")
     db.collection("killed_in").insert([{"id": "a", "n": "x1"}])
     go(db.settings, pipeline)
-    mended = Pipeline.parse(declared("killed", to="string"))
+    mended = pipeline_of(declared("killed", to="string"))
 
     def die(name: str) -> None:
         assert name == "redrive.written"
@@ -164,7 +165,7 @@ def test_a_value_too_large_for_a_message_is_told_of_without_it(db: Deployment) -
     place.close()
     rows = db.collection("large_letters").read(order_by=["batch"]).to_pylist()
     assert [module._record(row) for row in rows] == [None, told[1].record]
-    counted = redrive(db.settings, Pipeline.parse(declared("large", to="string")))
+    counted = redrive(db.settings, pipeline_of(declared("large", to="string")))
     assert (counted.no_origin, counted.looked_at) == (1, 2)
     assert len(db.collection("large_letters").read()) >= 1
 
@@ -182,15 +183,8 @@ def test_the_place_is_checked(db: Deployment) -> None:
         ({"collection": None}, "errors.collection"),
     ):
         with pytest.raises(PipelineInvalid) as raised:
-            Pipeline.parse(declared("checked") | {"errors": errors})
+            pipeline_of(declared("checked") | {"errors": errors})
         assert words in str(raised.value)
-    assert (
-        "collection"
-        not in Pipeline.parse(
-            {
-                "id": "p",
-                "source": {"kind": "kafka", "bootstrap": ["b:1"], "topics": ["t"]},
-                "sink": {"kind": "delta", "table": "p"},
-            }
-        ).to_json()["errors"]
-    ), "a declaration of an earlier build has the same digest"
+    plain = {"kind": "kafka", "bootstrap": ["b:1"], "topics": ["t"]}
+    before = pipeline_of({"id": "p", "source": plain, "sink": {"kind": "delta", "table": "p"}})
+    assert "collection" not in as_pipeline(before)["errors"], "a declaration of an earlier build has the same JSON"

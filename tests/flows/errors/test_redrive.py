@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millrace.base.errors import ChannelNotFound, LogUnavailable
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors import redrive as redriving
 from millrace.flows.errors.listing import error_page
 from millrace.flows.errors.redrive import Progress, Redriven, redrive
@@ -20,6 +20,7 @@ from millrace.flows.errors.topic import headers_of
 from millrace.flows.records import TRANSFORMATION, Failure, Record
 from millrace.flows.sinks.delta.sink import OUTPUTS
 from millrace.flows.sources.kafka.topics import Topics
+from millrace.pipelines.declaration import pipeline_of
 from millrace.storage.table import open_table
 from tests.flows.brokers_in_process import Brokers, brokers
 
@@ -32,8 +33,8 @@ def kafka() -> Iterator[Brokers]:
         yield made
 
 
-def _pipeline(kafka: Brokers, name: str) -> Pipeline:
-    return Pipeline.parse(
+def _pipeline(kafka: Brokers, name: str) -> Flow:
+    return pipeline_of(
         {
             "id": name,
             "source": {"kind": "kafka", "bootstrap": [kafka.address], "topics": [f"{name}-in"]},

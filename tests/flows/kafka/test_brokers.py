@@ -13,13 +13,13 @@ from confluent_kafka.admin import BrokerMetadata, ClusterMetadata
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.topic import ErrorTopic
 from millrace.flows.kafka.brokers import looked_at
 from millrace.flows.range_host import topic_admin
 from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sinks.kafka.sink import made
 from millrace.flows.sources.kafka.topics import Reader, Topics
+from millrace.pipelines.declaration import pipeline_of
 
 THERE: dict[str, Any] = {"kind": "kafka", "bootstrap": ["rebound.test:9092"], "topics": ["in"]}
 
@@ -37,7 +37,7 @@ def rebound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_client_is_made_for_brokers_whose_name_leads_elsewhere_by_now() -> None:
     sink = {"kind": "kafka", "bootstrap": THERE["bootstrap"], "topic": "out"}
-    pipeline = Pipeline.parse({"id": "x", "source": THERE, "sink": sink})
+    pipeline = pipeline_of({"id": "x", "source": THERE, "sink": sink})
     source = pipeline.source
     assert source.kind == "kafka"
     assert isinstance(pipeline.sink, KafkaSink)

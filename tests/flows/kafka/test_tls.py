@@ -29,7 +29,6 @@ from millrace.base.errors import LogUnavailable, MillraceError, SinkBusy, SinkRe
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.flows.batch import Batch
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.stream import stream_of
 from millrace.flows.range_host import topic_admin
 from millrace.flows.range_host.definition import PipelineRun
@@ -37,6 +36,7 @@ from millrace.flows.range_host.host import run
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.sink import Verdicts
 from millrace.flows.spark_host.frames import sink_of as sink_of_stream
+from millrace.pipelines.declaration import pipeline_of
 from tests import running_brokers
 from tests.certificates import certificate
 from tests.flows.faulty import Faulty
@@ -169,7 +169,7 @@ def test_who_is_known_to_both_carries_documents(
     for number in range(20):
         producer.produce("guarded", json.dumps({"n": number}) if number % 5 else b"{", str(number))
     assert producer.flush(30) == 0
-    pipeline = Pipeline.parse(_declared(kafka, search, certificates))
+    pipeline = pipeline_of(_declared(kafka, search, certificates))
     reached = run(PipelineRun(Settings(data_dir=tmp_path / "data"), pipeline), stop=threading.Event(), until_end=True)
     assert reached == {"guarded-0": 20}
     client = OpenSearch(running_brokers.opensearch().url)
@@ -218,7 +218,7 @@ def test_brokers_let_nobody_else_in_and_nothing_is_told_that_is_secret(
         "no certificate": {"certificate": "", "key": ""},
         "no TLS": {"protocol": "SASL_PLAINTEXT", "ca": "", "certificate": "", "key": ""},
     }  # fmt: skip
-    pipeline = Pipeline.parse(_declared(kafka, search, certificates, **others[wrong]))
+    pipeline = pipeline_of(_declared(kafka, search, certificates, **others[wrong]))
     with pytest.raises(MillraceError) as caught:
         topic_admin.look(pipeline.errors_cluster)
     assert isinstance(caught.value, LogUnavailable) or caught.value.code == "INVALID_SETTINGS"
@@ -245,8 +245,8 @@ def test_opensearch_lets_nobody_else_in_and_is_believed_by_its_certificate(
     declared["sink"] |= change
     if change.get("ca") == "stranger":
         declared["sink"]["ca"] = certificates["stranger"][0].read_text()
-    pipeline = Pipeline.parse(declared)
-    sink = sink_of(pipeline.sink, Settings(), flow=pipeline.id, flush=pipeline.flush)
+    pipeline = pipeline_of(declared)
+    sink = sink_of(pipeline.sink, Settings(), flow=pipeline.name, flush=pipeline.flush)
     with pytest.raises(error) as caught:
         sink.open()
     assert "secret" not in str(caught.value)

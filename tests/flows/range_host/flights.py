@@ -16,7 +16,7 @@ from opensearchpy import OpenSearch
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.pipelines.declaration import pipeline_of
 from tests import running_brokers
 
 
@@ -53,7 +53,7 @@ class Flights:
             "resources": {"tasks": partitions},
             **more,
         }
-        self.pipeline = Pipeline.parse(self.declared)
+        self.pipeline = pipeline_of(self.declared)
         self.producer = Producer(
             {"bootstrap.servers": self.kafka.address, "acks": "all", "enable.idempotence": True}, logger=_quiet()
         )

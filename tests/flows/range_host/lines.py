@@ -14,7 +14,6 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host import definition, task
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
@@ -22,6 +21,7 @@ from millrace.flows.range_host.positions import Position, positions_of
 from millrace.flows.records import Failure, Record
 from millrace.flows.sinks.sink import Verdicts
 from millrace.flows.sources.source import Limits
+from millrace.pipelines.declaration import pipeline_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "lines_source"))
 from millrace_lines_source import Folder, Lines
@@ -106,7 +106,7 @@ class LinesFlow:
         """Run to the present end, or until a lane fails for now."""
         with pytest.MonkeyPatch.context() as patched:
             self.patch(patched)
-            made = Pipeline.parse(self.declared)
+            made = pipeline_of(self.declared)
             run(PipelineRun(self.settings, made), stop=threading.Event(), until_end=True, own_process=own_process)
 
     @property

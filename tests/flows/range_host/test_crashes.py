@@ -13,10 +13,10 @@ import pytest
 
 from millrace.base.errors import SinkRefused
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.crashes import RangeWatch, Suspect, suspects_of
 from millrace.flows.range_host.task import Done, Task
 from millrace.flows.sinks.sink import Verdicts
+from millrace.pipelines.declaration import pipeline_of
 from tests.flows.range_host.lines import LinesFlow
 
 ROOT = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ def test_a_worker_that_ends_at_every_record_puts_no_topic_aside(tmp_path: Path) 
         made._process = (1 << 22, 1.0)
         made.enter(0, 9, 1)
         made.close()
-        task = Task(flow.settings, Pipeline.parse(flow.declared), "a", 0, open_rows=lambda _: pytest.fail("no lookup"))
+        task = Task(flow.settings, pipeline_of(flow.declared), "a", 0, open_rows=lambda _: pytest.fail("no lookup"))
         records = flow.records()
         assert task._condemned(Done("a-0", None, 0, 9, in_a_row=1), records) is not None
         with pytest.raises(SinkRefused, match="the worker or its sink is at fault"):

@@ -16,7 +16,7 @@ import pytest
 import millrace.testing
 from millrace.base.errors import PipelineInvalid
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import PipelineCommitter, PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import (
@@ -32,6 +32,7 @@ from millrace.flows.range_host.supervision import read_status
 from millrace.flows.range_host.task import Work
 from millrace.flows.sources.division import LeasedMember
 from millrace.node.range_loop.schedule import START, RangeSchedule
+from millrace.pipelines.declaration import pipeline_of
 from millrace.runtime.child_processes import ChildProcess
 from millrace.testing import Deployment
 from tests.flows.brokers_in_process import Brokers, brokers
@@ -77,7 +78,7 @@ def rows(db: Deployment, name: str) -> dict[int, str]:
 class Stepped:
     """One worker, step by step."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline, number: int) -> None:
+    def __init__(self, settings: Settings, pipeline: Flow, number: int) -> None:
         self.run = PipelineRun(settings, pipeline, number)
         self.run.prepare()
         self.schedule: RangeSchedule[Work] = RangeSchedule(self.run.planner())
@@ -123,7 +124,7 @@ def planned(worker: Stepped, count: int) -> list[Work]:
 
 
 def test_lanes_are_shared_and_a_range_of_the_former_owner_is_fenced(db: Deployment, kafka: Brokers) -> None:
-    pipeline = Pipeline.parse(declared(kafka))
+    pipeline = pipeline_of(declared(kafka))
     first, second = (Stepped(db.settings, pipeline, number) for number in range(2))
     source = db.collection("in")
     source.insert([{"id": number, "name": "a"} for number in range(100)])
@@ -157,7 +158,7 @@ def test_positions_of_one_lane_are_taken_over_by_all_vchannels(db: Deployment, k
     commit_positions(table, [(None, Position("in-0", read, 1, records_in=50))]).raise_if_fenced()
     source.insert([{"id": number, "name": "new"} for number in range(50, 92)])
     source.delete([90, 91])
-    pipeline = Pipeline.parse(declared(kafka, resources={"workers": 1}))
+    pipeline = pipeline_of(declared(kafka, resources={"workers": 1}))
     reached = run(PipelineRun(db.settings, pipeline), stop=threading.Event(), until_end=True)
     assert set(reached) == ALL
     assert min(reached.values()) >= read
@@ -179,7 +180,7 @@ def test_the_one_lane_of_named_channels_is_forgotten_when_another_has_its_positi
     read = db.current_tick(source.definition.pchannels)
     commit_positions(table, [(None, Position("in-0", read, 1))]).raise_if_fenced()
     channel = source.definition.vchannels[2]
-    pipeline = Pipeline.parse(
+    pipeline = pipeline_of(
         declared(kafka, resources={}, source={"kind": "collection", "collection": "in", "channels": [channel]})
     )
     PipelineRun(db.settings, pipeline).prepare()
@@ -189,10 +190,10 @@ def test_the_one_lane_of_named_channels_is_forgotten_when_another_has_its_positi
 
 
 def test_several_workers_of_a_collection_are_the_services_and_not_sparks(kafka: Brokers) -> None:
-    assert Pipeline.parse(declared(kafka)).divided
-    assert not Pipeline.parse(declared(kafka, resources={})).divided
+    assert pipeline_of(declared(kafka)).divided
+    assert not pipeline_of(declared(kafka, resources={})).divided
     with pytest.raises(PipelineInvalid, match=r"resources\.workers"):
-        Pipeline.parse(declared(kafka, deployment="airflow"))
+        pipeline_of(declared(kafka, deployment="airflow"))
 
 
 @pytest.mark.slow

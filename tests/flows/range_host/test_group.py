@@ -17,7 +17,7 @@ import pytest
 
 from millrace.base.errors import LogUnavailable, MillraceError, PipelineInvalid
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.beat import Beat
 from millrace.flows.range_host.definition import PipelineCommitter, PipelineRun, instance_name
 from millrace.flows.range_host.host import run
@@ -30,6 +30,7 @@ from millrace.flows.sources.division import Division
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.node.range_loop.schedule import START, RangeSchedule
+from millrace.pipelines.declaration import pipeline_of
 from millrace.storage.table import open_table
 from tests.flows.brokers_in_process import Brokers, brokers
 from tests.flows.range_host.flights import Flights
@@ -72,7 +73,7 @@ class _Group:
 class _Worker:
     """One worker, step by step."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline, number: int) -> None:
+    def __init__(self, settings: Settings, pipeline: Flow, number: int) -> None:
         self.run = PipelineRun(settings, pipeline, number)
         self.group = _Group()
         self.run._members.append(self.group)
@@ -115,7 +116,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
 def workers(tmp_path: Path, kafka: Brokers) -> Iterator[tuple[_Worker, _Worker]]:
     for partition in range(4):
         kafka.send("in", [(b"k%d" % n, b"{}", []) for n in range(5)], partition)
-    pipeline, settings = Pipeline.parse(_declared(kafka.address)), Settings(data_dir=tmp_path)
+    pipeline, settings = pipeline_of(_declared(kafka.address)), Settings(data_dir=tmp_path)
     made = _Worker(settings, pipeline, 0), _Worker(settings, pipeline, 1)
     yield made
     for each in made:
@@ -233,7 +234,7 @@ def test_what_cannot_be_divided_is_refused(change: dict[str, Any], word: str) ->
     declared = _declared("127.0.0.1:1")
     declared["source"] |= change.pop("source", {})
     with pytest.raises(PipelineInvalid, match=word):
-        Pipeline.parse({**declared, **change})
+        pipeline_of({**declared, **change})
 
 
 def test_the_group_divides_the_partitions_among_its_members(kafka: Brokers) -> None:
@@ -360,7 +361,7 @@ def _standing(flights: Flights) -> list[Any]:
 
 def test_a_bounded_run_ends_where_its_partitions_end(tmp_path: Path, kafka: Brokers) -> None:
     kafka.send("in", [(b"k", b"{}", [])])
-    definition = PipelineRun(Settings(data_dir=tmp_path), Pipeline.parse(_declared(kafka.address)))
+    definition = PipelineRun(Settings(data_dir=tmp_path), pipeline_of(_declared(kafka.address)))
     assert run(definition, stop=threading.Event(), until_end=True)["in-0"] == 1
 
 
@@ -369,7 +370,7 @@ def test_topics_of_a_pattern_are_read_and_new_ones_are_found_while_it_runs(tmp_p
         kafka.send(topic, [(b"k", b"{}", [])])
     declared = _declared(kafka.address, topics_regex="in(-.*)?")
     del declared["source"]["topics"]
-    worker = _Worker(Settings(data_dir=tmp_path), Pipeline.parse(declared), 0)
+    worker = _Worker(Settings(data_dir=tmp_path), pipeline_of(declared), 0)
     worker.group.gives("in-0", "in-2-0")
     assert worker.commits(worker.plans()) == ({"in-0", "in-2-0"}, set())
     assert worker.group.followed == {"in", "in-2"}
@@ -395,12 +396,12 @@ def test_topics_of_a_pattern_are_read_and_new_ones_are_found_while_it_runs(tmp_p
 )
 def test_a_pattern_that_cannot_be_is_refused(source: dict[str, Any], word: str) -> None:
     with pytest.raises(PipelineInvalid, match=word):
-        Pipeline.parse(_declared("127.0.0.1:1", **source))
+        pipeline_of(_declared("127.0.0.1:1", **source))
 
 
 def test_a_bounded_run_that_gets_no_part_in_time_leaves_the_group(tmp_path: Path, kafka: Brokers) -> None:
     kafka.send("in", [])
-    definition = PipelineRun(Settings(data_dir=tmp_path), Pipeline.parse(_declared(kafka.address)))
+    definition = PipelineRun(Settings(data_dir=tmp_path), pipeline_of(_declared(kafka.address)))
     with pytest.raises(LogUnavailable, match="no part of it"):
         definition.join(seconds=0.0)
     assert not definition._members

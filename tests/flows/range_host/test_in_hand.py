@@ -19,13 +19,14 @@ import pytest
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.hosts import TaskHost
 from millrace.flows.range_host import in_hand, tried
 from millrace.flows.range_host.in_hand import InHand, late
 from millrace.flows.range_host.task import Task
 from millrace.flows.records import Record
 from millrace.flows.transform.transform import Transform
+from millrace.pipelines.declaration import pipeline_of
 from tests.flows.samples.test_trying import DECLARED, HOSTILE, _records
 from tests.waiting import until
 
@@ -86,8 +87,8 @@ class _Told:
         self.calls.append(None)
 
 
-def _pipeline(*steps: dict[str, Any]) -> Pipeline:
-    return Pipeline.parse({"id": "p", **DECLARED, "steps": list(steps)})
+def _pipeline(*steps: dict[str, Any]) -> Flow:
+    return pipeline_of({"id": "p", **DECLARED, "steps": list(steps)})
 
 
 def test_what_is_in_hand_is_told_before_the_steps_and_let_go_at_the_end() -> None:

@@ -19,7 +19,7 @@ import pytest
 from millrace.base.correlation import REQUEST_ID
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.configuration import Log
-from millrace.flows.declare.pipeline import Resources
+from millrace.flows.declare.worker import Resources
 from millrace.flows.range_host.__main__ import _served
 from millrace.flows.range_host.limits import over_memory, taken_by
 from millrace.flows.range_host.logs import FILE, begin_log, forget
@@ -96,7 +96,7 @@ def test_a_port_that_another_worker_has_ends_no_worker() -> None:
 
 def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() -> None:
     code = (
-        "import os; from millrace.flows.declare.pipeline import Resources; from millrace.flows.range_host.limits"
+        "import os; from millrace.flows.declare.worker import Resources; from millrace.flows.range_host.limits"
         " import hold_to;"
         "hold_to(Resources(cpus=0.5)); print(len(os.sched_getaffinity(0)))"
     )

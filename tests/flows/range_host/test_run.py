@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.metrics import Metrics
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.redrive import redrive
 from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host.definition import PipelineRun
@@ -26,13 +26,12 @@ from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import change_positions, positions_of
 from millrace.flows.range_host.status import State, metrics_path
 from millrace.flows.range_host.supervision import Supervision, read_status, want
+from millrace.pipelines.declaration import pipeline_of
 from tests.flows.range_host.flights import Flights
 from tests.waiting import until
 
 
-def _to_the_end(
-    flights: Flights, *, metrics: Metrics | None = None, pipeline: Pipeline | None = None
-) -> dict[str, int]:
+def _to_the_end(flights: Flights, *, metrics: Metrics | None = None, pipeline: Flow | None = None) -> dict[str, int]:
     return run(
         PipelineRun(flights.settings, pipeline or flights.pipeline),
         stop=threading.Event(),
@@ -93,7 +92,7 @@ def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> 
         assert all(float(each) > 0 for each in by_task), family
     assert all(task.cpu_seconds > 0 and task.range_bytes > 0 for task in status.tasks)
     # The consumer group says where it stands, for other tools.
-    consumer = Consumer({"bootstrap.servers": flights.kafka.address, "group.id": flights.pipeline.group})
+    consumer = Consumer({"bootstrap.servers": flights.kafka.address, "group.id": flights.pipeline.consumer_group})
     places = consumer.committed([TopicPartition(flights.id, number) for number in range(2)], timeout=20)
     assert {f"{flights.id}-{place.partition}": place.offset for place in places} == reached
     consumer.close()
@@ -111,7 +110,7 @@ def test_a_redrive_brings_what_can_be_mended_and_twice_is_as_once(tmp_path: Path
     )
     _to_the_end(flights)
     assert {key: value["flight"] for key, value in flights.index().items()} == {"b": 2, "d": 5}
-    mended = Pipeline.parse(
+    mended = pipeline_of(
         {**flights.declared, "steps": [{"kind": "compute", "fields": {"flight": "size(string(doc.flight))"}}]}
     )
     counted = redrive(flights.settings, mended, Selection(kind="CAST"), dry_run=True)
@@ -197,7 +196,7 @@ def test_latest_begins_at_the_end_and_error_asks_for_an_offset(tmp_path: Path) -
     flights.send([("b", {"flight": 2})])
     _to_the_end(flights)
     assert set(flights.index()) == {"b"}
-    asking = Pipeline.parse(
+    asking = pipeline_of(
         {**flights.declared, "id": f"{flights.id}-e", "source": {**flights.declared["source"], "offset_reset": "error"}}
     )
     with pytest.raises(InvalidSettings, match="no position"):
@@ -253,9 +252,7 @@ def test_a_partition_that_was_added_while_it_was_stopped_is_read_from_its_beginn
 def test_what_goes_out_does_not_come_in_again_under_another_name_of_the_brokers(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     elsewhere = flights.kafka.address.replace("127.0.0.1", "localhost")
-    looped = Pipeline.parse(
-        {**flights.declared, "errors": {"topic": flights.id, "cluster": {"bootstrap": [elsewhere]}}}
-    )
+    looped = pipeline_of({**flights.declared, "errors": {"topic": flights.id, "cluster": {"bootstrap": [elsewhere]}}})
     with pytest.raises(InvalidSettings, match="read again"):
         PipelineRun(flights.settings, looped).prepare()
 
@@ -371,7 +368,7 @@ def test_brokers_that_ask_who_comes_get_an_answer(tmp_path: Path) -> None:
         producer.produce("guarded", b'{"a": 1}', "k")
         assert producer.flush(30) == 0
 
-        def declared(password: str) -> Pipeline:
+        def declared(password: str) -> Flow:
             security = {
                 "protocol": "SASL_PLAINTEXT",
                 "mechanism": "PLAIN",
@@ -391,7 +388,7 @@ def test_brokers_that_ask_who_comes_get_an_answer(tmp_path: Path) -> None:
                 "index_base": "asked-who-comes",
                 "create_index": True,
             }
-            return Pipeline.parse({"id": "guarded", "source": source, "sink": sink})
+            return pipeline_of({"id": "guarded", "source": source, "sink": sink})
 
         settings = Settings(data_dir=tmp_path / "data")
         reached = run(PipelineRun(settings, declared(known.password)), stop=threading.Event(), until_end=True)

@@ -10,11 +10,11 @@ from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.file import read_pipeline
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import Supervision, read_status, read_wanted, resting, tasks_path, want
+from millrace.pipelines.declaration import pipeline_of
 
-PIPELINE = Pipeline.parse(
+PIPELINE = pipeline_of(
     {
         "id": "p",
         "source": {"kind": "kafka", "bootstrap": ["b:1"], "topics": ["t"]},

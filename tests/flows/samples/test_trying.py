@@ -18,10 +18,11 @@ import pytest
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
 from millrace.flows.declare import expressions
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.records import Record
 from millrace.flows.samples.trying import Trying
 from millrace.flows.transform.transform import Rules
+from millrace.pipelines.declaration import pipeline_of
 from millrace.runtime.sandbox.errors import ServiceBusy, TooMuchWork
 from millrace.runtime.sandbox.pool import Sandbox
 from millrace.runtime.sandbox.protocol import FRAME_HEADER, FrameKind
@@ -59,8 +60,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], Any, set[str]]] = {
 }
 
 
-def _pipeline(*steps: dict[str, Any]) -> Pipeline:
-    return Pipeline.parse({"id": "p", **DECLARED, "steps": list(steps)}, compiled=False)
+def _pipeline(*steps: dict[str, Any]) -> Flow:
+    return pipeline_of({"id": "p", **DECLARED, "steps": list(steps)}, compiled=False)
 
 
 def _records(*documents: Any) -> list[Record]:

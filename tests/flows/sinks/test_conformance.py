@@ -25,13 +25,13 @@ from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.declare.errors import Errors
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.isolation import Attempts, Isolation
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink, Verdicts
+from millrace.pipelines.declaration import pipeline_of
 from millrace.testing import Deployment
 from tests import running_brokers
 from tests.flows.faulty import Faulty, cut_off, html, in_part, refused, trips_over
@@ -41,8 +41,8 @@ SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 
 
 def _sink(declared: dict[str, Any], settings: Settings | None = None) -> Sink:
-    pipeline = Pipeline.parse({"id": "x", "source": SOURCE, "sink": declared})
-    return sink_of(pipeline.sink, settings or Settings(), flow=pipeline.id, flush=pipeline.flush)
+    pipeline = pipeline_of({"id": "x", "source": SOURCE, "sink": declared})
+    return sink_of(pipeline.sink, settings or Settings(), flow=pipeline.name, flush=pipeline.flush)
 
 
 def _action(

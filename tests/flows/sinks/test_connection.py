@@ -20,10 +20,10 @@ import pytest
 
 from millrace.base.errors import SinkBusy
 from millrace.flows.declare.addresses import is_forbidden
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.sinks.opensearch import connection
 from millrace.flows.sinks.opensearch.index import client_of, cluster_of, exists
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.pipelines.declaration import pipeline_of
 
 
 class Keys(http.server.ThreadingHTTPServer):
@@ -68,7 +68,7 @@ def test_a_name_that_leads_elsewhere_meanwhile_is_not_followed(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(connection, "is_forbidden", forbidden)
-    sink = Pipeline.parse(
+    sink = pipeline_of(
         {
             "id": "x",
             "source": {"kind": "kafka", "bootstrap": ["b:1"], "topics": ["in"]},

@@ -13,7 +13,6 @@ from opensearchpy import OpenSearch
 
 from millrace.base.errors import PipelineInvalid, SinkRefused
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.documents import Refused
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
@@ -22,6 +21,7 @@ from millrace.flows.sinks.opensearch.index import client_of, remove
 from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.naming import IndexNames, pattern_of
 from millrace.flows.sinks.sink import Sink
+from millrace.pipelines.declaration import pipeline_of
 from tests import running_brokers
 from tests.flows.sinks.batches import put
 
@@ -54,9 +54,9 @@ def base() -> Iterator[str]:
 
 def _sink(base: str, **more: Any) -> tuple[Sink, Declared]:
     declared = _declared(hosts=[running_brokers.opensearch().url], index_base=base, **more)
-    pipeline = Pipeline.parse({"id": "x", "source": SOURCE, "sink": declared})
+    pipeline = pipeline_of({"id": "x", "source": SOURCE, "sink": declared})
     assert isinstance(pipeline.sink, Declared)
-    return sink_of(pipeline.sink, Settings(), flow=pipeline.id, flush=pipeline.flush), pipeline.sink
+    return sink_of(pipeline.sink, Settings(), flow=pipeline.name, flush=pipeline.flush), pipeline.sink
 
 
 def _found(index: str) -> dict[str, list[Any]]:
@@ -113,7 +113,7 @@ def test_the_template_covers_the_names_and_few_others() -> None:
 )
 def test_what_cannot_be_is_refused(more: dict[str, Any], word: str) -> None:
     with pytest.raises(PipelineInvalid, match=word):
-        Pipeline.parse({"id": "x", "source": SOURCE, "sink": _declared(**more)})
+        pipeline_of({"id": "x", "source": SOURCE, "sink": _declared(**more)})
 
 
 def test_documents_go_into_indices_by_date_and_field_that_a_template_makes(base: str) -> None:

@@ -16,18 +16,18 @@ import pytest
 import millrace.testing
 from millrace.base.errors import InvalidSettings, SinkRefused
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_kinds, sink_of
 from millrace.flows.sinks.sink import Sink
+from millrace.pipelines.declaration import pipeline_of
 from tests.flows.sinks.batches import put
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 
 
 def _sink(settings: Settings, declared: dict[str, Any]) -> Sink:
-    pipeline = Pipeline.parse({"id": "x", "source": SOURCE, "sink": declared})
-    return sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+    pipeline = pipeline_of({"id": "x", "source": SOURCE, "sink": declared})
+    return sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
 
 
 def _action(offset: int, key: str, body: Any, *, partition: int = 0) -> Action:
@@ -109,10 +109,10 @@ def test_a_delta_table_has_each_record_once_whatever_is_repeated(tmp_path: Path)
 
 def test_every_kind_that_can_be_declared_has_a_sink_and_no_other() -> None:
     assert set(sink_kinds()) == {"opensearch", "kafka", "collection", "delta"}
-    unknown = Pipeline.parse({"id": "x", "source": SOURCE, "sink": {"kind": "delta", "table": "out"}})
+    unknown = pipeline_of({"id": "x", "source": SOURCE, "sink": {"kind": "delta", "table": "out"}})
     object.__setattr__(unknown.sink, "kind", "elsewhere")
     with pytest.raises(InvalidSettings, match="elsewhere"):
-        sink_of(unknown.sink, Settings(), flow=unknown.id, flush=unknown.flush)
+        sink_of(unknown.sink, Settings(), flow=unknown.name, flush=unknown.flush)
 
 
 def test_a_document_stays_where_a_later_one_of_its_key_is_refused(deployment: millrace.testing.Deployment) -> None:

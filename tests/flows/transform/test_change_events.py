@@ -9,18 +9,19 @@ import pytest
 
 from millrace.base.errors import PipelineInvalid
 from millrace.flows.batch import Batch, parts_at_truncations
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.records import OPERATION, Action, Failure, Record
 from millrace.flows.transform.transform import Rules, Transform
+from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from tests.flows.debezium.samples import event, record
 
 ANNE = {"id": 1004, "first_name": "Anne"}
 
 
-def _pipeline(*steps: Any, sink: Any = None, **debezium: Any) -> Pipeline:
+def _pipeline(*steps: Any, sink: Any = None, **debezium: Any) -> Flow:
     source = {"kind": "kafka", "bootstrap": ["127.0.0.1:9092"], "topics": ["shop.t"], "format": "debezium"}
     into = {"kind": "opensearch", "hosts": ["http://127.0.0.1:9200"], "index_base": "t", "ids": "key", **(sink or {})}
-    return Pipeline.parse({"id": "x", "source": {**source, "debezium": debezium}, "steps": steps, "sink": into})
+    return pipeline_of({"id": "x", "source": {**source, "debezium": debezium}, "steps": steps, "sink": into})
 
 
 def test_a_row_goes_through_the_steps_and_a_delete_to_its_key() -> None:
@@ -89,15 +90,15 @@ def test_a_sample_shows_its_row() -> None:
 def test_a_declaration_that_makes_no_sense_is_refused(source: dict[str, Any], field: str) -> None:
     whole: Any = {"kind": "kafka", "bootstrap": ["127.0.0.1:9092"], "topics": ["t"], "format": "debezium", **source}
     with pytest.raises(PipelineInvalid) as error:
-        Pipeline.parse({"id": "x", "source": whole, "sink": {"kind": "collection", "collection": "c"}})
+        pipeline_of({"id": "x", "source": whole, "sink": {"kind": "collection", "collection": "c"}})
     assert all(each["field"].startswith(field) for each in error.value.problems)
 
 
 def test_a_registrys_password_is_a_secret() -> None:
     pipeline = _pipeline(registry={"url": "https://registry:8081", "user": "me", "password": "hush"})
-    assert "hush" not in json.dumps(pipeline.to_json())
+    assert "hush" not in json.dumps(as_pipeline(pipeline))
     assert pipeline.secrets() == {"source.debezium.registry.password": "hush"}
-    assert Pipeline.parse(pipeline.to_json(), secrets=pipeline.secrets()) == pipeline
+    assert pipeline_of(as_pipeline(pipeline), secrets=pipeline.secrets()) == pipeline
 
 
 def test_a_batch_is_parted_so_that_each_truncation_is_first() -> None:

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import LogUnavailable
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.records import Record
 from millrace.flows.transform.operators import Rows, names_read
 from millrace.flows.transform.transform import Transform
+from millrace.pipelines.declaration import pipeline_of
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:9092"], "topics": ["flights"]}
 SINK = {"kind": "opensearch", "hosts": ["http://127.0.0.1:9200"], "index_base": "flights"}
@@ -40,7 +40,7 @@ def _rows(step: Lookup) -> Rows:
 
 def _made(*steps: dict[str, Any], **sink: Any) -> Transform:
     return Transform(
-        Pipeline.parse({"id": "x", "source": SOURCE, "steps": steps, "sink": {**SINK, **sink}}), open_rows=_rows
+        pipeline_of({"id": "x", "source": SOURCE, "steps": steps, "sink": {**SINK, **sink}}), open_rows=_rows
     )
 
 
@@ -334,7 +334,7 @@ def test_a_collection_that_cannot_be_read_is_no_document_s_fault() -> None:
 
     step = {"kind": "lookup", "collection": "airlines", "key": "carrier", "into": "airline"}
     made = Transform(
-        Pipeline.parse({"id": "x", "source": SOURCE, "steps": [step], "sink": SINK}), open_rows=lambda _: Away()
+        pipeline_of({"id": "x", "source": SOURCE, "steps": [step], "sink": SINK}), open_rows=lambda _: Away()
     )
     with pytest.raises(LogUnavailable):
         made.run([_record({"carrier": "UA"})])

@@ -13,10 +13,10 @@ from millrace.access.grants import LOCAL_ADMIN, Grant, Role
 from millrace.base.errors import LogUnavailable, PipelineBusy, PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.sinks.opensearch.index import index_path
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
+from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.reach import require_allowed, require_reachable
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.store.records import Phase
@@ -87,7 +87,7 @@ def test_no_pipeline_leads_to_addresses_of_the_machine_alone(service: Service, h
 
 
 def test_reach_hosts_are_the_only_ones() -> None:
-    made = Pipeline.parse({"id": "x", **DECLARED, "source": {**KAFKA, "bootstrap": ["kafka-0.resource.svc:9097"]}})
+    made = pipeline_of({"id": "x", **DECLARED, "source": {**KAFKA, "bootstrap": ["kafka-0.resource.svc:9097"]}})
     allowed = Configuration.parse({"reach": {"hosts": ["*.resource.svc", "127.0.0.0/8"]}}).reach.hosts
     require_allowed(made, allowed)
     with pytest.raises(PipelineInvalid, match=r"sink\.hosts\.0"):
@@ -95,7 +95,7 @@ def test_reach_hosts_are_the_only_ones() -> None:
     with pytest.raises(PipelineInvalid, match=r"source\.bootstrap\.0"):
         require_allowed(made, ["127.0.0.1"])
     # 169.254.169.254 as one number: no address by its looks, and one by its name.
-    hidden = Pipeline.parse({"id": "x", **DECLARED, "source": {**KAFKA, "bootstrap": ["2852039166:80"]}})
+    hidden = pipeline_of({"id": "x", **DECLARED, "source": {**KAFKA, "bootstrap": ["2852039166:80"]}})
     require_allowed(hidden, ())
     with pytest.raises(PipelineInvalid, match="no pipeline may reach"):
         require_reachable(hidden)

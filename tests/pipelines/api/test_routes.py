@@ -32,7 +32,6 @@ from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.discovery import declared_flow
 from millrace.flows.declare.file import read_pipeline
 from millrace.flows.declare.keys import Keys, new_key
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.status import PipelineStatus, State, metrics_path, status_path
@@ -40,6 +39,7 @@ from millrace.flows.registry import SINKS, SOURCES
 from millrace.flows.sources.source import Ends
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
+from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.deploy.world import RealWorld
@@ -264,7 +264,7 @@ def test_a_pipeline_and_a_stream_never_have_one_name(streams: Service) -> None:
         status, found = service.ask("PUT", path, DECLARED)
         assert (status, found["error"]["problems"][0]["kind"]) == (422, "taken")
     settings = service.management._settings
-    note_flow(settings, Pipeline.parse({"id": "hourly", **DECLARED}))
+    note_flow(settings, pipeline_of({"id": "hourly", **DECLARED}))
     (first, *_) = check(settings, declared_flow(settings, "hourly"))
     assert (first.level, first.field) == ("error", "name")
 

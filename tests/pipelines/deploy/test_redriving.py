@@ -13,10 +13,10 @@ import pytest
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.selection import EVERYTHING, Selection
 from millrace.flows.errors.topic import headers_of
 from millrace.flows.records import Failure, Record
+from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import FIRST_PAUSE, MAX_TRIES, Redrives, RedriveState, run_id
 from millrace.runtime.launch.launcher import Launcher
@@ -38,7 +38,7 @@ def _ended(redrives: Redrives, state: RedriveState) -> Any:
 @pytest.mark.slow
 def test_one_whose_brokers_are_silent_goes_on_later_and_can_be_cancelled(settings: Settings) -> None:
     settings.data_dir.mkdir(mode=0o700)
-    Deployment(settings).write(Pipeline.parse(SILENT))
+    Deployment(settings).write(pipeline_of(SILENT))
     now = [0.0]
     redrives = Redrives(settings, clock=lambda: now[0])
     assert redrives.status("flights").state is RedriveState.NONE
@@ -64,7 +64,7 @@ def test_one_whose_brokers_are_silent_goes_on_later_and_can_be_cancelled(setting
 @pytest.mark.slow
 def test_one_that_comes_to_nothing_again_and_again_has_failed(settings: Settings) -> None:
     settings.data_dir.mkdir(mode=0o700)
-    Deployment(settings).write(Pipeline.parse(SILENT))
+    Deployment(settings).write(pipeline_of(SILENT))
     redrives = Redrives(settings, clock=lambda: 1e12)
     asked = {"id": "1", "who": "ada", "at": 0.0, "selection": {}, "again": False, "dry_run": False}
     redrives._start("flights", {**asked, "tries": MAX_TRIES, "behind": None})

@@ -9,8 +9,8 @@ import pytest
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host import topic_admin
+from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.runner import run
 from millrace.pipelines.deploy.saga import Saga
@@ -48,10 +48,10 @@ def test_topics_that_were_there_before_stay(settings: Settings, monkeypatch: pyt
     monkeypatch.setattr(topic_admin, "make", make)
     monkeypatch.setattr(topic_admin, "delete", delete)
     settings.data_dir.mkdir(mode=0o700)
-    pipeline = Pipeline.parse(DECLARED)
+    pipeline = pipeline_of(DECLARED)
     world = (Broken if fails else RealWorld)(Deployment(settings), lambda record: pipeline)
     with open_pipelines(settings, env={}) as store:
-        made = store.create(pipeline.to_json(), secrets={}, who="ada", saga=Saga(who="ada").to_json())
+        made = store.create(as_pipeline(pipeline), secrets={}, who="ada", saga=Saga(who="ada").to_json())
         ready = run(store, made, world)
         if fails:
             assert ready is None

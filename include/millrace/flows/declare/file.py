@@ -14,37 +14,30 @@ from millrace.flows.declare.configuration import Configuration, read_yaml, seale
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import Problem, expanded, invalid, with_secrets
-from millrace.flows.declare.pipeline import Pipeline
-from millrace.flows.declare.spellings import as_pipeline, spelling_of
+from millrace.flows.declare.spellings import spelling_of
 
 
 def read_pipeline(
     path: Path, configuration: Configuration, *, env: Mapping[str, str] | None = None, keys: Keys | None = None
-) -> Pipeline:
-    """The pipeline that `path` declares, with the defaults of `configuration`. `keys` open what the service has sealed.
+) -> Flow:
+    """The flow of the range loop that `path` declares, with the defaults of `configuration`.
 
-    Raises PipelineInvalid, InvalidSettings, SecretUnreadable.
+    `keys` open what the service has sealed. Raises PipelineInvalid, InvalidSettings, SecretUnreadable.
     """
     return _with_defaults(read_declaration(path, env=env, keys=keys), configuration)
 
 
-def with_defaults(flow: Flow, configuration: Configuration) -> Pipeline:
+def with_defaults(flow: Flow, configuration: Configuration) -> Flow:
     """Return a declared flow of the range loop with the defaults of `configuration`. Raises PipelineInvalid."""
     return _with_defaults(with_secrets(flow.to_json(unset=False), flow.secrets()), configuration)
 
 
-def flow_of(pipeline: Pipeline) -> Flow:
-    """Return a pipeline as a flow."""
-    return Flow.parse(pipeline.to_json(), spelling="pipeline", secrets=pipeline.secrets(), compiled=False)
-
-
-def _with_defaults(declared: dict[str, Any], configuration: Configuration) -> Pipeline:
-    value = configuration.with_defaults(declared)
-    spelling = spelling_of(value)
-    if spelling == "pipeline":
-        return Pipeline.parse(value)
-    flow = Flow.parse(value, spelling=spelling)
-    return Pipeline.parse(as_pipeline(flow), secrets=flow.secrets())
+def _with_defaults(declared: dict[str, Any], configuration: Configuration) -> Flow:
+    spelling = spelling_of(declared)
+    if spelling == "flow" and (found := Flow.parse(declared, compiled=False)).host == "spark":
+        words = "runs on Spark, so no worker reads it from a file: name the file in flow_declarations, under flows"
+        raise invalid([Problem("host", words, "host")], what=found.name)
+    return Flow.parse(configuration.with_defaults(declared), spelling=spelling)
 
 
 def read_declaration(path: Path, *, env: Mapping[str, str] | None = None, keys: Keys | None = None) -> dict[str, Any]:

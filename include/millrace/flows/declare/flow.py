@@ -39,9 +39,9 @@ from millrace.flows.declare.part import (
     words,
     written,
 )
-from millrace.flows.declare.pipeline import AIRFLOW, Recovery, Resources
 from millrace.flows.declare.rows import Function, Table
 from millrace.flows.declare.steps import AnyStep, TemplateId
+from millrace.flows.declare.worker import AIRFLOW, Recovery, Resources
 from millrace.flows.guarantee import OFFERED, Guarantee, level
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.registry import Sink, Source, promise_of, sink_kinds, source_kinds
@@ -188,6 +188,10 @@ class Flow(Part):
             yield "transform", f"{name} is"
         if isinstance(self.row_sink, FunctionSink):
             yield "sink", "a function is"
+        if getattr(self.sink, "create", False) and not (
+            self.transform.steps or source_kinds()[self.source.kind].tables
+        ):
+            yield "sink", "create is"
         for path, part in (("source", self.source), ("sink", self.sink)):
             for name in said(part, part.of_rows):
                 yield path, f"{name} is"
@@ -254,7 +258,7 @@ class Flow(Part):
                 " Delta table"
             )
         self._require_errors()
-        self._require_a_collection_for_each_table()
+        self._require_collections()
         if isinstance(self.sink, KafkaSink):
             object.__setattr__(self, "sink", self.sink.with_columns_of(getattr(self.source, "collection", "")))
         if kind.feeder and self.deployment == AIRFLOW:
@@ -277,10 +281,21 @@ class Flow(Part):
             promise = promise_of(self.source, self.sink)
             raise ValueError(f"guarantee: from a {self.source.kind} to this {self.sink.kind} it is {promise}")
 
-    def _require_a_collection_for_each_table(self) -> None:
+    def _require_collections(self) -> None:
         sink, source = self.sink, self.source
         if not isinstance(sink, CollectionSink):
             return
+        if sink.create or sink.on_schema_change == "alter":
+            if not source_kinds()[source.kind].tables:
+                raise ValueError(
+                    f"sink.create, sink.on_schema_change: a {source.kind} does not say which columns its records have:"
+                    " create the collection"
+                )
+            if self.transform.steps:
+                raise ValueError(
+                    "sink.create, sink.on_schema_change: the collection has the table's columns, and steps may give"
+                    " others: leave out the steps, or create the collection"
+                )
         if len(getattr(source, "names", ())) > 1 and not sink.divided:
             raise ValueError(
                 f"sink.collection: each table has its own collection: name it by the table, as in"

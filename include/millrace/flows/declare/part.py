@@ -147,7 +147,7 @@ Address: TypeAlias = Annotated[
 """``host:port``."""
 
 Secret: TypeAlias = SecretStr
-"""Written once and never shown: it prints as stars, and `Pipeline.to_json` leaves it out."""
+"""Written once and never shown: it prints as stars, and `Flow.to_json` leaves it out."""
 
 
 class Problem(NamedTuple):

@@ -1,8 +1,7 @@
 """The spellings of declarations of earlier builds, as plain values: streams, and pipelines of reference document 004.
 
 Each spelling is the same flow (`flow.py`), on the host that it had: :func:`plain` gives a declaration in the form of
-flows, :func:`as_pipeline` a flow as the JSON of a pipeline, and :func:`as_written` the path of a problem as the user
-wrote it.
+flows, and :func:`as_written` the path of a problem as the user wrote it.
 
 A stream named its source by the field that it has (`collection`, or `kafka` and `topics`) and its sink likewise
 (`collection`, `delta`, `kafka`, `opensearch`, `function`). :func:`source` and :func:`sink` give them their `kind`.
@@ -11,12 +10,11 @@ A stream named its source by the field that it has (`collection`, or `kafka` and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-if TYPE_CHECKING:
-    from millrace.flows.declare.flow import Flow
+from typing import Any, Final, Literal
 
 Spelling = Literal["flow", "stream", "pipeline"]
+VERSION: Final = 1
+"""Of the form of pipelines. A new field is optional, so that an older declaration means what it meant."""
 NAME: Final[Mapping[Spelling, str]] = {"flow": "name", "stream": "name", "pipeline": "id"}
 """The field with a flow's name."""
 _STREAM: Final = {"transform": "function", "sql": "sql", "tables": "tables", "operator": "operator",
@@ -24,12 +22,6 @@ _STREAM: Final = {"transform": "function", "sql": "sql", "tables": "tables", "op
 """Fields of a stream that are fields of a flow's transform."""
 _STREAM_NAMES: Final = {"words": "description"}
 _PIPELINE_NAMES: Final = {"id": "name", "name": "title"}
-_PIPELINE: Final = (
-    "description", "account", "labels", "source", "steps", "sink", "errors", "failure_threshold", "flush", "recovery",
-    "resources", "deployment",
-)  # fmt: skip
-"""Fields of a pipeline beside its id and name, in their order."""
-
 SINKS: Final = ("collection", "delta", "kafka", "opensearch", "function")
 _CLUSTER: Final = ("bootstrap", "security", "socket_timeout_ms")
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -164,9 +156,9 @@ def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
         for name in ("transform", "host", "title"):
             if name in value:
                 raise Misspelled(name, "is no field of this")
-        form = found.pop("version", 1)
-        if form != 1 or isinstance(form, bool):
-            raise Misspelled("version", "is 1, the version of this form")
+        form = found.pop("version", VERSION)
+        if form != VERSION or isinstance(form, bool):
+            raise Misspelled("version", f"is {VERSION}, the version of this form")
         steps = {"steps": found.pop("steps")} if "steps" in found else {}
         found = {_PIPELINE_NAMES.get(name, name): each for name, each in found.items()}
         return {**found, "transform": steps, "host": "range"}
@@ -183,25 +175,6 @@ def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
     return {**found, "transform": transform, "host": "spark"}
 
 
-def as_pipeline(flow: Flow) -> dict[str, Any]:
-    """Return a flow of the range loop as the JSON of a pipeline, with defaults and without secrets.
-
-    Of one declaration always the same text.
-    """
-    every = flow.model_dump(mode="json", by_alias=True, exclude_none=True)
-    every["steps"] = every["transform"]["steps"]
-    for part, declared in (("source", flow.source), ("sink", flow.sink)):
-        for name in declared.of_rows:
-            every[part].pop(name, None)
-    for path in flow.secret_paths():
-        place = every
-        *folders, last = path.split(".")
-        for folder in folders:
-            place = place[folder]
-        del place[last]
-    return {"version": 1, "id": flow.name, "name": flow.title, **{name: every[name] for name in _PIPELINE}}
-
-
 def as_written(path: str, value: Mapping[str, Any] | None, spelling: Spelling) -> str:
     """Return the `path` of a problem in the form of flows as the user wrote it, in `value` if that is known."""
     parts = path.split(".") if path else []
@@ -209,9 +182,9 @@ def as_written(path: str, value: Mapping[str, Any] | None, spelling: Spelling) -
         if spelling == "flow":
             short = value is not None and not isinstance(value.get("transform"), Mapping)
             return ".".join(parts[:1] + parts[2:]) if short and parts[1:2] in (["steps"], ["function"]) else path
-        parts = (
-            [{ours: name for name, ours in _STREAM.items()}.get(parts[1], parts[1]), *parts[2:]] if parts[1:] else []
-        )
+        inner = {ours: name for name, ours in _STREAM.items()}
+        whole = "steps" if spelling == "pipeline" else "transform"
+        parts = [inner.get(parts[1], parts[1]), *parts[2:]] if parts[1:] else [whole]
     names = {"stream": _STREAM_NAMES, "pipeline": _PIPELINE_NAMES, "flow": {}}[spelling]
     if parts:
         parts[0] = {ours: name for name, ours in names.items()}.get(parts[0], parts[0])

@@ -31,7 +31,7 @@ from millrace.base.settings import Settings
 from millrace.client.collection import Collection
 from millrace.client.database import Database, connect
 from millrace.flows.batch import outside_of_ranges
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.letter import RECORD, SHOWN, Letter, Redriven, of_collection
 from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host.isolation import write_apart
@@ -63,9 +63,9 @@ _AT_ONCE: Final = 500
 class ErrorCollection:
     """A task's way into it."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+    def __init__(self, settings: Settings, pipeline: Flow) -> None:
         assert pipeline.errors.collection is not None, "the declaration names one"
-        self._settings, self._pipeline, self._name = settings, pipeline.id, pipeline.errors.collection
+        self._settings, self._pipeline, self._name = settings, pipeline.name, pipeline.errors.collection
         self._database: Database | None = None
         self._collection: Collection | None = None
 
@@ -135,7 +135,7 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value[:SHOWN].decode(errors="replace")
 
 
-def ensure_collection(settings: Settings, pipeline: Pipeline) -> None:
+def ensure_collection(settings: Settings, pipeline: Flow) -> None:
     """Create the collection if necessary and allowed. Raises SinkRefused, LogUnavailable."""
     name = str(pipeline.errors.collection)
     with connect(settings=settings) as db:
@@ -154,7 +154,7 @@ def ensure_collection(settings: Settings, pipeline: Pipeline) -> None:
 
 
 def newest(
-    settings: Settings, pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50
+    settings: Settings, pipeline: Flow, selection: Selection, *, before: str = "", limit: int = 50
 ) -> tuple[list[Letter], str, bool, int]:
     """Return letters of a pipeline that `selection` takes, newest first.
 
@@ -167,9 +167,9 @@ def newest(
     cursor, seen = before, 0
     with connect(settings=settings) as db:
         letters = db.collection(str(pipeline.errors.collection))
-        total = letters.count(where=f"stream = '{pipeline.id}{RECORD}'")
+        total = letters.count(where=f"stream = '{pipeline.name}{RECORD}'")
         while True:
-            page = _page(letters, pipeline.id, cursor, newest_first=True)
+            page = _page(letters, pipeline.name, cursor, newest_first=True)
             for row, letter in zip(page, of_collection(page), strict=True):
                 if len(found) >= limit:
                     return found, cursor, True, total
@@ -206,7 +206,7 @@ def _takes(selection: Selection, letter: Letter) -> bool:
 
 def redrive_collected(
     settings: Settings,
-    pipeline: Pipeline,
+    pipeline: Flow,
     selection: Selection,
     *,
     dry_run: bool,
@@ -225,7 +225,7 @@ def redrive_collected(
     try:
         with connect(settings=settings) as db:
             letters = db.collection(str(pipeline.errors.collection))
-            while page := _page(letters, pipeline.id, cursor, newest_first=False):
+            while page := _page(letters, pipeline.name, cursor, newest_first=False):
                 cursor = f"{page[-1]['batch']},{page[-1]['id']}"
                 chosen = [row for row, each in zip(page, of_collection(page), strict=True) if _takes(selection, each)]
                 counts["looked_at"] += len(page)
@@ -243,10 +243,10 @@ def redrive_collected(
 class _Redrive:
     """The steps and the sink of a pipeline, for records of letters."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+    def __init__(self, settings: Settings, pipeline: Flow) -> None:
         self._pipeline, self._open_rows = pipeline, partial(CollectionRows, settings)
         self._transform = Transform(pipeline, open_rows=self._open_rows)
-        self._sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+        self._sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
         self._opened = False
 
     def run(self, letters: Sequence[dict[str, Any]], counts: dict[str, int]) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.selection import Place, Selection
 from millrace.flows.errors.topic import PREFIX, error_source, is_of, origin_of
 from millrace.flows.records import Record
@@ -59,7 +59,7 @@ class ErrorPage(BaseModel):
 
 
 def error_page(
-    settings: Settings, pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50
+    settings: Settings, pipeline: Flow, selection: Selection, *, before: str = "", limit: int = 50
 ) -> ErrorPage:
     """The newest that `selection` takes, before the cursor of an earlier page.
 
@@ -68,9 +68,9 @@ def error_page(
     if pipeline.errors.collection is not None:
         return _collected_page(settings, pipeline, selection, before=before, limit=limit)
     source = error_source(pipeline)
-    group = f"{pipeline.group}-look"
+    group = f"{pipeline.consumer_group}-look"
     topics = Topics(source, group)
-    search = _Search(pipeline.id, selection, limit)
+    search = _Search(pipeline.name, selection, limit)
     stands = _cursor(before)
     total, more = 0, False
     try:
@@ -99,9 +99,7 @@ def error_page(
     )
 
 
-def _collected_page(
-    settings: Settings, pipeline: Pipeline, selection: Selection, *, before: str, limit: int
-) -> ErrorPage:
+def _collected_page(settings: Settings, pipeline: Flow, selection: Selection, *, before: str, limit: int) -> ErrorPage:
     """Return the same of a collection of dead letters."""
     from millrace.flows.errors.collection import newest
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.records import Failure
 
 
@@ -22,7 +22,7 @@ class ErrorPlace(Protocol):
         ...
 
 
-def errors_of(settings: Settings, pipeline: Pipeline) -> ErrorPlace:
+def errors_of(settings: Settings, pipeline: Flow) -> ErrorPlace:
     """Return the place that `pipeline` declares."""
     if pipeline.errors.collection is not None:
         from millrace.flows.errors.collection import ErrorCollection
@@ -33,7 +33,7 @@ def errors_of(settings: Settings, pipeline: Pipeline) -> ErrorPlace:
     return ErrorTopic(pipeline)
 
 
-def ensure_errors(settings: Settings, pipeline: Pipeline) -> None:
+def ensure_errors(settings: Settings, pipeline: Flow) -> None:
     """Create the place if necessary and allowed. Raises LogUnavailable, InvalidSettings, SinkRefused."""
     if pipeline.errors.collection is not None:
         from millrace.flows.errors.collection import ensure_collection

@@ -22,7 +22,7 @@ from millrace.base.errors import ChannelNotFound
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import outside_of_ranges
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.letter import Redriven as Redriven
 from millrace.flows.errors.selection import EVERYTHING, Selection, kind_of
 from millrace.flows.errors.topic import error_source, is_of, origin_of
@@ -64,7 +64,7 @@ def _silent(_: Progress) -> bool:
 
 def redrive(
     settings: Settings,
-    pipeline: Pipeline,
+    pipeline: Flow,
     selection: Selection = EVERYTHING,
     *,
     again: bool = False,
@@ -81,11 +81,11 @@ def redrive(
     if pipeline.errors.collection is not None:
         return _collected(settings, pipeline, selection, dry_run=dry_run, tell=tell)
     source = error_source(pipeline)
-    group = f"{pipeline.group}-redrive"
+    group = f"{pipeline.consumer_group}-redrive"
     topics = Topics(source, group)
     open_rows = partial(CollectionRows, settings)
     transform = Transform(pipeline, open_rows=open_rows)
-    sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+    sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
     seen: _Origins = OrderedDict()
     try:
         if not dry_run:
@@ -107,7 +107,7 @@ def redrive(
             try:
                 while progress.places[task] < end and not stopped:
                     records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen, feared = _chosen(records, pipeline.id, selection, counts, seen)
+                    chosen, feared = _chosen(records, pipeline.name, selection, counts, seen)
                     if feared and not dry_run:
                         left, failures = tried(pipeline, feared, open_rows)
                         counts["failed_again"] += len(failures)
@@ -137,7 +137,7 @@ def redrive(
 
 
 def _collected(
-    settings: Settings, pipeline: Pipeline, selection: Selection, *, dry_run: bool, tell: Callable[[Progress], bool]
+    settings: Settings, pipeline: Flow, selection: Selection, *, dry_run: bool, tell: Callable[[Progress], bool]
 ) -> Redriven:
     """Redrive a collection of dead letters, which needs no positions: letters that went in are no longer there."""
     from millrace.flows.errors.collection import redrive_collected

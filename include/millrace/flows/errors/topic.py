@@ -13,7 +13,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.kafka.brokers import client_settings
 from millrace.flows.range_host import topic_admin
 from millrace.flows.records import Failure, Record
@@ -71,7 +71,7 @@ def is_of(record: Record, pipeline: str) -> bool:
     return bool(names) and names[-1] == pipeline.encode()
 
 
-def error_source(pipeline: Pipeline) -> KafkaSource:
+def error_source(pipeline: Flow) -> KafkaSource:
     """The error topic as what is read, all of it: what was produced within a transaction that came to nothing, too."""
     cluster = pipeline.errors_cluster
     return KafkaSource(
@@ -86,8 +86,8 @@ def error_source(pipeline: Pipeline) -> KafkaSource:
 class ErrorTopic:
     """A task's way into it."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline.id
+    def __init__(self, pipeline: Flow) -> None:
+        self._pipeline = pipeline.name
         self._topic = pipeline.errors_topic
         self._producer = Producer(
             {
@@ -158,7 +158,7 @@ class ErrorTopic:
         self._producer.flush(1.0)
 
 
-def ensure_topic(pipeline: Pipeline) -> None:
+def ensure_topic(pipeline: Flow) -> None:
     """Create the error topic if necessary and allowed. Raises LogUnavailable, InvalidSettings, SinkRefused."""
     topic = pipeline.errors_topic
     if topic in topic_admin.look(pipeline.errors_cluster).topics:
@@ -168,6 +168,6 @@ def ensure_topic(pipeline: Pipeline) -> None:
     make_error_topic(pipeline)
 
 
-def make_error_topic(pipeline: Pipeline) -> None:
+def make_error_topic(pipeline: Flow) -> None:
     """Make it, so that it takes any record that a topic of the source may hold, with our headers."""
     topic_admin.make(pipeline.errors_cluster, [pipeline.errors_topic], settings={"max.message.bytes": str(MAX_BYTES)})

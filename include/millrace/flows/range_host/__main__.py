@@ -48,10 +48,10 @@ def main() -> int:
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
         pipeline = read_pipeline(options.file, configuration, keys=Keys(settings.data_dir))
         if options.supervisor is not None:
-            pulse = pulse_path(settings, pipeline.id, options.worker)
+            pulse = pulse_path(settings, pipeline.name, options.worker)
             SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()
-        folder = worker_folder(settings, pipeline.id, options.worker)
-        begin_log(folder, configuration.log, pipeline=pipeline.id, run=new_run())
+        folder = worker_folder(settings, pipeline.name, options.worker)
+        begin_log(folder, configuration.log, pipeline=pipeline.name, run=new_run())
         hold_to(pipeline.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
         definition = PipelineRun(settings, pipeline, options.worker)

@@ -51,7 +51,7 @@ class Beat(PeriodicTask):
 
     def __init__(self, run: PipelineRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
         """`on_spark`: the work is done by processes below this one."""
-        super().__init__(name=f"beat-{run.pipeline.id}", interval=SECONDS)
+        super().__init__(name=f"beat-{run.pipeline.name}", interval=SECONDS)
         self._definition, self._metrics = run, metrics
         self._reporter = ProcessRegistration(run.settings.run_path)
         self._process = psutil.Process()
@@ -65,8 +65,8 @@ class Beat(PeriodicTask):
         self._reading = threading.Lock()
         self._shown: set[str] = set()
         self._topics = run.places()
-        self._serial = read_wanted(run.settings, run.pipeline.id).serial
-        self._history = SampleFile(samples_path(run.settings, run.pipeline.id)) if not run.worker else None
+        self._serial = read_wanted(run.settings, run.pipeline.name).serial
+        self._history = SampleFile(samples_path(run.settings, run.pipeline.name)) if not run.worker else None
         self._sampled = 0.0
         self._latencies: dict[str, deque[float]] = {}
         self._ends: dict[str, Ends] = {}
@@ -103,7 +103,7 @@ class Beat(PeriodicTask):
 
     def take(self) -> None:
         """Take new commands: a restart clears failures; tasks that should restart learn it from their next plan."""
-        wanted = read_wanted(self._definition.settings, self._definition.pipeline.id)
+        wanted = read_wanted(self._definition.settings, self._definition.pipeline.name)
         if wanted.serial != self._serial:
             self._serial = wanted.serial
             self._supervision.restart()
@@ -112,7 +112,7 @@ class Beat(PeriodicTask):
         """Write the file: as it is, or in the `state` that it ends in."""
         status = self.status(state, cause)
         replace_file(
-            status_path(self._definition.settings, self._definition.pipeline.id, self._definition.worker),
+            status_path(self._definition.settings, self._definition.pipeline.name, self._definition.worker),
             status.model_dump_json() + "\n",
         )
         if self._metrics is not None:
@@ -144,8 +144,8 @@ class Beat(PeriodicTask):
         run = self._definition
         positions = self._standing()
         health = self._supervision.tasks
-        paused = read_wanted(run.settings, run.pipeline.id).paused
-        suspects = suspects_of(run.settings, run.pipeline.id)
+        paused = read_wanted(run.settings, run.pipeline.name).paused
+        suspects = suspects_of(run.settings, run.pipeline.name)
         tasks = []
         names = positions.keys() | self._ends.keys()
         if run.pipeline.divided:
@@ -166,7 +166,7 @@ class Beat(PeriodicTask):
                     recoveries=its.recoveries,
                     cause=its.cause,
                     code=its.code,
-                    suspect=suspects[name].words(run.pipeline.id, name) if name in suspects else "",
+                    suspect=suspects[name].words(run.pipeline.name, name) if name in suspects else "",
                     retry_at=its.retry_at,
                     latency_ms=percentiles(self._latencies.get(name, ())),
                     **self._by_task.get(name, TaskTaken())._asdict(),
@@ -178,7 +178,7 @@ class Beat(PeriodicTask):
         if state is None:
             state = State.FAILED if tasks and len(failed) == len(tasks) else State.PAUSED if paused else State.RUNNING
         return PipelineStatus(
-            pipeline=run.pipeline.id,
+            pipeline=run.pipeline.name,
             state=state,
             at=time.time(),
             pid=os.getpid(),
@@ -196,7 +196,7 @@ class Beat(PeriodicTask):
         """The positions of its tasks; none before the first commit, or after the pipeline's deletion."""
         with self._reading:
             if self._positions is None:
-                table = open_table(positions_uri(self._definition.settings, self._definition.pipeline.id))
+                table = open_table(positions_uri(self._definition.settings, self._definition.pipeline.name))
                 if table is None:
                     return {}
                 self._positions = Positions(table)

@@ -16,7 +16,7 @@ from millrace.base.errors import ErrorLimitExceeded, InvalidSettings, MemoryExce
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.errors.place import ensure_errors
 from millrace.flows.range_host.beat import Beat
@@ -67,7 +67,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
     """One pipeline. It pickles, without the tasks that are open in this process."""
 
     settings: Settings
-    pipeline: Pipeline
+    pipeline: Flow
     worker: int = 0
     """Its number among the workers of this machine."""
     claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
@@ -82,7 +82,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"pipeline-{self.pipeline.id}"
+        return f"pipeline-{self.pipeline.name}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self.settings, "pipeline": self.pipeline, "worker": self.worker}
@@ -107,14 +107,14 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     def feeder(self) -> Feeder | None:
         """Start what gathers the source's records beside the tasks, if it needs that. Raises as `feeder_of`."""
-        return feeder_of(self.pipeline.source, self.settings, group=self.pipeline.group)
+        return feeder_of(self.pipeline.source, self.settings, group=self.pipeline.consumer_group)
 
     def prepare(self) -> None:
         """Make the table of positions and the error topic; note where partitions begin that have no position."""
         source = self.pipeline.source
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
-        sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.id, flush=self.pipeline.flush).close()
-        table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
+        sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.name, flush=self.pipeline.flush).close()
+        table = ensure_positions(positions_uri(self.settings, self.pipeline.name))
         note_flow(self.settings, self.pipeline)
         known = read_positions(table)
         places = self.places()
@@ -159,10 +159,10 @@ class PipelineRun(LoopDefinition[Work, Done]):
         if not self._members:
             instance = instance_name(self.settings, self.worker)
             if not isinstance(source, KafkaSource):
-                self._members.append(LeasedMember.of_flow(self.settings, self.pipeline.id, instance))
+                self._members.append(LeasedMember.of_flow(self.settings, self.pipeline.name, instance))
             else:
                 static = "" if seconds is not None else instance
-                self._members.append(Membership(source, self.pipeline.group, instance=static))
+                self._members.append(Membership(source, self.pipeline.consumer_group, instance=static))
         if seconds is not None:
             try:
                 self._members[0].wait_joined(seconds)
@@ -187,8 +187,8 @@ class PipelineRun(LoopDefinition[Work, Done]):
         if words:
             place = self.pipeline.errors.collection or self.pipeline.errors_topic
             raise ErrorLimitExceeded(
-                f"{self.pipeline.id}: {words}. The records are in {place}. Correct the cause, then begin the count anew"
-                f" with `millrace flows errors reset {self.pipeline.id}` and start the flow"
+                f"{self.pipeline.name}: {words}. The records are in {place}. Correct the cause, then begin the count"
+                f" anew with `millrace flows errors reset {self.pipeline.name}` and start the flow"
             )
 
     def planner(self) -> PipelinePlanner:
@@ -271,12 +271,12 @@ class PipelineRun(LoopDefinition[Work, Done]):
             task.stop()
 
 
-def places_of(settings: Settings, pipeline: Pipeline) -> Source:
+def places_of(settings: Settings, pipeline: Flow) -> Source:
     """Where the source of `pipeline` is, with its tasks and their ends."""
     standing: dict[str, int] = {}
     if not isinstance(pipeline.source, KafkaSource):
-        standing = {lane: each.position for lane, each in positions_of(settings, pipeline.id).items()}
-    return source_of(pipeline.source, settings, group=pipeline.group, standing=standing)
+        standing = {lane: each.position for lane, each in positions_of(settings, pipeline.name).items()}
+    return source_of(pipeline.source, settings, group=pipeline.consumer_group, standing=standing)
 
 
 def instance_name(settings: Settings, worker: int) -> str:
@@ -290,9 +290,9 @@ class PipelinePlanner(Planner[Work, int]):
 
     def __init__(self, run: PipelineRun) -> None:
         self._run = run
-        self._settings, self._id = run.settings, run.pipeline.id
+        self._settings, self._id = run.settings, run.pipeline.name
         self._topics = run.places()
-        self._positions = Positions(ensure_positions(positions_uri(run.settings, run.pipeline.id)))
+        self._positions = Positions(ensure_positions(positions_uri(run.settings, run.pipeline.name)))
         self._ticks: Ticks | None = None
         if source_kinds()[run.pipeline.source.kind].transactional:
             topics = [topic for topic, _ in self._topics.partitions()]
@@ -443,7 +443,7 @@ class PipelineCommitter:
     def __init__(self, run: PipelineRun, metrics: Metrics | None) -> None:
         self._run = run
         self._metrics = metrics
-        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.id))
+        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.name))
         self._topics = run.places()
         self.supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
 
@@ -493,7 +493,7 @@ class PipelineCommitter:
         return replace(after, topic_id=done.topic_id or before.topic_id, in_a_row=done.in_a_row)
 
     def _measure(self, reports: Sequence[Done], committed: Sequence[Done]) -> None:
-        metrics, name = self._metrics, self._run.pipeline.id
+        metrics, name = self._metrics, self._run.pipeline.name
         if metrics is None:
             return
         for each in reports:

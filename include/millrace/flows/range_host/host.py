@@ -104,7 +104,9 @@ def _loop(
         committer.close()
         beat.close()
     beat.say(State.STOPPED)
-    reached = {task: each.position for task, each in positions_of(definition.settings, definition.pipeline.id).items()}
+    reached = {
+        task: each.position for task, each in positions_of(definition.settings, definition.pipeline.name).items()
+    }
     _logger.info(
         "%s ends at %s", definition.name, ", ".join(f"{task} {place}" for task, place in sorted(reached.items()))
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from millrace.flows.declare.pipeline import Resources
+from millrace.flows.declare.worker import Resources
 
 
 def hold_to(resources: Resources) -> None:

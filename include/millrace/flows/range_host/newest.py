@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from millrace.base.errors import InvalidArgument
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.records import Record
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import Reader, Topics
@@ -17,13 +17,13 @@ _MOST_BYTES: Final = 16 << 20
 """Of all that are looked at, but for the newest."""
 
 
-def newest_records(pipeline: Pipeline, count: int) -> list[Record]:
+def newest_records(pipeline: Flow, count: int) -> list[Record]:
     """Return at most `count` records of all its partitions, the newest last; fewer if they are large.
 
     Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), and InvalidArgument if its source is
     not a topic.
     """
-    source, group = pipeline.source, f"{pipeline.group}-look"
+    source, group = pipeline.source, f"{pipeline.consumer_group}-look"
     if not isinstance(source, KafkaSource):
         raise InvalidArgument(
             "only records of topics are looked at; of a collection read some rows, and hand them over as documents"

@@ -13,9 +13,10 @@ from typing import Any, Final
 from millrace.base.file_lock import is_report_live
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import Part
-from millrace.flows.declare.pipeline import AIRFLOW, Pipeline
 from millrace.flows.declare.steps import Lookup
+from millrace.flows.declare.worker import AIRFLOW
 from millrace.flows.guarantee import GUARANTEES, level
 from millrace.flows.range_host.status import (
     SILENT_SECONDS,
@@ -110,23 +111,23 @@ def flow_path(settings: Settings, pipeline: str) -> Path:
     return pipeline_folder(settings, pipeline) / "flow.json"
 
 
-def note_flow(settings: Settings, pipeline: Pipeline, *, file: Path | None = None, config: Path | None = None) -> None:
+def note_flow(settings: Settings, pipeline: Flow, *, file: Path | None = None, config: Path | None = None) -> None:
     """Write down what `pipeline` reads and writes; `file` is its declaration, which a later start reads again."""
-    known = read_flow(settings, pipeline.id)
+    known = read_flow(settings, pipeline.name)
     made = {
         **described(pipeline),
         "file": known.get("file", "") if file is None else str(file.absolute()),
         "config": known.get("config", "") if file is None else "" if config is None else str(config.absolute()),
     }
     if made != known:
-        make_folder(flow_path(settings, pipeline.id).parent)
-        replace_json(flow_path(settings, pipeline.id), made)
+        make_folder(flow_path(settings, pipeline.name).parent)
+        replace_json(flow_path(settings, pipeline.name), made)
 
 
-def described(pipeline: Pipeline) -> dict[str, Any]:
+def described(pipeline: Flow) -> dict[str, Any]:
     """Return what a pipeline reads and writes, each as ``kind:name``, and what it promises."""
     kind, names = pipeline.source.kind, _names(pipeline.source)
-    lookups = [f"collection:{each.collection}" for each in pipeline.steps if isinstance(each, Lookup)]
+    lookups = [f"collection:{each.collection}" for each in pipeline.transform.steps if isinstance(each, Lookup)]
     written = _names(pipeline.sink)
     if isinstance(pipeline.sink, CollectionSink) and pipeline.sink.divided:
         written = tuple(dict.fromkeys(pipeline.sink.of(each) for each in names))
@@ -134,18 +135,18 @@ def described(pipeline: Pipeline) -> dict[str, Any]:
     collection = pipeline.errors.collection
     errors = f"kafka:{pipeline.errors_topic}" if collection is None else f"collection:{collection}"
     return {
-        "words": pipeline.description or pipeline.name,
+        "words": pipeline.description or pipeline.title,
         "source": f"{kind}:{','.join(names)}",
         "reads": list(dict.fromkeys([*(f"{kind}:{each}" for each in names), *lookups])),
         "sink": sink,
         "writes": [*(f"{pipeline.sink.kind}:{each}" for each in written), errors],
         "errors": errors,
         "guarantee": level(promise_of(pipeline.source, pipeline.sink)),
-        "dag_id": dag_id(pipeline.id) if pipeline.deployment == AIRFLOW else "",
+        "dag_id": dag_id(pipeline.name) if pipeline.deployment == AIRFLOW else "",
     }
 
 
-def with_description(status: FlowStatus, pipeline: Pipeline) -> FlowStatus:
+def with_description(status: FlowStatus, pipeline: Flow) -> FlowStatus:
     """Return the status of a pipeline that has never run with what it is going to read and write."""
     noted = described(pipeline)
     told = {name: noted[name] for name in ("source", "sink", "words", "guarantee")}

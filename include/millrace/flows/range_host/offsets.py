@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import places_of
 from millrace.flows.range_host.positions import change_positions
 from millrace.flows.sources.division import members as leased
@@ -18,43 +18,45 @@ from millrace.flows.sources.source import Source
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
 
-def require_no_members(settings: Settings, pipeline: Pipeline) -> None:
+def require_no_members(settings: Settings, pipeline: Flow) -> None:
     """Raise PipelineBusy if workers of any machine divide the pipeline's lanes: by its consumer group, or by leases."""
     if not pipeline.divided:
         return
     if not isinstance(pipeline.source, KafkaSource):
         with open_store(settings, SystemClock()) as store:
-            workers = leased(store, pipeline.id)
+            workers = leased(store, pipeline.name)
         if workers:
             raise PipelineBusy(
-                f"{pipeline.id!r} has workers with a lease ({', '.join(workers)}): stop them on every machine, and wait"
-                f" for the end of their lease ({settings.session_seconds:g} s)"
+                f"{pipeline.name!r} has workers with a lease ({', '.join(workers)}): stop them on every machine, and"
+                f" wait for the end of their lease ({settings.session_seconds:g} s)"
             )
         return
-    found = members(pipeline.source, pipeline.group)
+    found = members(pipeline.source, pipeline.consumer_group)
     if found:
         hosts = ", ".join(sorted(set(found.values())))
         session = pipeline.source.session_timeout_ms / 1000
         raise PipelineBusy(
-            f"{pipeline.id!r} has workers in the consumer group {pipeline.group} ({hosts}): stop them on every"
-            f" machine, and wait for the end of their session ({session:g} s)"
+            f"{pipeline.name!r} has workers in the consumer group {pipeline.consumer_group} ({hosts}): stop them on"
+            f" every machine, and wait for the end of their session ({session:g} s)"
         )
 
 
-def require_tasks(pipeline: Pipeline, offsets: Mapping[str, int]) -> None:
+def require_tasks(pipeline: Flow, offsets: Mapping[str, int]) -> None:
     """Raise InvalidArgument unless each of `offsets` names a partition of the pipeline's topics."""
     source = pipeline.source
     for task in offsets:
         topic, _, partition = task.rpartition("-")
         if not isinstance(source, KafkaSource):
-            raise InvalidArgument(f"{pipeline.id!r} has no topics")
+            raise InvalidArgument(f"{pipeline.name!r} has no topics")
         if not source.reads(topic) or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
             example = source.topics[0] if source.topics else "flights"
-            raise InvalidArgument(f"{task[:300]!r} is no task of {pipeline.id!r}: a topic and a partition, {example}-0")
+            raise InvalidArgument(
+                f"{task[:300]!r} is no task of {pipeline.name!r}: a topic and a partition, {example}-0"
+            )
 
 
 def offsets_at(
-    settings: Settings, pipeline: Pipeline, to: str, *, places: Callable[[Settings, Pipeline], Source] | None = None
+    settings: Settings, pipeline: Flow, to: str, *, places: Callable[[Settings, Flow], Source] | None = None
 ) -> dict[str, int]:
     """Return by task the offset of ``earliest``, ``latest``, or the first record of a moment (ISO 8601, a time tick).
 

@@ -15,16 +15,16 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.errors import MAX_SKIPPED
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.range_host.status import pipeline_folder
 
 FILE: Final = "skip.json"
 
 
-def skipped_of(settings: Settings, pipeline: Pipeline) -> dict[str, frozenset[int]]:
+def skipped_of(settings: Settings, pipeline: Flow) -> dict[str, frozenset[int]]:
     """Return the named records of `pipeline`, by lane."""
-    found = {lane: set(positions) for lane, positions in _read(_path(settings, pipeline.id)).items()}
+    found = {lane: set(positions) for lane, positions in _read(_path(settings, pipeline.name)).items()}
     for each in pipeline.errors.skip:
         found.setdefault(each.lane, set()).add(each.position)
     return {lane: frozenset(positions) for lane, positions in found.items()}

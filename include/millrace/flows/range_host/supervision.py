@@ -16,7 +16,7 @@ from typing import Any, Final
 from millrace.base.backoff import delay_after, jittered
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.status import (
     PipelineStatus,
     State,
@@ -56,9 +56,9 @@ class Supervision:
     """The driver's view, kept in the file alone: the loop and the beat of one driver each have one."""
 
     def __init__(
-        self, settings: Settings, pipeline: Pipeline, *, worker: int = 0, clock: Callable[[], float] = time.time
+        self, settings: Settings, pipeline: Flow, *, worker: int = 0, clock: Callable[[], float] = time.time
     ) -> None:
-        self._path = tasks_path(settings, pipeline.id, worker)
+        self._path = tasks_path(settings, pipeline.name, worker)
         self._pipeline, self._clock = pipeline, clock
 
     @property

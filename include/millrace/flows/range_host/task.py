@@ -16,7 +16,7 @@ from millrace.base.errors import LogRegressed, MillraceError, SinkRefused
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch, parts_at_truncations
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.place import ErrorPlace, errors_of
 from millrace.flows.range_host.crashes import RangeWatch
 from millrace.flows.range_host.in_hand import InHand
@@ -119,7 +119,7 @@ class Task:
     def __init__(
         self,
         settings: Settings,
-        pipeline: Pipeline,
+        pipeline: Flow,
         topic: str,
         partition: int,
         *,
@@ -132,17 +132,17 @@ class Task:
         self._pipeline = pipeline
         self._name = task_of(topic, partition)
         self._transform = Transform(pipeline, open_rows=open_rows)
-        self._reader = reader_of(source, settings, group=pipeline.group, topic=topic, partition=partition)
-        may_last = any(step.kind in COMPILED for step in pipeline.steps)
-        self._hand = InHand(settings, pipeline.id, self._name) if may_last else None
-        self._sink: Sink = sink_of(pipeline.sink, settings, flow=pipeline.id, flush=pipeline.flush)
+        self._reader = reader_of(source, settings, group=pipeline.consumer_group, topic=topic, partition=partition)
+        may_last = any(step.kind in COMPILED for step in pipeline.transform.steps)
+        self._hand = InHand(settings, pipeline.name, self._name) if may_last else None
+        self._sink: Sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
         self._opened = False
         self._errors: ErrorPlace | None = None
         self._settings = settings
         self._numbered = source_kinds()[source.kind].numbered
         self._attempts = Attempts() if attempts is None else attempts
         self._isolation = Isolation(self.execute, pipeline.errors, numbered=self._numbered, lane=self._name)
-        self._watch = RangeWatch(settings, pipeline.id, self._name)
+        self._watch = RangeWatch(settings, pipeline.name, self._name)
         self.broken = False
         """Whether a range ended early because of the sink: it is to be opened anew."""
 
@@ -188,7 +188,7 @@ class Task:
             position,
             documents=transformed.actions,
             generation=generation,
-            columns=None if self._pipeline.steps else read.columns,  # a step may give others
+            columns=None if self._pipeline.transform.steps else read.columns,  # a step may give others
         )
         outcome = self._isolation.run(batch, self._attempts, in_a_row=total.in_a_row)
         written, failures = outcome.verdicts, transformed.failures

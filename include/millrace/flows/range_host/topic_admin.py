@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.kafka.brokers import admin_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.sinks.kafka.model import KafkaSink
@@ -41,7 +41,7 @@ def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
     return Found(str(known.cluster_id), frozenset(known.topics))
 
 
-def require_no_loop(pipeline: Pipeline) -> None:
+def require_no_loop(pipeline: Flow) -> None:
     """Raise InvalidSettings if a pipeline reads what it writes.
 
     That is: its error or output topic is one of its source's, in the same cluster under whatever name. Raises as

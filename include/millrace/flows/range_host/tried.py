@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.in_hand import LATE_SECONDS
 from millrace.flows.records import TRANSFORMATION, Failure, Record
 from millrace.flows.samples.trying import TRYING, Trying
@@ -22,7 +22,7 @@ FEARED: Final = frozenset({TooMuchWork.code, SKIPPED, CRASHED})
 """Kinds of letters whose records are tried apart before a process takes them again."""
 
 
-def tried(pipeline: Pipeline, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
+def tried(pipeline: Flow, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
     """Split `records`: acceptable ones, and failures that take over half a worker's patience or end their process."""
     left, failures = [], []
     with Trying(Sandbox(TRYING, seconds=LATE_SECONDS / 2, max_processes=1)) as trying:

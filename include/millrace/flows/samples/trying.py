@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import MillraceError
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import Problem
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.records import Record
 from millrace.flows.transform.operators import Rows
@@ -40,7 +40,7 @@ class Trying(Closeable):
             return []  # so deep that it is no declaration, which needs nobody's compiler
 
     def show(
-        self, pipeline: Pipeline, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
+        self, pipeline: Flow, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
     ) -> list[dict[str, Any]]:
         """Return the result of each step for each record, as JSON.
 
@@ -49,7 +49,7 @@ class Trying(Closeable):
         found: list[dict[str, Any]] = self._apart.call(("show", Rules.of(pipeline), list(records)), _told_of(open_rows))
         return found
 
-    def run(self, pipeline: Pipeline, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
+    def run(self, pipeline: Flow, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
         """Run the steps on `record` only to see whether they end. Raises TooMuchWork, whose `where` is the step."""
         self._apart.call(("run", Rules.of(pipeline), [record]), _told_of(open_rows))
 

@@ -17,8 +17,8 @@ import msgspec
 from millrace.base.errors import MillraceError
 from millrace.flows.debezium.events import Change, Events
 from millrace.flows.debezium.events import Rules as EventRules
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.paths import split
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.declare.steps import Lookup, Step
 from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
 from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record, is_truncation
@@ -87,12 +87,12 @@ class Rules(NamedTuple):
     """How the source's change events are read; None: its values are documents."""
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Rules:
+    def of(cls, pipeline: Flow) -> Rules:
         ids = getattr(pipeline.sink, "ids", OWN)
         versions = ids not in _PLACES and bool(getattr(pipeline.sink, "versions", False))
         field = getattr(pipeline.sink, "version_field", None)
         return cls(
-            pipeline.steps,
+            pipeline.transform.steps,
             ids,
             versions,
             pipeline.sink.tombstones,
@@ -112,7 +112,7 @@ class Hand(Protocol):
 class Transform:
     """A pipeline's steps, compiled. Not thread-safe; one for each task."""
 
-    def __init__(self, pipeline: Pipeline | Rules, *, open_rows: Open = _no_collections) -> None:
+    def __init__(self, pipeline: Flow | Rules, *, open_rows: Open = _no_collections) -> None:
         """`open_rows` gives a lookup its collection's rows. Raises ValueError."""
         rules = pipeline if isinstance(pipeline, Rules) else Rules.of(pipeline)
         self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]

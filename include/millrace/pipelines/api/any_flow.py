@@ -17,7 +17,7 @@ from millrace.base.errors import PipelineBusy, PipelineNotFound, StreamNotFound
 from millrace.base.settings import Settings
 from millrace.flows.control import pause_pipeline, pause_stream, start_pipeline, start_streams, stop_flow
 from millrace.flows.declare.checks import check, require_runnable
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.directory import SUFFIXES, NamedFlow, find_flow, flow_statuses, status_of
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.positions import positions_of
@@ -48,7 +48,7 @@ class AnyFlow:
     _settings: Settings
 
     @abstractmethod
-    def _pipeline(self, record: Record) -> Pipeline: ...
+    def _pipeline(self, record: Record) -> Flow: ...
 
     @abstractmethod
     def seen_by(self, caller: Caller) -> list[Record]: ...

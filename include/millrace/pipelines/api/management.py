@@ -40,8 +40,8 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.discovery import declared_flows
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import Problem, invalid
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.errors.listing import SHOWN_BYTES
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.range_host.lookups import CollectionRows
@@ -55,6 +55,7 @@ from millrace.flows.status import FlowStatus
 from millrace.pipelines.api.any_flow import AnyFlow, Move
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
+from millrace.pipelines.declaration import as_pipeline, pipeline_of, restarts_of
 from millrace.pipelines.deploy.airflow import by_airflow
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_allowed
@@ -94,7 +95,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         world: World | None = None,
         deployment: Deployment | None = None,
         redrives: Redrives | None = None,
-        places: Callable[[Settings, Pipeline], Source] | None = None,
+        places: Callable[[Settings, Flow], Source] | None = None,
         trying: Trying | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -147,7 +148,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
 
     # --- to make, change, and look -----------------------------------------------------------------------------------
 
-    def check(self, pipeline: str, declared: Any) -> Pipeline:
+    def check(self, pipeline: str, declared: Any) -> Flow:
         """As create would take it, or update where there is one. Raises PipelineInvalid."""
         try:
             was = self._pipeline(self._store.get(pipeline))
@@ -166,7 +167,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         if taken:
             raise invalid([Problem("id", f"a declared flow is named {pipeline!r}: choose another name", "taken")])
 
-    def validate(self, pipeline: str, declared: Any, *, was: Pipeline | None = None) -> Pipeline:
+    def validate(self, pipeline: str, declared: Any, *, was: Flow | None = None) -> Flow:
         """Return the pipeline that `declared` describes, with the service's defaults; create nothing.
 
         Secrets that `declared` omits are taken from `was` if they remain valid. Raises PipelineInvalid, TooMuchWork,
@@ -185,11 +186,11 @@ class Management(Reprocessing, AnyFlow, Closeable):
         require_allowed(made, self._configuration.reach.hosts)
         return made
 
-    def _parsed(self, whole: dict[str, Any], secrets: Mapping[str, str] | None) -> Pipeline:
+    def _parsed(self, whole: dict[str, Any], secrets: Mapping[str, str] | None) -> Flow:
         """With all that is wrong with it; what its writer would have compiled is compiled apart."""
         compiled = self._trying.problems(whole.get("steps"))
         try:
-            made = Pipeline.parse(whole, secrets=secrets, compiled=False)
+            made = pipeline_of(whole, secrets=secrets, compiled=False)
         except PipelineInvalid as error:
             known = [Problem(**each) for each in error.problems]
             raise invalid([*known, *(each for each in compiled if each not in known)]) from None
@@ -212,7 +213,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         self._moving.add(pipeline)
         try:
             record = self._store.create(
-                checked.to_json(), secrets=checked.secrets(), who=who, saga=Saga(who=who).to_json()
+                as_pipeline(checked), secrets=checked.secrets(), who=who, saga=Saga(who=who).to_json()
             )
         except BaseException:
             self._moving.discard(pipeline)
@@ -242,10 +243,10 @@ class Management(Reprocessing, AnyFlow, Closeable):
         asked = self.validate(pipeline, declared, was=was)
         asked = asked if asked.account else asked.model_copy(update={"account": was.account})
         may_declare(caller, asked, was=was)
-        restarts = was.restarts(asked)
+        restarts = restarts_of(was, asked)
         changed = self._store.update(
             pipeline,
-            asked.to_json(),
+            as_pipeline(asked),
             version=version,
             secrets=asked.secrets(),
             who=caller.principal.name,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from millrace.access.grants import Caller
 from millrace.base.errors import PipelineBusy, TableNotFound
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.message.ids import resolve_tick
+from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.store.records import STOPPED, Phase, Record
@@ -34,7 +35,7 @@ class Reprocessing:
         store: PipelineStore | Callable[[], PipelineStore],
         deployment: Deployment,
         redrives: Redrives,
-        places: Callable[[Settings, Pipeline], Source] | None,
+        places: Callable[[Settings, Flow], Source] | None,
     ) -> None:
         self._settings, self._given, self._places = settings, store, places
         self.deployment, self.redrives = deployment, redrives
@@ -136,7 +137,7 @@ class Reprocessing:
         require_no_members(self._settings, self._pipeline(record))
         return record
 
-    def _pipeline(self, record: Record) -> Pipeline:
+    def _pipeline(self, record: Record) -> Flow:
         # The steps were compiled at the declaration, and its worker compiles them again: not here, since it may take
         # long.
-        return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id), compiled=False)
+        return pipeline_of(record.declaration, secrets=self._store.secrets(record.id), compiled=False)

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import PermissionDenied
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.sources.collection.model import CollectionSource
+from millrace.pipelines.declaration import as_pipeline
 
 _HOME: Final = ("bootstrap", "hosts")
 """Fields that say where secrets beside them are sent."""
@@ -26,7 +27,7 @@ def sees(caller: Caller, pipeline: str) -> bool:
     return caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PIPELINE, pipeline),))
 
 
-def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None) -> None:
+def may_declare(caller: Caller, asked: Flow, *, was: Flow | None = None) -> None:
     """Raise PermissionDenied for a collection that the caller may not read or write, and for somebody else's account.
 
     What was in the declaration `was` already stays allowed.
@@ -35,7 +36,7 @@ def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None)
     for role, collection in _taken(asked):
         if (role, collection) not in known:
             caller.principal.require_role(
-                (role,), (Resource(ResourceKind.COLLECTION, collection),), f"pipeline {asked.id}"
+                (role,), (Resource(ResourceKind.COLLECTION, collection),), f"pipeline {asked.name}"
             )
     kept = was is not None and was.account == asked.account
     everybody = (Resource(ResourceKind.PIPELINE, "*"),)
@@ -45,35 +46,35 @@ def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None)
         )
 
 
-def may_look_up(caller: Caller, asked: Pipeline) -> None:
+def may_look_up(caller: Caller, asked: Flow) -> None:
     """Raises PermissionDenied for a collection that its lookups would show to the caller, who may not read it."""
-    for step in asked.steps:
+    for step in asked.transform.steps:
         if isinstance(step, Lookup):
             caller.principal.require_role(
                 (Role.READ,), (Resource(ResourceKind.COLLECTION, step.collection),), "a dry run"
             )
 
 
-def _taken(pipeline: Pipeline) -> Iterator[tuple[Role, str]]:
+def _taken(pipeline: Flow) -> Iterator[tuple[Role, str]]:
     if isinstance(pipeline.source, CollectionSource):
         yield Role.READ, pipeline.source.collection
     if isinstance(pipeline.sink, CollectionSink):
         yield Role.PRODUCE, pipeline.sink.collection
     if pipeline.errors.collection is not None:
         yield Role.OPERATE if pipeline.errors.create else Role.PRODUCE, pipeline.errors.collection
-    for step in pipeline.steps:
+    for step in pipeline.transform.steps:
         if isinstance(step, Lookup):
             yield Role.READ, step.collection
 
 
-def kept_secrets(was: Pipeline, declared: Any) -> dict[str, str]:
+def kept_secrets(was: Flow, declared: Any) -> dict[str, str]:
     """Return the secrets of `was` that remain valid under `declared`.
 
     A part with another address, or another certificate authority, keeps none: otherwise whoever may change a pipeline
     could read its secrets.
     """
     found = {}
-    before = was.to_json()
+    before = as_pipeline(was)
     for path, text in was.secrets().items():
         part = path.split(".")[0]
         old, new = before.get(part), declared.get(part) if isinstance(declared, dict) else None

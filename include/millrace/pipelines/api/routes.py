@@ -24,6 +24,7 @@ from millrace.flows.registry import kinds_listed, promise_of, sink_kinds, source
 from millrace.flows.status import FlowState, FlowStatus
 from millrace.pipelines.api.any_flow import FlowView
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
+from millrace.pipelines.declaration import as_pipeline
 from millrace.pipelines.deploy.redriving import RedriveStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
 
@@ -373,7 +374,7 @@ def _declare(made: APIRouter, management: Management) -> None:
     def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
         """Check a declaration; 422 with a problem for each wrong field. Secrets of an existing one may be omitted."""
         made = management.check(pipeline, declaration)
-        return Valid(declaration=made.to_json(), guarantee=promise_of(made.source, made.sink))
+        return Valid(declaration=as_pipeline(made), guarantee=promise_of(made.source, made.sink))
 
     @made.get("/pipelines/{pipeline}")
     def pipeline(pipeline: Id) -> PipelineView:

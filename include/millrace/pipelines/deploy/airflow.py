@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millrace.base.settings import Settings
 from millrace.flows.control import worker_job
-from millrace.flows.declare.pipeline import AIRFLOW
+from millrace.flows.declare.worker import AIRFLOW
 from millrace.flows.range_host.status import declaration_path
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.store.store import is_kept, open_pipelines

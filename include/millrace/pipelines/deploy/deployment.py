@@ -10,15 +10,16 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.control import start_pipeline, stop_flow
 from millrace.flows.declare.file import with_sealed
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.observed import note_flow, observed, run_id
 from millrace.flows.range_host.positions import forget_positions
 from millrace.flows.range_host.status import PipelineStatus, declaration_path, pipeline_folder
 from millrace.flows.range_host.supervision import want
 from millrace.flows.registry import release
 from millrace.flows.status import FlowState, processes_of, supervised_folder
+from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.pipelines.store.store import PipelineStore
 from millrace.runtime.launch.launcher import RunStatus
 
@@ -32,10 +33,10 @@ class Deployment:
         self._config = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
         self._keys = Keys(settings.data_dir)
 
-    def write(self, pipeline: Pipeline) -> None:
+    def write(self, pipeline: Flow) -> None:
         """Put the declaration where its worker reads it at its start, for its owner alone. Raises InvalidSettings."""
-        path = declaration_path(self._settings, pipeline.id)
-        replace_json(path, with_sealed(pipeline.to_json(), pipeline.secrets(), self._keys), synced=True)
+        path = declaration_path(self._settings, pipeline.name)
+        replace_json(path, with_sealed(as_pipeline(pipeline), pipeline.secrets(), self._keys), synced=True)
         note_flow(self._settings, pipeline, file=path, config=self._config)
 
     def seal_anew(self, store: PipelineStore) -> None:
@@ -48,7 +49,7 @@ class Deployment:
             if path.exists():
                 known = json.loads(path.read_text(encoding="utf-8"))
                 opened = expanded(known, env={}, unseal=self._keys.decrypt)
-                self.write(Pipeline.parse(opened, compiled=False))
+                self.write(pipeline_of(opened, compiled=False))
 
     def start(self, pipeline: str) -> RunStatus:
         """Start its worker, or find it running."""
@@ -75,12 +76,12 @@ class Deployment:
         """Return the worker's last status; without a worker it is STOPPED, or FAILED with the end of its run."""
         return observed(self._settings, pipeline)
 
-    def release(self, pipeline: Pipeline) -> None:
+    def release(self, pipeline: Flow) -> None:
         """Remove what its stopped worker made at its source: a replication slot must not outlive it.
 
         Raises InvalidSettings, LogUnavailable.
         """
-        release(pipeline.source, self._settings, group=pipeline.group)
+        release(pipeline.source, self._settings, group=pipeline.consumer_group)
 
     def remove(self, pipeline: str) -> None:
         """Stop its worker, remove its folder and its tasks' positions. Raises CommitFenced, TableUnavailable."""

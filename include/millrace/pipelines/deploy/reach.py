@@ -14,14 +14,14 @@ from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from millrace.flows.declare.addresses import address_of, host_of, is_forbidden, leads_astray
+from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import Problem, invalid
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
 from millrace.flows.sources.kafka.model import KafkaSource
 
 
-def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
+def require_allowed(pipeline: Flow, hosts: Sequence[str]) -> None:
     """Raise PipelineInvalid if an address is link-local or matches none of `hosts`.
 
     `hosts` are patterns of names, or networks; empty means all.
@@ -38,7 +38,7 @@ def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
         raise invalid(wrong)
 
 
-def require_reachable(pipeline: Pipeline) -> None:
+def require_reachable(pipeline: Flow) -> None:
     """Do as :func:`require_allowed` for the current addresses of the names. Raises PipelineInvalid."""
     wrong = []
     for path, host in _hosts(pipeline):
@@ -48,7 +48,7 @@ def require_reachable(pipeline: Pipeline) -> None:
         raise invalid(wrong)
 
 
-def _hosts(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+def _hosts(pipeline: Flow) -> Iterator[tuple[str, str]]:
     """Field and host of each address."""
     clusters = [("source", pipeline.source), ("sink", pipeline.sink), ("errors.cluster", pipeline.errors.cluster)]
     for path, part in clusters:

@@ -13,7 +13,7 @@ from typing import Final
 from opensearchpy import OpenSearch
 
 from millrace.base.errors import InvalidArgument
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.topic import make_error_topic
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.range_host import topic_admin
@@ -31,7 +31,7 @@ SECONDS: Final = 15.0
 class RealWorld:
     """The protocol World of the runner."""
 
-    def __init__(self, deployment: Deployment, pipeline_of: Callable[[Record], Pipeline]) -> None:
+    def __init__(self, deployment: Deployment, pipeline_of: Callable[[Record], Flow]) -> None:
         """`pipeline_of` gives a record's pipeline with its secrets."""
         self._deployment, self._pipeline_of = deployment, pipeline_of
 
@@ -108,7 +108,7 @@ def _of(kind: str, things: Iterable[str]) -> list[tuple[str, str]]:
     return [(name, home) for name, _, home in found]
 
 
-def _topics(pipeline: Pipeline) -> list[tuple[str, KafkaCluster, tuple[str, ...]]]:
+def _topics(pipeline: Flow) -> list[tuple[str, KafkaCluster, tuple[str, ...]]]:
     """Kind, cluster, names."""
     found: list[tuple[str, KafkaCluster, tuple[str, ...]]] = []
     if isinstance(pipeline.source, KafkaSource):

@@ -20,13 +20,13 @@ from millrace.base.errors import LogUnavailable, PipelineInvalid, SinkBusy, Sink
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
 from millrace.flows.batch import Batch
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.records import OPERATION, Action, Record
 from millrace.flows.sinks.collection import history as rules
 from millrace.flows.sinks.collection.history import KeyHistory, Row, history_schema
 from millrace.flows.sinks.collection.model import History
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.pipelines.declaration import pipeline_of
 from millrace.testing import Deployment
 from tests.docs.code_facts import ROOT
 from tests.docs.pages import python_blocks
@@ -269,13 +269,13 @@ def _declared(**more: Any) -> dict[str, Any]:
 
 
 def test_changes_of_a_key_come_by_one_lane() -> None:
-    sink = Pipeline.parse(_declared()).sink
+    sink = pipeline_of(_declared()).sink
     assert getattr(sink, "history", None) == History(sequence="at")
     several = {"kind": "kafka", "bootstrap": ["h:1"], "topics": ["in", "other"]}
     with pytest.raises(PipelineInvalid, match="one topic"):
-        Pipeline.parse(_declared(source=several))
+        pipeline_of(_declared(source=several))
     with pytest.raises(PipelineInvalid, match="same name"):
-        Pipeline.parse(_declared(sink={"kind": "collection", "collection": "h", "history": {"valid_to": "current"}}))
+        pipeline_of(_declared(sink={"kind": "collection", "collection": "h", "history": {"valid_to": "current"}}))
 
 
 # --- in a real collection ---------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from opensearchpy import OpenSearch
 import millrace.testing
 from millrace.base.errors import InvalidArgument, PipelineInvalid
 from millrace.base.settings import Settings
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.records import Record
@@ -25,6 +24,7 @@ from millrace.flows.sources.collection.documents import Rows, RowsReader
 from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.collection.rows import RowsOf
 from millrace.flows.sources.source import Limits
+from millrace.pipelines.declaration import pipeline_of
 from tests import running_brokers
 
 SCHEMA = {"id": "int64", "name": "string?", "at": "timestamp?"}
@@ -194,7 +194,7 @@ def test_a_pipeline_keeps_an_index_as_a_mirror_of_a_collection(deployment: millr
     name = f"c-{uuid.uuid4().hex[:8]}"
     collection = deployment.create_collection(name, SCHEMA, key="id")
     server = running_brokers.opensearch()
-    pipeline = Pipeline.parse(
+    pipeline = pipeline_of(
         {
             "id": name,
             "source": {"kind": "collection", "collection": name},
@@ -232,4 +232,4 @@ def test_ids_of_rows_are_never_their_positions() -> None:
     }
     for sink in ({"kind": "opensearch", "hosts": ["http://h:1"], "index_base": "i"}, {"kind": "delta", "table": "t"}):
         with pytest.raises(PipelineInvalid, match="positions"):
-            Pipeline.parse({**declared, "sink": sink})
+            pipeline_of({**declared, "sink": sink})

@@ -15,18 +15,19 @@ import pymysql
 import pytest
 
 import millrace.testing
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.pipelines.declaration import pipeline_of
 from tests.flows.sources.mariadb.test_table import Shop
 from tests.waiting import until
 
 
-def _declared(shop: Shop, name: str) -> Pipeline:
+def _declared(shop: Shop, name: str) -> Flow:
     source = {**shop.declared.model_dump(mode="json"), "password": shop.password}
-    return Pipeline.parse(
+    return pipeline_of(
         {
             "id": name,
             "source": source,
@@ -113,7 +114,7 @@ def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_trans
         "insert into items select seq, 0 from seq_1_to_50",
     )
     source = {**shop.declared.model_dump(mode="json", exclude={"table"}), "tables": ["items", "parts"]}
-    declared = Pipeline.parse(
+    declared = pipeline_of(
         {
             "id": "together",
             "source": {**source, "password": shop.password},
@@ -186,7 +187,7 @@ def test_collections_are_made_and_follow_their_tables(tmp_path: Path) -> None:
         "insert into more select 'eu', seq from seq_1_to_20",
     )
     source = {**shop.declared.model_dump(mode="json", exclude={"table"}), "tables": ["items", "more"]}
-    declared = Pipeline.parse(
+    declared = pipeline_of(
         {
             "id": "follows",
             "source": {**source, "password": shop.password},

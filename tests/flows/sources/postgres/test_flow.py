@@ -12,9 +12,10 @@ import pytest
 import millrace.testing
 from millrace.base.errors import LogUnavailable
 from millrace.brokers.postgres import PostgresServer
-from millrace.flows.declare.pipeline import Pipeline
+from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
+from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.runner import run as run_saga
 from millrace.pipelines.deploy.saga import Saga
@@ -25,12 +26,12 @@ from tests.flows.sources.postgres.shop import Shop
 from tests.waiting import until
 
 
-def _declared(shop: Shop, name: str, **sink: Any) -> Pipeline:
+def _declared(shop: Shop, name: str, **sink: Any) -> Flow:
     source = {
         **shop.declared.model_dump(mode="json", exclude_none=True),
         "password": shop.declared.password.get_secret_value(),
     }
-    return Pipeline.parse(
+    return pipeline_of(
         {
             "id": name,
             "source": source,
@@ -45,11 +46,11 @@ def test_a_deleted_flow_leaves_no_slot_and_an_unreachable_server_keeps_the_flow(
         shop = Shop(tmp_path, "id int primary key", server=server)
         shop.settings.data_dir.mkdir(mode=0o700)
         pipeline = _declared(shop, "orders")
-        shop.group = pipeline.group
+        shop.group = pipeline.consumer_group
         shop.execute("create publication of_somebody for table items")
         world = RealWorld(Deployment(shop.settings), lambda record: pipeline)
         with open_pipelines(shop.settings, env={}) as store:
-            made = store.create(pipeline.to_json(), secrets={}, who="ada", saga=Saga(who="ada").to_json())
+            made = store.create(as_pipeline(pipeline), secrets={}, who="ada", saga=Saga(who="ada").to_json())
             ready = run_saga(store, made, world)
             assert ready is not None
             slot = shop.slot
@@ -88,7 +89,7 @@ def test_collections_follow_their_tables_through_kills_and_a_new_snapshot(tmp_pa
     with millrace.testing.deployment(shop.settings.data_dir) as db:
         db.create_collection("my_items", fields, key=["region", "id"], vchannels=2)
         pipeline = _declared(shop, "orders", kind="collection", collection="my_{table}")
-        shop.group = pipeline.group
+        shop.group = pipeline.consumer_group
         definition = PipelineRun(shop.settings, pipeline)
         stop, raised = threading.Event(), []
 

@@ -12,10 +12,10 @@ import pytest
 
 from millrace.base.errors import CaptureLost, InvalidSettings, LogUnavailable, PipelineInvalid
 from millrace.brokers.postgres import PostgresServer
-from millrace.flows.declare.pipeline import Pipeline
 from millrace.flows.sources.capture.spool import Standing
 from millrace.flows.sources.postgres.model import PostgresSource
 from millrace.flows.sources.postgres.server import Server, identifier_of, properties_of
+from millrace.pipelines.declaration import pipeline_of
 from tests.flows.sources.postgres.shop import Shop
 from tests.waiting import until
 
@@ -225,7 +225,7 @@ def test_names_of_slots_are_those_of_one_flow_and_the_password_is_in_no_word(sho
 def test_declarations_that_cannot_be_are_refused(source: dict[str, Any]) -> None:
     declared = {"kind": "postgres", "host": "db", "user": "u", "database": "d", **source}
     with pytest.raises(PipelineInvalid):
-        Pipeline.parse({"id": "x", "source": declared, "sink": {"kind": "collection", "collection": "c"}})
+        pipeline_of({"id": "x", "source": declared, "sink": {"kind": "collection", "collection": "c"}})
     assert PostgresSource(host="db", user="u", database="d", tables=("a", "b")).name == "public.a,public.b"
 
 

@@ -1,0 +1,48 @@
+"""The declaration of a pipeline as reference document 004 has it: a flow of the range loop, in that document's JSON.
+
+flow = pipeline_of({"id": "flights", "source": {"kind": "kafka", ...}, "sink": {"kind": "opensearch", ...}})
+pipeline_of(as_pipeline(flow), secrets=flow.secrets()) == flow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.spellings import VERSION, as_written
+
+_PIPELINE: Final = (
+    "description", "account", "labels", "source", "steps", "sink", "errors", "failure_threshold", "flush", "recovery",
+    "resources", "deployment",
+)  # fmt: skip
+"""Fields of a pipeline beside its id and name, in their order."""
+
+
+def pipeline_of(value: Any, *, secrets: Mapping[str, str] | None = None, compiled: bool = True) -> Flow:
+    """Return the flow that the JSON of a pipeline declares. Raises and takes the same as :meth:`Flow.parse`."""
+    return Flow.parse(value, spelling="pipeline", secrets=secrets, compiled=compiled)
+
+
+def as_pipeline(flow: Flow) -> dict[str, Any]:
+    """Return a flow of the range loop as the JSON of a pipeline, with defaults and without secrets.
+
+    Of one declaration always the same text.
+    """
+    every = flow.model_dump(mode="json", by_alias=True, exclude_none=True)
+    every["steps"] = every["transform"]["steps"]
+    for part, declared in (("source", flow.source), ("sink", flow.sink)):
+        for name in declared.of_rows:
+            every[part].pop(name, None)
+    for path in flow.secret_paths():
+        place = every
+        *folders, last = path.split(".")
+        for folder in folders:
+            place = place[folder]
+        del place[last]
+    return {"version": VERSION, "id": flow.name, "name": flow.title, **{name: every[name] for name in _PIPELINE}}
+
+
+def restarts_of(was: Flow, asked: Flow) -> list[str]:
+    """Return the fields of the JSON for which a running pipeline has to start again, if `was` becomes `asked`."""
+    return sorted(as_written(each, None, "pipeline") for each in was.restarts(asked))
