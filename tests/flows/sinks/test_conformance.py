@@ -25,7 +25,7 @@ from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.declare.errors import Errors
-from millrace.flows.range_host.isolation import Attempts, Isolation
+from millrace.flows.isolation import Attempts, Isolation
 from millrace.flows.records import Action, Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.kafka.sink import KafkaSink

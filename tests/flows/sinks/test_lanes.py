@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import BatchRefused, SinkBusy
 from millrace.flows.batch import Batch
 from millrace.flows.declare.errors import Errors
-from millrace.flows.range_host.isolation import Attempts, Isolation
+from millrace.flows.isolation import Attempts, Isolation
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.opensearch import sink as sinks
 from millrace.flows.sinks.opensearch.bulk import Busy, Item, TooLarge, Verdict, send

@@ -321,7 +321,7 @@ def given_columns(stream: Flow, operator: Operator, schema: pa.Schema) -> tuple[
 
 
 def _sink(stream: Flow, sink: RowSink, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
-    letters = letters_of(sink)
+    letters = letters_of(stream, sink)
     if letters is not None:
         yield from _letters(f"{field}.dead_letters", letters, known)
     if not isinstance(sink, CollectionSink):

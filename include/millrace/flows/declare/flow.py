@@ -209,8 +209,6 @@ class Flow(Part):
         for path, part in (("source", self.source), ("sink", self.sink), ("late", self.late)):
             for name in [] if part is None else said(part, part.of_documents):
                 yield path, f"{name} is"
-        for name in said(self.errors, set(Errors.model_fields) - {"collection", "create"}):
-            yield "errors", f"{name} is"
 
     def _require_rows(self) -> None:
         transform, source = self.transform, self.row_source
@@ -498,9 +496,9 @@ class Flow(Part):
         return Problem("sink.version_field", text, "versions")
 
 
-def letters_of(sink: RowSink) -> str | None:
-    """Return the collection for rows that `sink` refuses one by one."""
-    return None if isinstance(sink, DeltaSink | FunctionSink) else sink.dead_letters
+def letters_of(flow: Flow, sink: RowSink) -> str | None:
+    """Return the collection for rows that `sink` of a flow on Spark refuses one by one."""
+    return None if isinstance(sink, FunctionSink) else getattr(sink, "dead_letters", None) or flow.errors.collection
 
 
 def _secret_paths(part: Any) -> set[str]:

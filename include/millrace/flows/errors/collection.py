@@ -34,7 +34,7 @@ from millrace.flows.batch import outside_of_ranges
 from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.letter import RECORD, SHOWN, Letter, Redriven, of_collection
 from millrace.flows.errors.selection import Selection
-from millrace.flows.range_host.isolation import write_apart
+from millrace.flows.isolation import write_apart
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.tried import FEARED, tried
 from millrace.flows.records import Failure, Record

@@ -26,7 +26,7 @@ from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.letter import Redriven as Redriven
 from millrace.flows.errors.selection import EVERYTHING, Selection, kind_of
 from millrace.flows.errors.topic import error_source, is_of, origin_of
-from millrace.flows.range_host.isolation import write_apart
+from millrace.flows.isolation import write_apart
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.tried import FEARED, tried
 from millrace.flows.records import Record

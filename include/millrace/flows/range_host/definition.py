@@ -19,8 +19,8 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.errors.place import ensure_errors
+from millrace.flows.isolation import Attempts
 from millrace.flows.range_host.beat import Beat
-from millrace.flows.range_host.isolation import Attempts
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.positions import (

@@ -18,9 +18,9 @@ from millrace.base.settings import Settings
 from millrace.flows.batch import Batch, parts_at_truncations
 from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.place import ErrorPlace, errors_of
+from millrace.flows.isolation import Attempts, Isolation
 from millrace.flows.range_host.crashes import RangeWatch
 from millrace.flows.range_host.in_hand import InHand
-from millrace.flows.range_host.isolation import Attempts, Isolation
 from millrace.flows.range_host.positions import Position
 from millrace.flows.range_host.tried import CRASHED, SKIP, SKIPPED, tried
 from millrace.flows.records import TRANSFORMATION, Failure, Record

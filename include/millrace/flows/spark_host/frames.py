@@ -18,8 +18,8 @@ from millrace.client.schemas import schema
 from millrace.flows.declare.checks import Finding, as_written, creates, planned
 from millrace.flows.declare.flow import Flow, RowSink, letters_of
 from millrace.flows.declare.rows import Table, function_of
-from millrace.flows.errors.letters import LetteredSink
-from millrace.flows.guarantee import OFFERED
+from millrace.flows.errors.letters import LetterCollection
+from millrace.flows.guarantee import OFFERED, Guarantee
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.model import CollectionSink as CollectionDeclared
 from millrace.flows.sinks.collection.sink import CollectionSink
@@ -40,9 +40,11 @@ from millrace.flows.sources.kafka import spark_source as topics
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import Place, Start
 from millrace.flows.spark_host.incarnations import Begun
+from millrace.flows.spark_host.isolated import IsolatedSink
 from millrace.flows.spark_host.keyed import answered
 from millrace.flows.spark_host.micro_batches import columns_of
 from millrace.flows.spark_host.operated import both_sides, log_time, operator_of, right_rows
+from millrace.flows.spark_host.status import progress_name
 from millrace.flows.spark_host.undecoded import undecoded_folder
 from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
 from millrace.rpc.selection import Selection
@@ -224,10 +226,28 @@ def sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink | None
     named = stream.name if into is None else late_letters(stream.name)
     into = into or stream.row_sink
     sink = plain_sink_of(settings, stream, folder, into, named)
-    letters = letters_of(into)
-    if letters is None or isinstance(into, CollectionDeclared):
+    letters = letters_of(stream, into)
+    if letters is None or isinstance(into, FunctionDeclared):
         return sink
-    return LetteredSink(sink, settings, letters, stream=named, begun=begun(folder))
+    return IsolatedSink(
+        sink,
+        LetterCollection(settings, letters, stream=named, begun=begun(folder)),
+        stream.errors,
+        memory=folder,
+        lane=progress_name(named),
+        parts=repeats_rows(stream, into),
+    )
+
+
+def repeats_rows(stream: Flow, into: RowSink) -> bool:
+    """Whether rows of a batch may be written again under its number, so that parts of a batch may be written."""
+    return not isinstance(into, CollectionDeclared) and guarantee_in(stream, into) != "exactly once"
+
+
+def guarantee_in(stream: Flow, into: RowSink) -> Guarantee:
+    """Return the guarantee of `into`, the sink or that of late rows, which may not offer the chosen one."""
+    guarantee, offered = stream.chosen_guarantee, OFFERED[into.kind]
+    return guarantee if guarantee in offered else offered[0]
 
 
 def late_letters(stream: str) -> str:
@@ -237,9 +257,7 @@ def late_letters(stream: str) -> str:
 
 def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink, named: str) -> Sink:
     """Return a sink of the stream without dead letters but for a collection, which keeps them under `named`."""
-    guarantee = stream.chosen_guarantee
-    if guarantee not in OFFERED[into.kind]:
-        guarantee = OFFERED[into.kind][0]
+    guarantee = guarantee_in(stream, into)
     if isinstance(into, CollectionDeclared):
         return CollectionSink(
             settings,

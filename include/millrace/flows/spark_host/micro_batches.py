@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from millrace.base.errors import SinkRefused
+from millrace.base.errors import BatchRefused, SinkRefused
 from millrace.base.files import make_folder
 from millrace.flows.batch import Batch
 from millrace.flows.sinks.sink import Sink, Verdicts
@@ -77,7 +77,10 @@ def start(
         begins()
         micro_batch = _MicroBatch(batch, staged)
         rows = micro_batch.rows()
-        verdicts = sink.write(Batch(name or "query", batch_id, batch_id + 1, rows=rows, frame=micro_batch.frame))
+        try:
+            verdicts = sink.write(Batch(name or "query", batch_id, batch_id + 1, rows=rows, frame=micro_batch.frame))
+        except BatchRefused as error:  # nobody looks for the row that is at fault: there is no place for it
+            raise SinkRefused(str(error)) from None
         rows.close()
         micro_batch.complete()
         if verdicts.failures:

@@ -8,6 +8,7 @@ sends rows again that change nothing.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from millrace.base.errors import InvalidStream
@@ -16,12 +17,13 @@ from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
 from millrace.flows.declare.flow import Flow, RowSink, letters_of
 from millrace.flows.errors.letter import Redriven
-from millrace.flows.errors.letters import resent, taken_of
+from millrace.flows.errors.letters import RefusedRow, resent, taken_of
 from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.memory import begun
-from millrace.flows.spark_host.frames import late_letters, plain_sink_of
+from millrace.flows.spark_host.frames import late_letters, plain_sink_of, repeats_rows
 from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.isolated import IsolatedSink
 
 
 def redrive(settings: Settings, stream: Flow, *, dry_run: bool = False) -> Redriven:
@@ -33,7 +35,7 @@ def redrive(settings: Settings, stream: Flow, *, dry_run: bool = False) -> Redri
     targets = [(stream.row_sink, stream.name)]
     if stream.late is not None:
         targets.append((stream.late, late_letters(stream.name)))
-    targets = [each for each in targets if letters_of(each[0]) is not None]
+    targets = [each for each in targets if letters_of(stream, each[0]) is not None]
     if not targets:
         raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
     kept = Kept(settings, stream.name)
@@ -42,7 +44,7 @@ def redrive(settings: Settings, stream: Flow, *, dry_run: bool = False) -> Redri
         for into, named in targets:
             folder = kept.folder / ("redrive" if into is stream.row_sink else "redrive-late")
             if dry_run:
-                found += len(db.collection(str(letters_of(into))).read(where=f"stream = '{named}'"))
+                found += len(db.collection(str(letters_of(stream, into))).read(where=f"stream = '{named}'"))
                 continue
             if isinstance(into, Declared):
                 looked, went = _into_collection(settings, into, named, folder, db)
@@ -50,6 +52,14 @@ def redrive(settings: Settings, stream: Flow, *, dry_run: bool = False) -> Redri
                 looked, went = _one_by_one(settings, stream, into, named, folder, db)
             found, sent = found + looked, sent + went
     return Redriven(looked_at=found, selected=found, written=sent, failed_again=0 if dry_run else found - sent)
+
+
+class _Stay:
+    """Letters whose rows fail again are there already."""
+
+    def put(self, batch: int, rows: Sequence[RefusedRow]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def _into_collection(settings: Settings, into: Declared, named: str, folder: Path, db: Database) -> tuple[int, int]:
@@ -74,15 +84,17 @@ def _one_by_one(
     settings: Settings, stream: Flow, into: RowSink, named: str, folder: Path, db: Database
 ) -> tuple[int, int]:
     """Return the same."""
-    letters = db.collection(str(letters_of(into)))
+    letters = db.collection(str(letters_of(stream, into)))
     found = letters.read(where=f"stream = '{named}'")
     sent = 0
     for began, batch, ids in resent(found, named):
         memory = folder / str(began)
         begun(memory, at=began)
-        sink = plain_sink_of(settings, stream, memory, into, named)
+        plain, parts = plain_sink_of(settings, stream, memory, into, named), repeats_rows(stream, into)
+        sink = IsolatedSink(plain, _Stay(), stream.errors, memory=memory, lane=named, parts=parts)
         try:
-            gone = taken_of(batch, ids, sink.write(batch))
+            sink.write(batch)
+            gone = taken_of(batch, ids, sink.aside)
         finally:
             sink.close()
         hit("redrive.resent")

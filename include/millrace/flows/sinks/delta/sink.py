@@ -178,6 +178,18 @@ class DeltaSink:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
+    def fits(self, rows: pa.Table, /) -> None:
+        """Raise InvalidArgument if the table cannot take `rows`. Adds none; creates the table, as a batch does."""
+        try:
+            table = self._fitting(rows.schema)
+        except InvalidArgument:
+            raise
+        except MillraceError as error:
+            raise self._whole(error) from None
+        for chunk in rows.to_batches():
+            for _ in _by_partition(_fitted(chunk, table.schema), table.partition_columns):
+                pass
+
     def _append_rows(self, batch: Batch) -> Verdicts:
         chunks = iter(batch.rows or ())
         first = next(chunks, None)

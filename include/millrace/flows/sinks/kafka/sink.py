@@ -39,7 +39,7 @@ from millrace.flows.debezium.writing import EventWriter, columns_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.kafka.brokers import client_settings, looked_at
 from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.records import BINARY, TASK_PUT, Action, Failure
+from millrace.flows.records import BINARY, TASK_PUT, Action, Failure, Record
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
 from millrace.flows.sinks.kafka.transactions import MAX_FAILURES, Transactions
 from millrace.flows.sinks.memory import name_in
@@ -173,9 +173,9 @@ class KafkaSink:
             return self._write_lane(batch)
         documents, failures = self._messages(self._documents(batch))
         # An event of a delete has a tombstone beside it: which of the two was taken is not told apart.
-        taken: list[int] | None = [] if self._events is None and batch.documents is not None else None
+        taken: list[int] | None = [] if self._events is None else None
         verdicts = self._sent(self._producer, batch.documents is None, documents, taken=taken)
-        if verdicts.failures and batch.documents is not None and len(batch.documents) > 1:
+        if verdicts.failures and len(documents) > 1:
             # One that is refused takes those with it that share its request.
             first = verdicts.failures[0]
             raise BatchRefused(
@@ -230,17 +230,16 @@ class KafkaSink:
 
     def _once(self, lane: Transactions, batch: Batch) -> Verdicts:
         if batch.documents is None and batch.end <= lane.position:
-            return Verdicts(again=True)
+            places = sorted(lane.failures) if batch.end == lane.position else ()
+            records = (Record(batch.lane, batch.start, place, None, None, -1) for place in places)
+            return Verdicts(again=True, failures=[_refused_earlier(each, lane.failures) for each in records])
         verdicts, of_rows = Verdicts(), batch.documents is None
         documents: Sequence[Action] = list(self._documents(batch))
         if not of_rows:
             before = [each for each in documents if each.record.offset < lane.position]
             codes = lane.failures
             refused = [each for each in before if each.record.offset in codes]
-            verdicts.failures = [
-                Failure(each.record, TASK_PUT, STEP, codes[each.record.offset], "an earlier attempt refused it")
-                for each in refused
-            ]
+            verdicts.failures = [_refused_earlier(each.record, codes) for each in refused]
             verdicts.acknowledged = verdicts.repeated = len(before) - len(refused)
             documents = [each for each in documents if each.record.offset >= lane.position]
             if not documents:
@@ -399,6 +398,10 @@ def _require_few(topic: str, refused: Mapping[int, str]) -> None:
         raise SinkRefused(
             f"{topic} refused {len(refused)} documents of one range, the last of them at {last}: {refused[last]}"
         )
+
+
+def _refused_earlier(record: Record, kinds: Mapping[int, str]) -> Failure:
+    return Failure(record, TASK_PUT, STEP, kinds[record.offset], "an earlier attempt refused it")
 
 
 def _failure(action: Action, error: KafkaError) -> Failure:

@@ -102,11 +102,19 @@ class Isolation:
         errors: Errors,
         *,
         numbered: bool = True,
+        whole: bool = False,
         lane: str = "",
+        place: Callable[[int], str] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`numbered`: each record has a position of its own, so that a part of a batch can move the lane's."""
-        self._write, self._errors, self._numbered, self._lane, self._sleep = write, errors, numbered, lane, sleep
+        """`numbered`: each record has a position of its own. A part of a batch then moves the lane's position, unless
+        the lane moves by `whole` batches, as a Spark query does.
+
+        `place` returns a record's arguments of ``millrace flows skip``; by default `lane` and the position.
+        """
+        self._write, self._errors, self._sleep = write, errors, sleep
+        self._numbered, self._moves = numbered, numbered and not whole
+        self._place = place or (lambda position: f"{lane} {position}")
 
     def run(self, batch: Batch, attempts: Attempts, *, in_a_row: int = 0) -> Outcome:
         """Write the documents of `batch`. What the sink raises is the outcome's `error`."""
@@ -127,7 +135,7 @@ class Isolation:
             except Exception as error:
                 if self._numbered and isinstance(error, SinkBusy | BatchRefused):
                     work.keep(documents[first:after], error.taken)
-                if after == first or not _may_be_a_records(error):
+                if after == first or not may_be_a_records(error):
                     if isinstance(error, SinkBusy):
                         attempts.taken |= work.done
                         attempts.shrink(len(documents))
@@ -148,7 +156,7 @@ class Isolation:
                 tries = 0
                 largest = max(largest, after - first)
                 work.take(verdicts)
-        outcome = work.outcome(self._numbered, self._lane)
+        outcome = work.outcome(self._moves, self._place)
         if outcome.error is None and largest < len(documents) and not outcome.verdicts.failures:
             attempts.fit(largest)  # the size was at fault
         if attempts.taken:
@@ -167,7 +175,7 @@ class Isolation:
                 return None
         start = end = batch.start
         if batch.end > batch.start:
-            if self._numbered:
+            if self._moves:
                 start = batch.start if first == 0 else documents[first].record.offset
                 end = batch.end if after == len(documents) else documents[after].record.offset
             elif after == len(documents):
@@ -245,30 +253,30 @@ class _Work:
         self._place, self.error = place, error
         self._pending = [each for each in self._pending if each.place < place]
 
-    def outcome(self, numbered: bool, lane: str) -> Outcome:
+    def outcome(self, parts_move: bool, place: Callable[[int], str]) -> Outcome:
         """Return what the batch came to."""
         unknown = next((each for each in self._pending if not _is_of_data(each.error)), None)
         if unknown is not None:
-            self.stop(unknown.place, self.error or SinkRefused(_alone(unknown, lane)))
+            self.stop(unknown.place, self.error or SinkRefused(_alone(unknown, place)))
         batch, verdicts = self.batch, self._verdicts
         verdicts.failures = [*verdicts.failures, *self._confirmed, *(each.failure for each in self._pending)]
         in_a_row = self._before + len(self._pending)
         if self.error is None:
             verdicts.acknowledged += len(self.done)
             return Outcome(verdicts, batch.end, in_a_row)
-        moves = numbered and batch.end > batch.start and self._place > 0
+        moves = parts_move and batch.end > batch.start and self._place > 0
         position = self.documents[self._place].record.offset if moves else batch.start
         verdicts.failures = [each for each in verdicts.failures if moves and each.record.offset < position]
         verdicts.acknowledged = self._place - len(verdicts.failures) if moves else 0
         return Outcome(verdicts, position, in_a_row, self.error)
 
 
-def _alone(refused: _Refused, lane: str) -> str:
+def _alone(refused: _Refused, place: Callable[[int], str]) -> str:
     failure = refused.failure
     return (
-        f"{failure.kind}: {failure.reason}; the record at {failure.record.offset} of {lane} fails so by itself,"
+        f"{failure.kind}: {failure.reason}; the record {failure.record.position} fails so by itself,"
         f" {failure.attempts} times, and the sink took none after it. If the record is at fault, put it aside with"
-        f" `millrace flows skip NAME {lane} {failure.record.offset}`"
+        f" `millrace flows skip NAME {place(failure.record.offset)}`"
     )
 
 
@@ -276,7 +284,7 @@ def _is_of_data(error: Exception) -> bool:
     return isinstance(error, BatchRefused | InvalidArgument)
 
 
-def _may_be_a_records(error: Exception) -> bool:
+def may_be_a_records(error: Exception) -> bool:
     """Whether one record of a batch may be the cause of `error`, so that parts of it may be taken."""
     if isinstance(error, MillraceError):
         return _is_of_data(error)

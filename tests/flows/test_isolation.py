@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import BatchRefused, InvalidArgument, SinkBusy, SinkRefused
 from millrace.flows.batch import Batch
 from millrace.flows.declare.errors import Errors
-from millrace.flows.range_host.isolation import Attempts, Isolation, Outcome
+from millrace.flows.isolation import Attempts, Isolation, Outcome
 from millrace.flows.records import TASK_PUT, Action, Failure, Record
 from millrace.flows.sinks.sink import Verdicts
 
