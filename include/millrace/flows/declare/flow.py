@@ -209,6 +209,8 @@ class Flow(Part):
         for path, part in (("source", self.source), ("sink", self.sink), ("late", self.late)):
             for name in [] if part is None else said(part, part.of_documents):
                 yield path, f"{name} is"
+        for name in said(self.errors, {"topic", "cluster", "limit", "skip"}):
+            yield "errors", f"{name} is"
 
     def _require_rows(self) -> None:
         transform, source = self.transform, self.row_source
