@@ -63,6 +63,8 @@ ARGUMENTS = {
     "allowed": [0, 0],
     "entry": [0, 0],
     "name": NOT_THERE,
+    "alias": NOT_THERE,
+    "collection": NOT_THERE,
     "partition": NOT_THERE,
     "producer_id": 5,
     "count": 0,

@@ -42,6 +42,7 @@ TABLES = (
     "request",
     "answered",
     "restored",
+    "alias",
 )
 
 
@@ -75,6 +76,7 @@ def work(store: CatalogStore) -> None:
     store.next_epoch(7, request=f"r{store.next_collection_id()}")
     finish(store, add_collection(store, f"c{store.next_collection_id()}", SCHEMA, vchannels=3))
     store.allocate_partition_id(1)
+    store.set_alias("newest", store.next_collection_id() - 1, new=store.find_alias("newest") is None)
     open_still = add_collection(store, f"c{store.next_collection_id()}", SCHEMA)
     store.broadcasts.note_reason(open_still.id, "dml_0 is away")
     given_up = add_collection(store, f"c{store.next_collection_id()}", SCHEMA)
@@ -323,7 +325,7 @@ def test_a_copy_is_refused_to_who_knows_no_store(tmp_path: Path, meta: FaultySto
 
 
 def test_a_catalog_of_a_newer_build_is_refused(tmp_path: Path, meta: FaultyStore) -> None:
-    meta.commit([Put(CATALOG_GUARD_KEY, b'{"form": 2, "catalog": "x", "commit": "y"}')])
+    meta.commit([Put(CATALOG_GUARD_KEY, b'{"form": 3, "catalog": "x", "commit": "y"}')])
     with pytest.raises(UnsupportedVersion):
         machine(tmp_path, meta, "a")
 

@@ -12,6 +12,7 @@ from tests.docs.test_examples import run
 
 GUIDES = {
     "docs/clients.md": python_blocks("docs/clients.md"),
+    "docs/how-to/alias-collections.md": python_blocks("docs/how-to/alias-collections.md"),
     "docs/how-to/append-rows.md": python_blocks("docs/how-to/append-rows.md"),
     "docs/how-to/choose-a-key.md": python_blocks("docs/how-to/choose-a-key.md"),
     "docs/how-to/consume.md": python_blocks("docs/how-to/consume.md"),

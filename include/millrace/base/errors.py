@@ -413,6 +413,18 @@ class CollectionExists(MillraceError):
     """A collection with this name exists with another definition."""
 
 
+class AliasNotFound(MillraceError):
+    """No collection has this alias."""
+
+
+class AliasExists(MillraceError):
+    """The name is a collection's, or the alias of another collection."""
+
+
+class CollectionHasAliases(MillraceError):
+    """A collection with aliases is not dropped: drop the aliases first, or point them to another collection."""
+
+
 class SchemaChanged(MillraceError):
     """A reader with a fixed schema reached rows of a newer schema: start it again with that schema, from its
     position.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # only programs that change schemas need it
     from millrace.message.schema_changes import SchemaChange
 
 Arguments = Mapping[str, Any]
-_NAMES: Final = ("name", "partition", "pchannel")
+_NAMES: Final = ("name", "partition", "pchannel", "alias", "collection")
 _REQUEST: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 
 
@@ -50,6 +50,13 @@ class ServedCatalog(Catalog, Protocol):
 
     def collection_page(self, query: CollectionQuery) -> CollectionPage:
         """Return one page of the collections."""
+        ...
+
+    def collection_name(self, name: str, *, request: str = "") -> str:
+        """Return the name of the collection with this name or alias; `name` itself if there is none.
+
+        For a `request` that is stored already: the collection that it changed.
+        """
         ...
 
 
@@ -151,6 +158,29 @@ def _alter(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     return {"version": catalog.alter(given["name"], changes, request=_request(given))}
 
 
+@handles(calls.ALIASES)
+def _aliases(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    return {"aliases": catalog.aliases(given.get("collection"))}
+
+
+@handles(calls.CREATE_ALIAS)
+def _create_alias(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    catalog.create_alias(given["alias"], given["collection"], request=_request(given))
+    return {}
+
+
+@handles(calls.ALTER_ALIAS)
+def _alter_alias(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    catalog.alter_alias(given["alias"], given["collection"], request=_request(given))
+    return {}
+
+
+@handles(calls.DROP_ALIAS)
+def _drop_alias(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    catalog.drop_alias(given["alias"], request=_request(given))
+    return {}
+
+
 @handles(calls.FLUSH)
 def _flush(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     return {"ticks": catalog.flush(given["name"], request=_request(given))}
@@ -167,15 +197,25 @@ _HANDLERS: Final = handlers_of(sys.modules[__name__], server_calls(CATALOG_PREFI
 
 
 def _shown(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """Remove the collections that the caller has no role on from an answer."""
+    """Remove the collections that the caller has no role on from an answer, and their aliases."""
+
+    def seen_by_name(name: str) -> bool:
+        return may_see(caller, (Resource(ResourceKind.COLLECTION, name),))
+
+    if "aliases" in answer:
+        return {"aliases": {alias: name for alias, name in answer["aliases"].items() if seen_by_name(name)}}
     if "collections" in answer:
-        seen = [
-            each
-            for each in answer["collections"]
-            if may_see(caller, (Resource(ResourceKind.COLLECTION, each["name"]),))
-        ]
+        seen = [each for each in answer["collections"] if seen_by_name(each["name"])]
         return answer | {"collections": seen}
     return answer
+
+
+def _resolved(catalog: ServedCatalog, call: ServerCall, arguments: Arguments) -> Arguments:
+    """Return a call's arguments with the name of the collection in place of its alias."""
+    named = arguments.get(call.argument) if call.scope is ResourceKind.COLLECTION else None
+    if not isinstance(named, str):
+        return arguments
+    return {**arguments, call.argument: catalog.collection_name(named, request=_request(arguments))}
 
 
 def dispatch(catalog: ServedCatalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
@@ -192,9 +232,19 @@ def dispatch(catalog: ServedCatalog, name: str, arguments: Arguments, caller: Ca
     wrong = [each for each in _NAMES if not isinstance(arguments.get(each, ""), str)]
     if wrong:
         raise InvalidArgument(f"{name}: {wrong[0]!r} must be a name, as text")
-    authorize(caller, key, arguments, calls=SERVER_CALLS)
+    call = SERVER_CALLS[key]
+    resolved = _resolved(catalog, call, arguments)
+    authorize(caller, key, resolved, calls=SERVER_CALLS)
+    if call in (calls.CREATE_ALIAS, calls.ALTER_ALIAS) and "alias" in arguments:
+        authorize(caller, key, {"collection": catalog.collection_name(arguments["alias"])}, calls=SERVER_CALLS)
+    # What was authorized is what is changed, even if the alias is altered in between. Only the calls that treat an
+    # alias differently get it.
+    given = arguments if call in (calls.DROP_COLLECTION, calls.DROP_ALIAS) else resolved
     try:
-        return SERVER_CALLS[key].checked(_shown(handler(catalog, arguments), caller))
+        answer = handler(catalog, given)
+        if "collection" in call.answer:
+            answer = {**answer, "collection": resolved[call.argument]}
+        return call.checked(_shown(answer, caller))
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise InvalidArgument(f"{name}: invalid arguments {dict(arguments)!r} ({error!r})") from error
 
@@ -282,24 +332,45 @@ class RemoteCatalog:
             self._call(calls.DROP_COLLECTION, name=name, request=request)
 
     def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
-        arguments = {"name": name, "partition": partition, "restored": restored, "request": request}
-        with self.definitions.changing(name):
-            return int(self._call(calls.CREATE_PARTITION, **arguments)["id"])
+        arguments = {"partition": partition, "restored": restored, "request": request}
+        return int(self._change(calls.CREATE_PARTITION, name, **arguments)["id"])
 
     def drop_partition(self, name: str, partition: str, *, request: str = "") -> None:
-        with self.definitions.changing(name):
-            self._call(calls.DROP_PARTITION, name=name, partition=partition, request=request)
+        self._change(calls.DROP_PARTITION, name, partition=partition, request=request)
 
     def alter(self, name: str, changes: Sequence[SchemaChange], *, request: str = "") -> int:
         from millrace.message.schema_changes import change_to_json
 
         said = [change_to_json(each) for each in changes]
-        with self.definitions.changing(name):
-            return int(self._call(calls.ALTER, name=name, changes=said, request=request)["version"])
+        return int(self._change(calls.ALTER, name, changes=said, request=request)["version"])
 
     def flush(self, name: str, *, request: str = "") -> dict[str, int]:
         ticks = self._call(calls.FLUSH, name=name, request=request)["ticks"]
         return {str(channel): int(tick) for channel, tick in ticks.items()}
+
+    def aliases(self, collection: str | None = None) -> dict[str, str]:
+        arguments = {} if collection is None else {"collection": collection}
+        return {str(alias): str(name) for alias, name in self._call(calls.ALIASES, **arguments)["aliases"].items()}
+
+    def create_alias(self, alias: str, collection: str, *, request: str = "") -> None:
+        with self.definitions.changing(alias):
+            self._call(calls.CREATE_ALIAS, alias=alias, collection=collection, request=request)
+
+    def alter_alias(self, alias: str, collection: str, *, request: str = "") -> None:
+        with self.definitions.changing(alias):
+            self._call(calls.ALTER_ALIAS, alias=alias, collection=collection, request=request)
+
+    def drop_alias(self, alias: str, *, request: str = "") -> None:
+        with self.definitions.changing(alias):
+            self._call(calls.DROP_ALIAS, alias=alias, request=request)
+
+    def _change(self, call: ServerCall, name: str, **arguments: Any) -> dict[str, Any]:
+        """Change the collection with a name or alias, and forget its cached definition under every name."""
+        with self.definitions.changing(name):
+            answer = self._call(call, name=name, **arguments)
+        if (own := answer.get("collection", name)) != name:
+            self.definitions.forget(own)
+        return answer
 
     def _call(self, call: ServerCall, /, **arguments: Any) -> dict[str, Any]:
         repeat = call.repeat

@@ -3,7 +3,7 @@
 How old a cached definition may be:
 
 - A schema change, a new or dropped partition and a dropped or new collection count at once if they were made through
-  the same catalog (:meth:`DefinitionCache.changing`).
+  the same catalog (:meth:`DefinitionCache.changing`). So does an alias that points elsewhere.
 - Others' changes count MAX_AGE seconds later at most. A name in use is asked for again in the background, so that
   its users do not wait.
 - A user of the cache asks the catalog sooner (:meth:`DefinitionCache.renew`) if rows do not fit the definition or the
@@ -43,6 +43,8 @@ class _Lookup:
     """A request that is under way. Only the newest one of a name is cached."""
 
     began: float
+    changes: int
+    """The number of changes that the cache had been told of by then."""
     answer: Future[CollectionInfo] = field(default_factory=Future)
 
 
@@ -71,6 +73,9 @@ class DefinitionCache:
         self._lock = threading.Lock()
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
         self._lookups: dict[str, _Lookup] = {}
+        self._aliases: dict[str, set[str]] = {}
+        """By the name of a collection, the other names that its definition is cached under."""
+        self._changes = 0
         self._due: OrderedDict[str, None] = OrderedDict()
         self._refreshing = False
 
@@ -114,10 +119,17 @@ class DefinitionCache:
         return self._ask(name, own)
 
     def forget(self, name: str) -> None:
-        """Forget a name. A request that is under way is answered, and not cached."""
+        """Forget a name, and every other name of its collection.
+
+        A request that is under way is answered, and not cached.
+        """
         with self._lock:
-            self._cached.pop(name, None)
-            self._lookups.pop(name, None)
+            self._changes += 1
+            found = self._cached.get(name)
+            own = name if found is None else found.definition.name
+            for each in {name, own, *self._aliases.get(own, ())}:
+                self._drop(each)
+                self._lookups.pop(each, None)
 
     @contextmanager
     def changing(self, name: str) -> Iterator[None]:
@@ -129,7 +141,7 @@ class DefinitionCache:
             self.forget(name)
 
     def _begin(self, name: str) -> _Lookup:
-        made = self._lookups[name] = _Lookup(self._clock())
+        made = self._lookups[name] = _Lookup(self._clock(), self._changes)
         return made
 
     def _ask(self, name: str, lookup: _Lookup) -> CollectionInfo:
@@ -151,13 +163,24 @@ class DefinitionCache:
             if self._lookups.get(name) is not lookup:
                 return  # a newer request, or a change of the collection, came in between
             del self._lookups[name]
-            if definition is not None:
-                self._cached[name] = _Cached(definition, lookup.began)
-                self._cached.move_to_end(name)
-                if len(self._cached) > self._max_names:
-                    self._cached.popitem(last=False)
-            elif dropped:
-                self._cached.pop(name, None)
+            if definition is None and not dropped:
+                return
+            self._drop(name)
+            if definition is None or (definition.name != name and lookup.changes != self._changes):
+                return  # the collection that the alias pointed to may have changed, which was told under its name
+            self._cached[name] = _Cached(definition, lookup.began)
+            if definition.name != name:
+                self._aliases.setdefault(definition.name, set()).add(name)
+            if len(self._cached) > self._max_names:
+                self._drop(next(iter(self._cached)))
+
+    def _drop(self, name: str) -> None:
+        """Remove a name. Needs the lock."""
+        found = self._cached.pop(name, None)
+        if found is not None and (names := self._aliases.get(found.definition.name)) is not None:
+            names.discard(name)
+            if not names:
+                del self._aliases[found.definition.name]
 
     def _refresh_soon(self, name: str) -> None:
         """Have a thread ask for a name. One thread asks for all, and ends when there are none. Needs the lock."""

@@ -62,7 +62,12 @@ class DdlOperations(Protocol):
         """
         ...
 
-    def drop_collection(self, name: str, *, request: str = "") -> None: ...
+    def drop_collection(self, name: str, *, request: str = "") -> None:
+        """Drop a collection, by its name.
+
+        Raises CollectionHasAliases; raises InvalidArgument for an alias.
+        """
+        ...
 
     def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
         """Add a partition and return its id.
@@ -85,9 +90,27 @@ class DdlOperations(Protocol):
         """
         ...
 
+    def create_alias(self, alias: str, collection: str, *, request: str = "") -> None:
+        """Give a collection another name. An alias that points to this collection already is no error.
+
+        Raises AliasExists, CollectionNotFound, InvalidArgument.
+        """
+        ...
+
+    def alter_alias(self, alias: str, collection: str, *, request: str = "") -> None:
+        """Point an alias to another collection: every lookup finds the one or the other.
+
+        Raises AliasNotFound, CollectionNotFound.
+        """
+        ...
+
+    def drop_alias(self, alias: str, *, request: str = "") -> None:
+        """Delete an alias, not the collection. Raises AliasNotFound."""
+        ...
+
 
 class Catalog(DdlOperations, Protocol):
-    """The catalog of a deployment: queries and DDL."""
+    """The catalog of a deployment: queries and DDL. A collection's alias serves wherever its name does."""
 
     def pchannels(self) -> list[PChannel]: ...
 
@@ -112,5 +135,9 @@ class Catalog(DdlOperations, Protocol):
         ...
 
     def collection(self, name: str) -> CollectionInfo:
-        """Return a collection by name. Raises CollectionNotFound if it does not exist or is not usable yet."""
+        """Return a collection by name or alias. Raises CollectionNotFound if it does not exist or is not usable yet."""
+        ...
+
+    def aliases(self, collection: str | None = None) -> dict[str, str]:
+        """Return the names of collections by alias, or the aliases of one collection. Raises CollectionNotFound."""
         ...

@@ -102,9 +102,15 @@ def read_collections(data_dir: Path, *, dropped: bool = False) -> list[Collectio
 
 
 def read_collection(data_dir: Path, name: str) -> CollectionInfo | None:
-    """Return the collection with a name, unless it is dropped; None if there is none."""
-    rows = _select(data_dir, f"select * from collection where name = ? and {_EXISTS}", (name,))
-    return collection_from_row(rows[0]) if rows else None
+    """Return the collection with a name or an alias, unless it is dropped; None if there is none."""
+    row = _read(data_dir, lambda db: select_row(db, name), None)
+    return None if row is None else collection_from_row(row)
+
+
+def read_aliases(data_dir: Path, collection_id: int | None = None) -> dict[str, int]:
+    """Return the ids of collections by alias, sorted by alias; with `collection_id`, the aliases of that one."""
+
+    return _read(data_dir, lambda db: select_aliases(db, collection_id) if _has_aliases(db) else {}, {})
 
 
 def read_collections_by_id(data_dir: Path, ids: Iterable[int]) -> dict[int, CollectionInfo]:
@@ -140,6 +146,34 @@ def _read(data_dir: Path, ask: Callable[[sqlite3.Connection], _T], absent: _T) -
 
 def _select(data_dir: Path, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
     return _read(data_dir, lambda db: db.execute(statement, values).fetchall(), [])
+
+
+def _has_aliases(db: sqlite3.Connection) -> bool:
+    """Whether the file has the table of aliases, which files of earlier builds lack."""
+    return db.execute("select 1 from sqlite_master where name = 'alias'").fetchone() is not None
+
+
+def select_row(db: sqlite3.Connection, name: str) -> tuple[Any, ...] | None:
+    """Return the row of the collection with a name, or else with an alias, through an open connection."""
+    named = db.execute(f"select * from collection where name = ? and {_EXISTS}", (name,)).fetchone()
+    if named is not None:
+        return tuple(named)
+    try:
+        found = db.execute(
+            f"select * from collection where {_EXISTS} and id = (select collection_id from alias where name = ?)",
+            (name,),
+        ).fetchone()
+    except sqlite3.OperationalError:
+        if _has_aliases(db):
+            raise
+        return None  # a file of an earlier build
+    return None if found is None else tuple(found)
+
+
+def select_aliases(db: sqlite3.Connection, collection_id: int | None) -> dict[str, int]:
+    """Return the ids of collections by alias, or the aliases of one collection, through an open connection."""
+    where, values = ("", ()) if collection_id is None else ("where collection_id = ?", (collection_id,))
+    return dict(db.execute(f"select name, collection_id from alias {where} order by name", values).fetchall())
 
 
 def select_collections(db: sqlite3.Connection, *, dropped: bool) -> list[CollectionInfo]:

@@ -309,7 +309,7 @@ class Database(Closeable):
         return self.collection(name)
 
     def collection(self, source: str | CollectionInfo) -> Collection:
-        """Return a collection by name, or of a definition that is known already. Raises CollectionNotFound."""
+        """Return a collection by name or alias, or of a definition that is known already. Raises CollectionNotFound."""
         return Collection(self, self.definition(source) if isinstance(source, str) else source)
 
     def definition(self, source: str | CollectionInfo, *, cached: bool = False) -> CollectionInfo:
@@ -379,8 +379,40 @@ class Database(Closeable):
         return Collection(self, made)
 
     def drop_collection(self, name: str) -> None:
-        """Drop a collection with all its rows. This cannot be undone. Raises CollectionNotFound."""
+        """Drop a collection with all its rows. This cannot be undone.
+
+        Raises CollectionNotFound; CollectionHasAliases if aliases point to it; InvalidArgument for an alias.
+        """
         self.catalog.drop_collection(name)
+
+    def create_alias(self, alias: str, collection: str) -> None:
+        """Give a collection another name, which serves wherever a collection is named: in reads, writes and DDL.
+
+        An alias that points to this collection already is no error. A handle stays with the collection that it was
+        opened for; look the alias up again (``db["alias"]``) to follow it.
+
+        Raises AliasExists if a collection has the name, or another collection has the alias.
+        Raises CollectionNotFound, InvalidArgument.
+        """
+        self.catalog.create_alias(alias, collection)
+
+    def alter_alias(self, alias: str, collection: str) -> None:
+        """Point an alias to another collection: every lookup finds the one or the other, and none finds nothing.
+
+        Raises AliasNotFound, CollectionNotFound.
+        """
+        self.catalog.alter_alias(alias, collection)
+
+    def drop_alias(self, alias: str) -> None:
+        """Drop an alias; the collection stays. Raises AliasNotFound."""
+        self.catalog.drop_alias(alias)
+
+    def aliases(self, collection: str | None = None) -> dict[str, str]:
+        """Return the names of collections by alias, sorted, or the aliases of one collection.
+
+        Raises CollectionNotFound.
+        """
+        return self.catalog.aliases(collection)
 
     def attach(
         self,

@@ -14,13 +14,14 @@ import typer
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
-from millrace.catalog.sqlite_file import read_page
+from millrace.catalog.sqlite_file import read_aliases, read_collections_by_id, read_page
 from millrace.commands.parts.command_line import (
     DATA_PANEL,
     CollectionName,
     CommandContext,
     JsonContext,
     command_group,
+    complete_collection,
     find_collection,
     print_facts,
     print_rows,
@@ -171,6 +172,7 @@ def describe(context: JsonContext, name: CollectionName) -> None:
         "event_time": found.schema.event_time,
         "on_duplicate": found.schema.on_duplicate,
         "generated_key": found.schema.generated_key,
+        "aliases": [*read_aliases(settings.data_dir, found.id)],
         **_rules(found),
         "table": str(rows_uri(settings, found.id)),
     }
@@ -387,6 +389,72 @@ def drop_partition(
     with _client(settings) as client:
         client.catalog.drop_partition(name, partition)
     typer.echo(f"Dropped the partition {partition} of {name}.")
+
+
+AliasName = Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")]
+
+
+@app.command("aliases")
+def list_aliases(
+    context: JsonContext,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[COLLECTION]", help="Only this collection's aliases.", autocompletion=complete_collection
+        ),
+    ] = None,
+) -> None:
+    """List the aliases of collections.
+
+    Example: `millrace collections aliases`
+    """
+    folder = context.settings.data_dir
+    found = read_aliases(folder, None if name is None else find_collection(context.settings, name).id)
+    known = read_collections_by_id(folder, found.values())
+    rows = [
+        {"alias": alias, "collection": known[number].name, "id": number, "state": known[number].state}
+        for alias, number in found.items()
+        if number in known
+    ]
+    print_rows(
+        rows,
+        columns=("alias", "collection", "id", "state"),
+        as_json=context.as_json,
+        empty="No aliases." if name is None else f"{name} has no aliases.",
+    )
+
+
+@app.command("create-alias")
+def create_alias(context: CommandContext, alias: AliasName, name: CollectionName) -> None:
+    """Give a collection an alias, which reads, writes and changes of it accept as its name.
+
+    Example: `millrace collections create-alias flights flights_v1`
+    """
+    with _client(context.settings) as client:
+        client.create_alias(alias, name)
+    typer.echo(f"{alias} is an alias of {name}.")
+
+
+@app.command("alter-alias")
+def alter_alias(context: CommandContext, alias: AliasName, name: CollectionName) -> None:
+    """Point an alias to another collection, at once.
+
+    Example: `millrace collections alter-alias flights flights_v2`
+    """
+    with _client(context.settings) as client:
+        client.alter_alias(alias, name)
+    typer.echo(f"{alias} is an alias of {name}.")
+
+
+@app.command("drop-alias")
+def drop_alias(context: CommandContext, alias: AliasName) -> None:
+    """Drop an alias. The collection stays.
+
+    Example: `millrace collections drop-alias flights`
+    """
+    with _client(context.settings) as client:
+        client.drop_alias(alias)
+    typer.echo(f"Dropped the alias {alias}.")
 
 
 def _client(settings: Settings) -> Any:

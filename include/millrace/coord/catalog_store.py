@@ -15,13 +15,24 @@ from pathlib import Path
 from typing import Final, Self
 
 from millrace.base.closeable import Closeable
-from millrace.base.errors import CollectionExists, CollectionNotFound, InvalidArgument, InvalidSettings, ProducerFenced
+from millrace.base.errors import (
+    AliasExists,
+    AliasNotFound,
+    CollectionExists,
+    CollectionHasAliases,
+    CollectionNotFound,
+    InvalidArgument,
+    InvalidSettings,
+    ProducerFenced,
+)
 from millrace.catalog.collection import CollectionInfo, CollectionPage, CollectionQuery, PChannel
 from millrace.catalog.sqlite_file import (
     collection_from_row,
+    select_aliases,
     select_by_id,
     select_collections,
     select_page,
+    select_row,
 )
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
 from millrace.coord.coordinator_db import CoordinatorDb, SharedStore
@@ -30,7 +41,10 @@ from millrace.wal.definitions import VChannelOutline
 _YEAR_2026: Final = 1_767_225_600
 """Seconds since then make ids that no deployment reaches by counting. They fit an epoch (32 bits) until 2094."""
 MAX_ANSWERS: Final = 10_000
-"""Number of newest requests for a term or epoch whose answers are stored for retries."""
+"""Number of newest requests for a term, an epoch or an alias whose answers are stored for retries."""
+MAX_ALIASES: Final = 10_000
+"""Number of aliases of a deployment."""
+_MAX_NAMED: Final = 10
 
 
 class CatalogStore(Closeable):
@@ -212,12 +226,16 @@ class CatalogStore(Closeable):
                 yield number, vchannel, VChannelOutline(number, version, by_id)
 
     def collection(self, name: str) -> CollectionInfo:
-        """Return the collection called `name`.
+        """Return the collection with the name or alias `name`.
 
         Raises CollectionNotFound.
         """
-        row = self._db.fetch_one("select * from collection where name = ? and state != 'dropped'", (name,))
+        row = self._db.with_connection(partial(select_row, name=name))
         if row is None:
+            if (number := self.find_alias(name)) is not None:
+                raise CollectionNotFound(
+                    f"{name!r} is an alias of collection {number}, which was dropped: point it to another collection"
+                )
             raise CollectionNotFound(f"no collection {name!r}; `millrace collections list` shows those there are")
         return collection_from_row(row)
 
@@ -254,10 +272,74 @@ class CatalogStore(Closeable):
         with self._db.transaction():
             if self.has_collection(collection.name):
                 raise CollectionExists(f"a collection {collection.name!r} exists already")
+            if self.find_alias(collection.name) is not None:
+                raise CollectionExists(f"{collection.name!r} is the alias of a collection: choose another name")
             if collection.id != self.next_collection_id():
                 return False
             self._db.execute("insert into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
             return True
+
+    # -- aliases ------------------------------------------------------------------------------------------------------
+
+    def aliases(self, collection_id: int | None = None) -> dict[str, int]:
+        """Return the ids of collections by alias, or the aliases of one collection."""
+        return self._db.with_connection(partial(select_aliases, collection_id=collection_id))
+
+    def find_alias(self, alias: str) -> int | None:
+        """Return the id of the collection that an alias points to, dropped or not; None if there is no such alias."""
+        row = self._db.fetch_one("select collection_id from alias where name = ?", (alias,))
+        return None if row is None else int(row[0])
+
+    def set_alias(self, alias: str, collection_id: int, *, new: bool, request: str = "") -> None:
+        """Point an alias to an active collection: a `new` one, or one that exists. A repeated request has no effect.
+
+        A new alias may exist if it points to this collection.
+        Raises AliasExists, AliasNotFound, CollectionNotFound, InvalidArgument.
+        """
+        with self._db.transaction():
+            if request and self.find_answer(request, f"alias {alias}") is not None:
+                return
+            if self.collection_by_id(collection_id).state != "active":
+                raise CollectionNotFound(f"collection {collection_id} was dropped before it got the alias {alias!r}")
+            there = self.find_alias(alias)
+            if new and self.has_collection(alias):
+                raise AliasExists(f"{alias!r} is the name of a collection: choose another name for the alias")
+            if new and there not in (None, collection_id):
+                raise AliasExists(
+                    f"{alias!r} is the alias of collection {there}: alter the alias to point it elsewhere"
+                )
+            if not new and there is None:
+                raise AliasNotFound(f"there is no alias {alias!r}: create it")
+            if there is None and self._db.fetch_one("select count(*) from alias")[0] >= MAX_ALIASES:
+                raise InvalidArgument(f"a deployment has at most {MAX_ALIASES:,} aliases: drop some")
+            self._db.execute(
+                "insert into alias values (?, ?) on conflict (name) do update set collection_id ="
+                " excluded.collection_id",
+                (alias, collection_id),
+            )
+            self._answer(request, f"alias {alias}", collection_id)
+
+    def drop_alias(self, alias: str, *, request: str = "") -> None:
+        """Delete an alias. A repeated request has no effect.
+
+        Raises AliasNotFound.
+        """
+        with self._db.transaction():
+            if request and self.find_answer(request, f"no alias {alias}") is not None:
+                return
+            if (there := self.find_alias(alias)) is None:
+                raise AliasNotFound(f"there is no alias {alias!r}")
+            self._db.execute("delete from alias where name = ?", (alias,))
+            self._answer(request, f"no alias {alias}", there)
+
+    def require_no_alias(self, collection: CollectionInfo) -> None:
+        """Raise CollectionHasAliases if an alias points to the collection."""
+        if names := [*self.aliases(collection.id)]:
+            more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+            raise CollectionHasAliases(
+                f"{collection.name!r} has the aliases {', '.join(names[:_MAX_NAMED])}{more}: drop them, or point them"
+                " to another collection, and drop the collection then"
+            )
 
     def restore_collection(self, collection: CollectionInfo) -> bool:
         """Store a collection that the catalog lost or marks as dropped, under its old id; return whether it did.

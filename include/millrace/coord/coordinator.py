@@ -190,7 +190,7 @@ class Coordinator(Closeable):
         return found.name if found is not None and vchannel in found.vchannels else None
 
     def collection(self, name: str) -> CollectionInfo:
-        """Return a collection that is ready for use.
+        """Return a collection, by name or alias, that is ready for use.
 
         Raises CollectionNotFound if it does not exist, or is not usable yet.
         """
@@ -269,6 +269,10 @@ class Coordinator(Closeable):
         return found
 
     def drop_collection(self, name: str, *, request: str = "") -> None:
+        if not self._is_known(name) and self._store.find_alias(name) is not None:
+            raise InvalidArgument(
+                f"{name!r} is an alias: drop the collection {self.collection_name(name)!r} by its name, or the alias"
+            )
         self._broadcast(name, "drop_collection", lambda collection, there: {}, request)
 
     def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
@@ -317,6 +321,44 @@ class Coordinator(Closeable):
         segment.
         """
         return self._broadcast(name, "manual_flush", lambda collection, there: {}, request).ticks
+
+    # -- aliases ------------------------------------------------------------------------------------------------------
+
+    def collection_name(self, name: str, *, request: str = "") -> str:
+        """Return the name of the collection with the name or alias `name`; `name` itself if there is none.
+
+        For a `request` that is stored already, it is the collection that the request changed, wherever the alias
+        points by now.
+        """
+        if self._is_known(name):
+            return name
+        if request and (task := self._store.broadcasts.find_request(request)) is not None:
+            return self._store.collection_by_id(task.collection_id).name
+        try:
+            return self._store.collection(name).name
+        except CollectionNotFound:
+            return name
+
+    def aliases(self, collection: str | None = None) -> dict[str, str]:
+        """Return the names of collections by alias, or the aliases of one collection.
+
+        Raises CollectionNotFound.
+        """
+        number = None if collection is None else self.collection(collection).id
+        found = self._store.aliases(number)
+        names = self._store.collections_by_id(found.values())
+        return {alias: names[each].name for alias, each in found.items() if each in names}
+
+    def create_alias(self, alias: str, collection: str, *, request: str = "") -> None:
+        """See :class:`millrace.catalog.protocol.DdlOperations`."""
+        check_name(alias, "an alias")
+        self._store.set_alias(alias, self.collection(collection).id, new=True, request=request)
+
+    def alter_alias(self, alias: str, collection: str, *, request: str = "") -> None:
+        self._store.set_alias(alias, self.collection(collection).id, new=False, request=request)
+
+    def drop_alias(self, alias: str, *, request: str = "") -> None:
+        self._store.drop_alias(alias, request=request)
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
@@ -374,6 +416,7 @@ class Coordinator(Closeable):
 
         Nothing is stored unless the messages can be built and every VChannel can take them (else CatalogDiverged).
         """
+        name = self.collection_name(name, request=request)
         self._known(request, kind, name)
         return self._broadcaster.submit(lambda: self._plan(name, kind, plan, request), request=request)
 

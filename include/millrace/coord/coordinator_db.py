@@ -49,6 +49,8 @@ create table if not exists request (
     broadcast_id integer primary key references broadcast, name text not null unique, keys text not null);
 create table if not exists answered (
     id integer primary key autoincrement, name text not null unique, of text not null, answer integer not null);
+create table if not exists alias (name text primary key, collection_id integer not null);
+create index if not exists alias_collection on alias (collection_id);
 create table if not exists restored (floor integer not null);
 create table if not exists shared (catalog text not null, revision integer not null);
 create table if not exists shared_commit (name text not null);

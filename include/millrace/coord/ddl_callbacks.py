@@ -46,7 +46,8 @@ class DdlCallbacks:
     def check(self, task: BroadcastTask, seen: CollectionInfo) -> None:
         """Validate the plan and reserve what it needs.
 
-        Raises StalePlan, CollectionExists, and an error if the messages cannot be built or are too large.
+        Raises StalePlan, CollectionExists, CollectionHasAliases, and an error if the messages cannot be built or are
+        too large.
         """
         if task.kind == "create_collection":
             if not self._store.add(seen):
@@ -54,6 +55,7 @@ class DdlCallbacks:
         elif not self._store.is_unchanged(seen):
             raise StalePlan
         if task.kind == "drop_collection":
+            self._store.require_no_alias(seen)
             self._store.update_collection(replace(seen, state="dropping"))
         made = build_message(
             task, seen, max(seen.vchannels, key=len), term=1

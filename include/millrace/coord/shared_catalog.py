@@ -8,6 +8,9 @@ the two commits leaves a copy that is read anew.
 In the store, rows are documents under ``catalog/``, zlib-compressed JSON: one per collection, one per broadcast with
 its targets, and PChannels, producers and answers by a hash. ``catalog/guard`` changes with every commit; its revision
 is the catalog's.
+
+Aliases are documents by a hash of their name. A catalog that has any says so by its version, which builds without
+aliases refuse.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX, open
 from millrace.meta.factory import ClosableMetaStore
 from millrace.meta.store import Delete, Entry, Mutation, Put, RevisionEquals
 
-DOCUMENT_VERSION: Final = 1
-"""Version of the documents. A store with a newer one is refused."""
+DOCUMENT_VERSION: Final = 2
+"""Version of the documents. A store with a newer one is refused. 2: the catalog has aliases; without any, it says 1."""
 BUCKETS: Final = 256
 """Number of documents that PChannels are spread over; producers and answers likewise."""
 MAX_CHANGES_PER_COMMIT: Final = 100
@@ -60,6 +63,7 @@ _TABLES: Final = {
     "request": ("broadcast", "{row}.broadcast_id"),
     "answered": ("answer", "bucket({row}.id)"),
     "restored": ("restored", "0"),
+    "alias": ("alias", "bucket({row}.name)"),
 }
 """For each table of the file: the kind of its documents, and the document that a row belongs to."""
 _ROWS_OF: Final = {"insert": ("new",), "update": ("old", "new"), "delete": ("old",)}
@@ -153,7 +157,7 @@ class SharedCatalog(Closeable):
 
     def _commit(self, db: sqlite3.Connection, changes: list[Mutation], catalog: str, base: int) -> int:
         """Commit the changes on top of revision `base` (0: no catalog); return the new revision."""
-        guard = _guard(catalog)
+        guard = _guard(catalog, _form(db))
         try:
             revision = self._patiently(
                 lambda: self._meta.commit([*changes, guard], when=[RevisionEquals(CATALOG_GUARD_KEY, base)])
@@ -181,7 +185,12 @@ class SharedCatalog(Closeable):
         Raises MetaAmbiguous.
         """
         try:
-            if self._meta.commit([_guard(catalog)], when=[RevisionEquals(CATALOG_GUARD_KEY, base)]) is not None:
+            if (
+                self._meta.commit(
+                    [_guard(catalog, json.loads(guard.value)["form"])], when=[RevisionEquals(CATALOG_GUARD_KEY, base)]
+                )
+                is not None
+            ):
                 return None
             there = self._meta.get(CATALOG_GUARD_KEY)
         except MetaUnavailable as error:
@@ -267,10 +276,14 @@ def _record(db: sqlite3.Connection, guard: Entry) -> None:
     db.execute("insert into shared_commit values (?)", (said["commit"],))
 
 
-def _guard(catalog: str) -> Put:
+def _form(db: sqlite3.Connection) -> int:
+    """Return the oldest version of the documents that has all of the file's rows."""
+    return DOCUMENT_VERSION if db.execute("select 1 from alias limit 1").fetchone() is not None else 1
+
+
+def _guard(catalog: str, form: int) -> Put:
     return Put(
-        CATALOG_GUARD_KEY,
-        json.dumps({"form": DOCUMENT_VERSION, "catalog": catalog, "commit": secrets.token_hex(8)}).encode(),
+        CATALOG_GUARD_KEY, json.dumps({"form": form, "catalog": catalog, "commit": secrets.token_hex(8)}).encode()
     )
 
 
@@ -286,7 +299,7 @@ def _said(guard: Entry) -> dict[str, Any]:
 
 def _numbers(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
     """Yield the documents that the file's rows belong to."""
-    for table in ("pchannel", "producer", "collection", "broadcast", "answered", "restored"):
+    for table in ("pchannel", "producer", "collection", "broadcast", "answered", "restored", "alias"):
         kind, number = _TABLES[table]
         yield from db.execute(f"select distinct '{kind}', {number.format(row=table)} from {table}").fetchall()
 

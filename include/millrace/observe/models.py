@@ -251,6 +251,7 @@ class CollectionView(CollectionRow):
     """The earliest readable tick. 0: the whole history is readable."""
     base_time: float | None = None
     published: PublishedView | None = None
+    aliases: list[str] = []
 
 
 class SegmentView(BaseView):

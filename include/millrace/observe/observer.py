@@ -11,6 +11,7 @@ from millrace.base.errors import ChannelNotFound, CollectionNotFound, InvalidArg
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, CollectionQuery
 from millrace.catalog.sqlite_file import (
+    read_aliases,
     read_collection,
     read_collections_by_id,
     read_names,
@@ -216,7 +217,7 @@ class Observer:
         return row.model_copy(update={"visible": visible})
 
     def collection(self, name: str) -> CollectionView:
-        """Return a collection by name or id. Raises CollectionNotFound."""
+        """Return a collection by name, alias or id. Raises CollectionNotFound."""
         found = self._find(name)
         view = collections.collection_view(
             found,
@@ -227,7 +228,8 @@ class Observer:
         )
         counted = self._with_visible(view)
         published = self._cache.get(("published", found.id), FAST, lambda: self._published(found.id))
-        return view.model_copy(update={"visible": counted.visible, "published": published})
+        aliases = [*read_aliases(self._settings.data_dir, found.id)]
+        return view.model_copy(update={"visible": counted.visible, "published": published, "aliases": aliases})
 
     def _published(self, collection_id: int) -> PublishedView:
         found = published_status(self._settings, collection_id)
@@ -386,7 +388,10 @@ class Observer:
     # -- Sources of the answers ----------------------------------------------------------------------------------------
 
     def _find(self, name: str) -> CollectionInfo:
-        """Return the collection with that id, or with that name if it is not dropped. Raises CollectionNotFound."""
+        """Return the collection with that id, name or alias; by name only if it is not dropped.
+
+        Raises CollectionNotFound.
+        """
         folder = self._settings.data_dir
         number = int(name) if name.isascii() and name.isdecimal() and len(name) < 19 else 0
         found = read_collections_by_id(folder, [number]).get(number) if number else None

@@ -460,7 +460,7 @@ CREATE_PARTITION: Final = _call(
     ResourceKind.COLLECTION,
     "add a partition",
     request="name partition restored? request?",
-    answer="id",
+    answer="id collection",
     repeat=Repeat.REQUEST_ID,
 )
 ADD_FIELD: Final = _call(
@@ -469,7 +469,7 @@ ADD_FIELD: Final = _call(
     ResourceKind.COLLECTION,
     "add a field",
     request="name field",
-    answer="version",
+    answer="version collection",
     repeat=Repeat.NEVER,
 )
 ALTER: Final = _call(
@@ -478,7 +478,7 @@ ALTER: Final = _call(
     ResourceKind.COLLECTION,
     "change the schema",
     request="name changes request?",
-    answer="version",
+    answer="version collection",
     repeat=Repeat.REQUEST_ID,
 )
 FLUSH: Final = _call(
@@ -522,6 +522,43 @@ DROP_PARTITION: Final = _call(
     ResourceKind.COLLECTION,
     "drop a partition with its rows",
     request="name partition request?",
+    answer="collection",
+    repeat=Repeat.REQUEST_ID,
+)
+
+ALIASES: Final = _call(
+    CATALOG_PREFIX + "aliases",
+    ANY_ROLE,
+    Scope.ANYTHING,
+    "list the aliases of collections with any role",
+    request="collection?",
+    answer="aliases",
+)
+CREATE_ALIAS: Final = _call(
+    CATALOG_PREFIX + "create_alias",
+    Role.OPERATE,
+    ResourceKind.COLLECTION,
+    "give a collection an alias; the role also on the alias's name",
+    argument="collection",
+    request="alias collection request?",
+    repeat=Repeat.REQUEST_ID,
+)
+ALTER_ALIAS: Final = _call(
+    CATALOG_PREFIX + "alter_alias",
+    Role.OPERATE,
+    ResourceKind.COLLECTION,
+    "point an alias to another collection; the role also on the former one",
+    argument="collection",
+    request="alias collection request?",
+    repeat=Repeat.REQUEST_ID,
+)
+DROP_ALIAS: Final = _call(
+    CATALOG_PREFIX + "drop_alias",
+    Role.OPERATE,
+    ResourceKind.COLLECTION,
+    "drop an alias",
+    argument="alias",
+    request="alias request?",
     repeat=Repeat.REQUEST_ID,
 )
 

@@ -97,7 +97,7 @@ def router(observer: Observer) -> APIRouter:
 
     @made.get("/collections/{name}")
     def collection(name: str) -> CollectionView:
-        """Return a collection by name or id: schema, partitions, VChannels, sizes."""
+        """Return a collection by name, alias or id: schema, partitions, VChannels, sizes."""
         return observer.collection(name)
 
     @made.get("/collections/{name}/segments")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.catalog.sqlite_file import read_collection, read_collections
+from millrace.catalog.sqlite_file import read_aliases, read_collection, read_collections
 from millrace.flows.declare import spellings
 from millrace.flows.declare.flow import Flow, RowSink, letters_of
 from millrace.flows.declare.rows import Table, function_of
@@ -48,7 +48,11 @@ class Finding:
 
 def check(settings: Settings, stream: Flow) -> list[Finding]:
     """What can be found of `stream` by the deployment's catalog alone."""
-    known = {each.name: each for each in read_collections(settings.data_dir) if each.state == "active"}
+    by_id = {each.id: each for each in read_collections(settings.data_dir) if each.state == "active"}
+    known = {each.name: each for each in by_id.values()}
+    for alias, number in read_aliases(settings.data_dir).items():
+        if number in by_id:
+            known.setdefault(alias, by_id[number])
     found = _findings(stream, known)
     if stream.host == "spark" and _is_pipeline(settings, stream.name):
         words = "a pipeline of this data folder has the name: both would be one in lists and metrics, so rename one"

@@ -18,8 +18,8 @@ from pyarrow import flight
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import ServerFull
 from millrace.base.settings import Settings
+from millrace.catalog.calls import ServedCatalog
 from millrace.catalog.collection import CollectionInfo
-from millrace.catalog.protocol import Catalog
 from millrace.log.protocol import LogService
 from millrace.node.append.host import AppendHost
 from millrace.rpc.selection import Selection, keys_from_text
@@ -60,7 +60,7 @@ class CollectionReads:
     (:func:`millrace.rpc.selection.keys_to_text`) with `"columns"`.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog, host: AppendHost, service: LogService) -> None:
+    def __init__(self, settings: Settings, catalog: ServedCatalog, host: AppendHost, service: LogService) -> None:
         self._settings = settings
         self._catalog = catalog
         self._own = _Own(host, service)
@@ -72,7 +72,7 @@ class CollectionReads:
 
         Raises PermissionDenied, CollectionNotFound, TickNotReached, TickTooOld, ServerFull, InvalidArgument.
         """
-        name = str(request["read"])
+        name = self._catalog.collection_name(str(request["read"]))  # an alias has no grants of its own
         caller.principal.require_role((Role.READ,), (Resource(ResourceKind.COLLECTION, name),), "a read of its rows")
         found = self._catalog.collection(name)
         at = None if request.get("at") is None else int(request_number(request, "at", 0))
