@@ -24,9 +24,10 @@ from millrace.storage.file_sink import FileSink
 from millrace.storage.local import LocalStore
 from millrace.storage.object_files import TAIL_BYTES
 from millrace.storage.objects import ObjectStore
+from millrace.storage.spark import require_spark_writer
 from millrace.storage.store import TableStore, store_at
 from millrace.storage.table import create_table, table_at
-from tests.s3_server import Faults, bucket
+from tests.s3_server import KEYS, Faults, bucket
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
@@ -57,7 +58,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TableStore:
     return store_at(f"{request.getfixturevalue('box')}/t")
 
 
-def _write(store: TableStore, name: str, data: bytes) -> None:
+def write_object(store: TableStore, name: str, data: bytes) -> None:
     file = store.put(name)
     try:
         file.write(data)
@@ -72,8 +73,8 @@ def test_a_file_is_there_as_a_whole_once_it_is_synced(store: TableStore) -> None
     unfinished.write(b"1")
     assert unfinished.tell() == 1
     unfinished.close()
-    _write(store, "a/x", b"12")
-    _write(store, "a/b/y", b"3")
+    write_object(store, "a/x", b"12")
+    write_object(store, "a/b/y", b"3")
     assert (store.read("a/x"), store.size("a/x")) == (b"12", 2)
     assert "x" in store.list("a")
     assert store.list("a/b") == ["y"]
@@ -89,13 +90,13 @@ def test_a_large_file_goes_in_parts_and_one_that_fails_leaves_nothing(
 ) -> None:
     store = store_at(faulty)
     data = random.Random(1).randbytes(3 * objects.PART_BYTES + 17)
-    _write(store, "big", data)
+    write_object(store, "big", data)
     assert store.read("big") == data
     assert faults.requests["PUT"] >= 4
     faults.break_request = lambda method, path: "503" if method == "PUT" and "partNumber=2" in path else ""
     monkeypatch.setattr(objects, "_retrying", objects._single)
     with pytest.raises(OSError, match="503"):
-        _write(store, "torn", data)
+        write_object(store, "torn", data)
     assert store.size("torn") is None
     assert faults.requests["DELETE"] == 1, "the upload was aborted"
 
@@ -110,7 +111,7 @@ def test_of_several_writers_of_one_name_one_wins(store: TableStore) -> None:
 
 def test_a_file_is_taken_from_another_store(store: TableStore, tmp_path: Path) -> None:
     other = LocalStore(tmp_path / "other")
-    _write(other, "d/f", b"x" * 100)
+    write_object(other, "d/f", b"x" * 100)
     assert store.take(other, "d/f", "link")
     assert store.take(other, "d/f", "move")
     assert not store.take(other, "d/none", "copy")
@@ -124,7 +125,7 @@ def test_objects_are_files_at_random_access(box: str) -> None:
     store, chosen = store_at(box), random.Random(2)
     data = chosen.randbytes(3 * TAIL_BYTES)
     for name, content in (("large", data), ("small", data[:100]), ("empty", b"")):
-        _write(store, name, content)
+        write_object(store, name, content)
         with store.filesystem.open_input_file(name) as file:
             assert file.size() == len(content)
             assert file.read() == content
@@ -139,7 +140,7 @@ def test_objects_are_files_at_random_access(box: str) -> None:
     found = store.filesystem.get_file_info(fs.FileSelector("", recursive=True))
     assert sorted(each.path for each in found) == ["empty", "large", "small"]
     pq.write_table(pa.table({"id": range(100_000)}), file_in := pa.BufferOutputStream())
-    _write(store, "t.parquet", file_in.getvalue().to_pybytes())
+    write_object(store, "t.parquet", file_in.getvalue().to_pybytes())
     assert pq.read_table("t.parquet", filesystem=store.filesystem)["id"].to_pylist() == list(range(100_000))
 
 
@@ -148,7 +149,7 @@ def test_requests_that_fail_now_and_then_are_repeated(faulty: str, faults: Fault
     faults.break_request = lambda method, path: chosen.choice(["", "", "", "503", "reset"])
     store = store_at(faulty)
     for number in range(8):
-        _write(store, f"f{number}", b"%d" % number)
+        write_object(store, f"f{number}", b"%d" % number)
     assert [store.read(f"f{number}") for number in range(8)] == [b"%d" % number for number in range(8)]
 
 
@@ -176,9 +177,16 @@ def test_an_address_without_a_bucket_is_refused(uri: str) -> None:
         store_at(uri)
 
 
-def test_spark_is_told_why_it_writes_no_table_there(box: str) -> None:
-    with pytest.raises(InvalidSettings, match="delta-rs is the only writer"):
-        _ = store_at(box).spark_uri
+def test_spark_reads_tables_on_s3_and_is_told_why_it_writes_none(box: str) -> None:
+    store = store_at(box)
+    assert store.spark_uri == f"s3a{box.removeprefix('s3')}"
+    options = store.spark_options
+    assert options["fs.s3a.endpoint"].startswith("http://127.0.0.1:")
+    assert not any(secret in value for value in options.values() for secret in KEYS.values() if secret != "us-east-1")
+    with pytest.raises(InvalidSettings, match="without a condition"):
+        require_spark_writer(store)
+    with pytest.raises(InvalidSettings, match="on S3 alone"):
+        _ = store_at("gs://box/t").spark_uri
 
 
 def _commit(uri: str, writer: str, number: int) -> bool:
@@ -255,7 +263,8 @@ def test_a_commit_that_took_too_long_counts_as_unknown(box: str, monkeypatch: py
     assert table_at(box).version == 1
 
 
-def test_a_deployment_has_its_tables_on_s3(box: str, tmp_path: Path) -> None:
+def test_a_deployment_has_its_tables_on_s3(box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_TABLES", "/another/deployment's")  # the log's server reads the tables too
     with millrace.testing.deployment(tmp_path / "data", tables=box) as db:
         users = db.create_collection("users", {"id": "int64", "name": "string"}, key="id")
         users.insert([{"id": number, "name": str(number)} for number in range(100)])

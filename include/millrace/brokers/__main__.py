@@ -1,6 +1,7 @@
 """``python -m millrace.brokers kafka --data <folder>``: run a broker in the foreground until SIGTERM or SIGINT.
 
-The first line of output is the URL for the setting `log` (etcd, mariadb: `meta_store`; postgres: of its database). With
+The first line of output is the URL for the setting `log` (etcd, mariadb: `meta_store`; postgres: of its database; s3:
+`tables`; its keys are in the folder's file `environment.sh`). With
 ``--sasl``, clients need the user and the generated password from the folder's file `password`: pass them as
 MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD.
 """
@@ -14,7 +15,14 @@ from pathlib import Path
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.brokers.registry import CAPTURED_SERVERS, LOG_BROKERS, META_STORES, SINK_SERVERS, create_server
+from millrace.brokers.registry import (
+    CAPTURED_SERVERS,
+    LOG_BROKERS,
+    META_STORES,
+    OBJECT_STORES,
+    SINK_SERVERS,
+    create_server,
+)
 from millrace.brokers.server import LocalServer
 from millrace.runtime.process_setup import stop_on_signals
 
@@ -22,7 +30,7 @@ from millrace.runtime.process_setup import stop_on_signals
 def main() -> int:
     """Run the server. Return 0 after a requested stop, 1 if it could not start or ended on its own."""
     parser = argparse.ArgumentParser(prog="python -m millrace.brokers", description=__doc__.splitlines()[0])
-    known = LOG_BROKERS | META_STORES | SINK_SERVERS | CAPTURED_SERVERS
+    known = LOG_BROKERS | META_STORES | SINK_SERVERS | CAPTURED_SERVERS | OBJECT_STORES
     parser.add_argument("broker", choices=sorted(known))
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="folder for its data and ports")
     parser.add_argument("--sasl", action="store_true", help="(kafka) require SASL/PLAIN with a generated password")

@@ -28,10 +28,13 @@ SINK_SERVERS: Final[dict[str, str]] = {"opensearch": "millrace.brokers.opensearc
 CAPTURED_SERVERS: Final[dict[str, str]] = {"postgres": "millrace.brokers.postgres:PostgresServer"}
 """Databases whose changes flows capture and that are no meta store, in the same form."""
 
+OBJECT_STORES: Final[dict[str, str]] = {"s3": "millrace.brokers.versitygw:VersityGateway"}
+"""Servers that hold tables, in the same form; the name is that of the store's kind."""
+
 
 def create_server(name: str, data: Path, *, settings: Settings) -> LocalServer:
     """Create the server `name` over the folder `data`, without starting it. Raises InvalidSettings."""
-    known = LOG_BROKERS | META_STORES | SINK_SERVERS | CAPTURED_SERVERS
+    known = LOG_BROKERS | META_STORES | SINK_SERVERS | CAPTURED_SERVERS | OBJECT_STORES
     if name not in known:
         raise InvalidSettings(f"unknown broker {name!r}; known brokers: {', '.join(sorted(known))}")
     module, _, kind = known[name].partition(":")

@@ -80,6 +80,11 @@ class LocalServer(ABC):
         return {}
 
     @property
+    def server_environment(self) -> dict[str, str]:
+        """What the server is told by environment variables, such as secrets, which a command line would show."""
+        return {}
+
+    @property
     def address(self) -> str:
         """host:port for clients."""
         return f"127.0.0.1:{self.port['client']}"
@@ -119,7 +124,7 @@ class LocalServer(ABC):
     def _start(self, deadline: float) -> None:
         command = self.prepare()
         tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
-        job = ChildProcess(tied, log_file=self.data / LOG_FILE, env={})
+        job = ChildProcess(tied, log_file=self.data / LOG_FILE, env=self.server_environment)
         self._job = job
         try:
             job.wait_ready(self.ready, deadline=deadline)

@@ -63,13 +63,13 @@ def up(
     from millrace.installation.system import Installation
     from millrace.runtime.child_processes import JobFailed
     from millrace.runtime.java import find_java
-    from millrace.runtime.spark.jars import delta_jars
+    from millrace.runtime.spark.jars import session_jars
 
     settings = context.settings
     installation = Installation(settings)
     with _asked_to_stop() as stop:
         find_java()
-        delta_jars(settings)
+        session_jars(settings)
         running = installation.start(port=port)
         if not running.started_now:
             typer.echo("The system runs already.")

@@ -11,6 +11,9 @@ the demo.
 ``--nodes 3`` (``make run NODES=3``) runs a coordinator and that many nodes. While rows stream, one node is killed, one
 is suspended beyond its lease and resumed, one is drained and one is added.
 
+``--store s3`` (``make run STORE=s3``) puts the tables into an object store, a versitygw that runs beside the demo, and
+compares them at the end with tables that the same log gives on a disk.
+
 ``--pipeline`` (``make run PIPELINE=1``) sends the flights from a Kafka topic into OpenSearch instead, through a
 pipeline that its service stores in MariaDB, and runs a search.
 
@@ -41,7 +44,8 @@ from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.base.log_backends import EMBEDDED, is_in_data_folder
 from millrace.base.settings import Settings
 from millrace.brokers.programs import install
-from millrace.brokers.registry import LOG_BROKERS, META_STORES, create_server
+from millrace.brokers.registry import LOG_BROKERS, META_STORES, OBJECT_STORES, create_server
+from millrace.client.database import Database
 from millrace.demo.cluster_faults import MIN_NODES, faulty_cluster, with_short_intervals
 from millrace.demo.engines import ENGINES
 from millrace.demo.flights import flights
@@ -53,6 +57,7 @@ from millrace.demo.load_phases import (
     run_load_phases,
     stopping_on_signals,
 )
+from millrace.demo.object_store import equal_on_disk, running_store
 from millrace.demo.summary import JOB, DemoInterrupted, LoadMonitor, summarise
 from millrace.installation.config import airflow_home
 from millrace.installation.keeper import read_record
@@ -96,6 +101,7 @@ def main() -> int:
             with (
                 running_log(settings, options.log, console) as settings,
                 running_meta_store(settings, options.meta, console) as settings,
+                running_store(settings, options.store, console) as settings,
             ):
                 return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
         except DemoInterrupted:
@@ -177,7 +183,10 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
             load = run_load_phases(client, collection, table, watch, job, console, options)
         finally:
             job.stop(deadline=settings.stop_deadline)
-        return summarise(settings, client, collection, load.counts, watch, console, engines=options.engines)
+        same = [_on_disk(settings, client, console)] if settings.tables else []
+        return summarise(
+            settings, client, collection, load.counts, watch, console, engines=options.engines, checks=same
+        )
 
 
 def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
@@ -199,7 +208,15 @@ def _run_cluster(settings: Settings, options: argparse.Namespace, console: Conso
             load = run_load_phases(client, collection, table, watch, cluster, console, options)
             cluster.wait_finished()
         cluster.print_moves()
-        return summarise(settings, client, collection, load.counts, watch, console, engines=options.engines)
+        same = [_on_disk(settings, client, console)] if settings.tables else []
+        return summarise(
+            settings, client, collection, load.counts, watch, console, engines=options.engines, checks=same
+        )
+
+
+def _on_disk(settings: Settings, client: Database, console: Console) -> tuple[str, bool]:
+    console.print("Writing the log to tables on a disk too, and comparing …")
+    return "the same log gives equal tables on a disk (digest)", equal_on_disk(settings, client.log)
 
 
 def _options() -> argparse.Namespace:
@@ -229,6 +246,9 @@ def _options() -> argparse.Namespace:
         help="the cluster's meta store (default: MILLRACE_META_STORE)",
     )
     parser.add_argument(
+        "--store", choices=sorted(OBJECT_STORES), default="", help="put the tables into an object store of this host"
+    )
+    parser.add_argument(
         "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="who reads the published table (default: all)"
     )
     add_load_options(parser)
@@ -236,6 +256,8 @@ def _options() -> argparse.Namespace:
     check_load_options(parser, options)
     if options.meta and not options.nodes:
         parser.error("--meta needs a cluster: pass --nodes as well")
+    if options.store and (options.pipeline or options.streams or options.capture):
+        parser.error("--store is for the flights, alone or with --log, --nodes and --meta")
     if options.nodes and options.nodes < MIN_NODES:
         parser.error(f"--nodes must be at least {MIN_NODES}: one node is killed while another is suspended")
     return options

@@ -6,12 +6,14 @@ read at the tick that the table was published at.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.database import Database
 from millrace.node.publish.definition import publish
+from millrace.storage.store import store_at
 from millrace.tables.collections.data_tables import published_uri
 
 QUERY: Final = (
@@ -110,11 +113,30 @@ def _by_duckdb_extension(uri: str) -> Answer:
     import duckdb
     import duckdb_extension_delta
 
-    (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
     with duckdb.connect() as connection:
-        connection.load_extension(str(extension))
+        connection.load_extension(_extension(duckdb_extension_delta))
+        if uri.startswith("s3://"):
+            import duckdb_extension_httpfs
+
+            connection.load_extension(_extension(duckdb_extension_httpfs))
+            connection.execute(f"CREATE SECRET (TYPE s3, {_s3_secret()})")
         connection.execute(f"CREATE VIEW flights AS FROM delta_scan('{uri}')")
         return _plain(connection.sql(QUERY).to_arrow_table())
+
+
+def _extension(package: ModuleType) -> str:
+    (found,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
+    return str(found)
+
+
+def _s3_secret() -> str:
+    """Return the options of DuckDB's secret, from the variables by which the other engines reach the store."""
+    said = {"KEY_ID": "AWS_ACCESS_KEY_ID", "SECRET": "AWS_SECRET_ACCESS_KEY", "REGION": "AWS_REGION"}
+    found = {name: os.environ[variable] for name, variable in said.items() if variable in os.environ}
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
+        scheme, _, address = endpoint.partition("://")
+        found |= {"ENDPOINT": address, "URL_STYLE": "path", "USE_SSL": str(scheme == "https").lower()}
+    return ", ".join(f"{name} '{value}'" for name, value in found.items())
 
 
 def _by_polars(uri: str) -> Answer:
@@ -134,5 +156,8 @@ def _by_spark(settings: Settings, uri: str) -> Answer:
 
     log_file = settings.run_path / "engines.log"
     with logged_session("millrace-demo-engines", settings, log_file, light_jvm=True) as spark:
-        spark.read.format("delta").load(uri).createOrReplaceTempView("flights")
+        store = store_at(uri)  # on S3, Spark's address and options are others
+        spark.read.format("delta").options(**store.spark_options).load(store.spark_uri).createOrReplaceTempView(
+            "flights"
+        )
         return [tuple(row) for row in spark.sql(QUERY).collect()]

@@ -165,8 +165,9 @@ def summarise(
     console: Console,
     *,
     engines: Sequence[str] = ENGINES,
+    checks: Sequence[tuple[str, bool]] = (),
 ) -> int:
-    """Check everything, ask `engines` for the published table, and print the results.
+    """Check everything, ask `engines` for the published table, and print the results, after those of other `checks`.
 
     Return 0 if every check holds, otherwise 2.
     """
@@ -177,7 +178,8 @@ def summarise(
     channels = [verify_channel(snapshot, wal, client.log, pchannel) for pchannel in snapshot.pchannels()]
     report = verify_collections(settings)[collection.id]
     _print_phases(watch, console)
-    checks = [
+    found = [
+        *checks,
         (
             "time ticks strictly increase on each PChannel",
             all(channel.last_tick > 0 for channel in channels),
@@ -195,11 +197,11 @@ def summarise(
     _print_segments(settings, collection, console)
     console.print(f"Publishing the collection, and asking {', '.join(engines)} …")
     equal = print_answers(*ask_engines(settings, client, collection, engines), console)
-    checks.append(("any engine reads from the published table what read() gives", equal))
-    for words, holds in checks:
+    found.append(("any engine reads from the published table what read() gives", equal))
+    for words, holds in found:
         console.print(f"  {'[green]✓[/]' if holds else '[bold red]✗[/]'} {words}")
     _print_places(settings, collection, console)
-    return 0 if all(holds for _, holds in checks) else 2
+    return 0 if all(holds for _, holds in found) else 2
 
 
 def _accounted(report: CollectionVerification, counts: ProducerCounts) -> bool:

@@ -103,6 +103,6 @@ def launch_of(settings: Settings) -> ServerLaunch:
         connections=settings.log_connections,
         streams=settings.log_streams,
         settings=tuple(given.items()),
-        environment=(("MILLRACE_META_STORE", settings.meta_store),) if settings.meta_store else (),
+        environment=(("MILLRACE_META_STORE", settings.meta_store), ("MILLRACE_TABLES", settings.tables)),
         extensions=(_append_host(settings),),
     )

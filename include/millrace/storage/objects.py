@@ -64,11 +64,12 @@ class ObjectStore:
 
     @property
     def spark_options(self) -> Mapping[str, str]:
-        raise _no_spark(self.uri)
+        """As TableStore.spark_options. Raises InvalidSettings for a store that Spark cannot read here."""
+        return s3a_options() if self._s3(self.uri) else {}
 
     @property
     def spark_uri(self) -> str:
-        raise _no_spark(self.uri)
+        return f"s3a://{self._s3(self.uri)}"
 
     @cached_property
     def filesystem(self) -> fs.FileSystem:
@@ -145,6 +146,16 @@ class ObjectStore:
     @contextmanager
     def alone(self) -> Iterator[bool]:
         yield False
+
+    @staticmethod
+    def _s3(uri: str) -> str:
+        """Return bucket and prefix of an address on S3, the one kind of store that Spark reads here."""
+        scheme, _, place = uri.partition("://")
+        if scheme != "s3":
+            raise InvalidSettings(
+                f"Spark reads tables on S3 alone, not {uri}: read the collection with read() or a scanner instead"
+            )
+        return place
 
     @property
     def _objects(self) -> Any:
@@ -268,8 +279,18 @@ def _portions(names: Iterable[str], size: int) -> Iterator[list[str]]:
         yield found[first : first + size]
 
 
-def _no_spark(uri: str) -> InvalidSettings:
-    return InvalidSettings(
-        f"Spark does not read or write {uri} by itself: on an object store delta-rs is the only writer of Millrace's"
-        " tables, since Spark's Delta has no conditional commits there"
-    )
+def s3a_options() -> dict[str, str]:
+    """Return how Spark's S3A (Hadoop) reaches S3 as this process does, by Hadoop's names.
+
+    Credentials are not among them: the JVM finds its own in its environment, profile or role.
+    """
+    found = {
+        "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+        # The default stream reads ahead by a library that is of no use for files of this size.
+        "fs.s3a.input.stream.type": "classic",
+    }
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        found["fs.s3a.endpoint.region"] = region
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        found |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
+    return found

@@ -1,4 +1,4 @@
-"""Tables in Spark, by the store's own URI and options."""
+"""Tables in Spark, by the store's own URI and options. On an object store, Spark reads tables and never writes them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from millrace.base.errors import InvalidArgument
-from millrace.storage.store import TableStore
+from millrace.base.errors import InvalidArgument, InvalidSettings
+from millrace.storage.store import OBJECT_STORES, TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -24,11 +24,24 @@ def spark_frame(spark: SparkSession, store: TableStore, version: int) -> DataFra
 
 
 def spark_zorder(spark: SparkSession, store: TableStore, columns: Sequence[str]) -> None:
-    """Order the whole table by columns. Hold the table's lease: Spark does not know it."""
+    """Order the whole table by columns. Hold the table's lease: Spark does not know it.
+
+    Raises InvalidSettings on an object store.
+    """
+    require_spark_writer(store)
     from delta.tables import DeltaTable
 
     quoted = ("`" + name.replace("`", "``") + "`" for name in columns)  # Spark parses names
     DeltaTable.forPath(spark, store.spark_uri, dict(store.spark_options)).optimize().executeZOrderBy(*quoted)
+
+
+def require_spark_writer(store: TableStore) -> None:
+    """Raise InvalidSettings if Spark's commits could overwrite another writer's there."""
+    if store.uri.partition("://")[0] in OBJECT_STORES:
+        raise InvalidSettings(
+            f"Spark does not write {store.uri}: its Delta commits to an object store without a condition, so that of"
+            " two drivers both would win. Only Millrace's own committer writes tables there; Spark reads them"
+        )
 
 
 def spark_register(spark: SparkSession, database: str, stores: Mapping[str, TableStore]) -> list[str]:
@@ -65,5 +78,6 @@ def _text(value: str) -> str:
 
 
 def spark_save(writer: DataFrameWriter, store: TableStore) -> None:
-    """Save the output of a configured writer to a table."""
+    """Save the output of a configured writer to a table. Raises InvalidSettings on an object store."""
+    require_spark_writer(store)
     writer.format("delta").options(**store.spark_options).save(store.spark_uri)

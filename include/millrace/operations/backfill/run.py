@@ -43,7 +43,7 @@ from millrace.operations.backfill.source import (
 from millrace.operations.entry import SessionFactory
 from millrace.operations.operation import OperationReport, counted
 from millrace.runtime.progress import Progress
-from millrace.storage.spark import spark_frame, spark_save
+from millrace.storage.spark import require_spark_writer, spark_frame, spark_save
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 
@@ -268,6 +268,7 @@ def _ensure(work: _Work, schema: StructType) -> None:
     wanted = StructType([field for field in schema.fields if field.name != DATE] + [schema[DATE]])
     for field in wanted.fields:
         field.nullable = True
+    require_spark_writer(store_at(work.uri))
     for _ in range(MAX_CONFLICTS):
         try:
             maker = DeltaTable.createIfNotExists(work.spark).location(store_at(work.uri).spark_uri).addColumns(wanted)

@@ -8,11 +8,12 @@ Only those of Delta's transitive dependencies are fetched that Spark lacks.
 from __future__ import annotations
 
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from millrace.base.settings import Settings
-from millrace.runtime.jars import Jar, exit_code, fetch_jars
+from millrace.runtime.jars import Jar, exit_code, fetch_jars, locked_jars
 
 DELTA_VERSION: Final = "4.4.0"
 SPARK_VERSION: Final = "4.2"
@@ -69,9 +70,20 @@ def delta_jars(settings: Settings, *, deadline: float = 300) -> list[str]:
     )
 
 
+def s3a_jars(settings: Settings, *, deadline: float = 300) -> list[str]:
+    """Return the paths of the jars by which Spark reads S3; fetch missing ones, as :func:`delta_jars`."""
+    text = (files("millrace.runtime.spark") / "s3a.lock").read_text(encoding="utf-8")
+    return locked_jars(text, "s3a", settings, deadline=deadline)
+
+
+def session_jars(settings: Settings) -> list[str]:
+    """Return the paths of the jars of a session: Delta's, and S3A's if the tables are on S3."""
+    return delta_jars(settings) + (s3a_jars(settings) if settings.tables.startswith("s3://") else [])
+
+
 def main() -> int:
     """Fetch the jars and print their paths, one a line; return the exit code."""
-    return exit_code(lambda: sys.stdout.write("\n".join(delta_jars(Settings.load())) + "\n"))
+    return exit_code(lambda: sys.stdout.write("\n".join(session_jars(Settings.load())) + "\n"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
 from millrace.runtime.java import find_java
-from millrace.runtime.spark.jars import delta_jars
+from millrace.runtime.spark.jars import session_jars
+from millrace.storage.store import store_at
 
 _PACKAGE_ROOT = str(ROOT)
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -36,9 +37,10 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
     java_options = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     return {
         **_master(settings),
+        **_tables(settings),
         "spark.driver.memory": settings.spark_memory,
         "spark.driver.extraJavaOptions": f"{java_options} {_LIGHT_JVM}" if light_jvm else java_options,
-        "spark.jars": ",".join(delta_jars(settings)),
+        "spark.jars": ",".join(session_jars(settings)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(settings.data_dir / "spark" / "warehouse"),
@@ -57,6 +59,13 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
         "spark.ui.enabled": str(settings.spark_ui).lower(),
         "spark.ui.showConsoleProgress": "false",
     }
+
+
+def _tables(settings: Settings) -> dict[str, str]:
+    """Return how Spark reaches the tables' object store, for readers that name a table by its URI alone."""
+    if not settings.tables.startswith("s3://"):
+        return {}
+    return {f"spark.hadoop.{name}": value for name, value in store_at(settings.tables).spark_options.items()}
 
 
 def _master(settings: Settings) -> dict[str, str]:
