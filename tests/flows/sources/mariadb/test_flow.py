@@ -166,7 +166,7 @@ def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_trans
                     _kill(definition, shop)
             until(lambda: check() and held() == state(), "the collections follow", seconds=90)
             last = list(states)[-1]
-            folder = spool_folder(shop.settings, declared.group)
+            folder = spool_folder(shop.settings, declared.consumer_group)
             with Spool(folder) as spool:
                 until(lambda: spool.ticks()[-1].mark.source == last, "the last one is recorded", seconds=30)
                 recorded = spool.ticks()
