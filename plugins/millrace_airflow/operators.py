@@ -33,19 +33,86 @@ if TYPE_CHECKING:
     from millrace.runtime.launch.launcher import RunStatus
 
 
-class JobOperator(BaseOperator):
+class LaunchedOperator(BaseOperator):
+    """Waits for a launched run to its end, without holding a worker slot meanwhile; returns its report.
+
+    An error that a retry cannot cure fails the task at once, any other raises a JobError that the retry policy judges.
+    Marking the task failed, or clearing it, stops the job.
+
+    :param timeout: the job is stopped, and the task fails, when it has run this long.
+    :param data_dir: another data folder than the settings name; templated.
+    :param poll_seconds: pause between two looks at the job.
+    """
+
+    template_fields: Sequence[str] = ("data_dir",)
+
+    def __init__(
+        self,
+        *,
+        timeout: timedelta | None = None,
+        data_dir: str | None = None,
+        poll_seconds: float = 1.0,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self.timeout = timeout
+        self.data_dir = data_dir
+        self.poll_seconds = poll_seconds
+
+    def await_end(self, context: Context, status: RunStatus) -> dict[str, Any]:
+        """Wait in the triggerer for a run that was started, or return the report of one that has ended."""
+        self.log.info("job %s: run %s, attempt %d, log %s", status.job, status.run_id, status.attempt, status.log)
+        context["ti"].xcom_push(key="millrace_run_id", value=status.run_id)
+        if status.active:
+            stop_at = None if self.timeout is None else time.time() + self.timeout.total_seconds()
+            self.defer(
+                trigger=JobTrigger(
+                    run_id=status.run_id, data_dir=self.data_dir, poll_seconds=self.poll_seconds, stop_at=stop_at
+                ),
+                method_name="execute_complete",
+            )
+        return self.ended(status, late=False)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Hand on what the job left."""
+        launcher = MillraceHook(data_dir=self.data_dir).launcher()
+        return self.ended(launcher.poll(event["run_id"]), late=event["late"])
+
+    def on_kill(self) -> None:
+        """Killed while it starts the job: a job that did start is found by the next try, or stopped by the trigger."""
+        self.log.warning("killed while it started its job")
+
+    def ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
+        """Return the report of a run that has ended. Raises JobError and AirflowFailException as the class says."""
+        from millrace.runtime.launch.launcher import RunState
+
+        if status.state is not RunState.FINISHED:
+            self.log.error("the job's last lines:\n%s", status.tail())
+            self._fail(status, late=late)
+        MillraceHook(data_dir=self.data_dir).launcher().mark_collected(status.run_id)
+        return status.report or {}
+
+    def _fail(self, status: RunStatus, *, late: bool) -> NoReturn:
+        if late and self.timeout is not None:
+            words = (
+                f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); give it longer, or"
+                " less to do"
+            )
+            raise_for("DEADLINE_EXCEEDED", words, retriable=True)
+        if status.error is not None:
+            raise_for(status.error.code, status.error.message, retriable=status.error.retriable)
+        raise_for("JOB_STOPPED", f"run {status.run_id} was stopped", retriable=False)
+
+
+class JobOperator(LaunchedOperator):
     """Runs an operation's job to its end, without holding a worker slot meanwhile; returns its report.
 
     The parameters are those of the DAG run's form that the operation has, with `job_params` (templated) over them; they
-    are checked before anything starts. An error that a retry cannot cure fails the task at once, any other raises a
-    JobError that the retry policy judges. Marking the task failed, or clearing it, stops the job.
+    are checked before anything starts.
 
     :param operation: its declaration. Who is not registered (millrace.operations.registry) is a file of jobs/ of that
     name.
     :param job_params: parameters that do not come from the form; templated. A value of None is left out.
-    :param timeout: the job is stopped, and the task fails, when it has run this long.
-    :param data_dir: another data folder than the settings name; templated.
-    :param poll_seconds: pause between two looks at the job.
     :param check: called with the report; raise from it to fail the task after a job that ended well.
     """
 
@@ -59,18 +126,12 @@ class JobOperator(BaseOperator):
         *,
         operation: Operation,
         job_params: Mapping[str, Any] | None = None,
-        timeout: timedelta | None = None,
-        data_dir: str | None = None,
-        poll_seconds: float = 1.0,
         check: Callable[[dict[str, Any]], None] | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         self.operation = operation
         self.job_params = dict(job_params or {})
-        self.timeout = timeout
-        self.data_dir = data_dir
-        self.poll_seconds = poll_seconds
         self.check = check
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -84,51 +145,15 @@ class JobOperator(BaseOperator):
             chosen = self.operation.params.parse(given).model_dump(mode="json")
         except InvalidArgument as error:
             raise_for(error.code, str(error), retriable=False)
-        run_id = run_id_of(context)
-        status = launcher.start(run_id, find_job(self.operation.name), params=chosen)
-        self.log.info("job %s: run %s, attempt %d, log %s", status.job, run_id, status.attempt, status.log)
-        context["ti"].xcom_push(key="millrace_run_id", value=run_id)
-        if status.active:
-            stop_at = None if self.timeout is None else time.time() + self.timeout.total_seconds()
-            self.defer(
-                trigger=JobTrigger(
-                    run_id=run_id, data_dir=self.data_dir, poll_seconds=self.poll_seconds, stop_at=stop_at
-                ),
-                method_name="execute_complete",
-            )
-        return self._ended(status, late=False)
+        status = launcher.start(run_id_of(context), find_job(self.operation.name), params=chosen)
+        return self.await_end(context, status)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Hand on what the job left."""
-        launcher = MillraceHook(data_dir=self.data_dir).launcher()
-        return self._ended(launcher.poll(event["run_id"]), late=event["late"])
-
-    def on_kill(self) -> None:
-        """Killed while it starts the job: a job that did start is found by the next try, or stopped by the trigger."""
-        self.log.warning("killed while it started %s", self.operation.name)
-
-    def _ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
-        from millrace.runtime.launch.launcher import RunState
-
-        if status.state is not RunState.FINISHED:
-            self.log.error("the job's last lines:\n%s", status.tail())
-            self._fail(status, late=late)
-        MillraceHook(data_dir=self.data_dir).launcher().mark_collected(status.run_id)
-        report = status.report or {}
-        if self.check is not None:  # where it raises, the next try runs the job again
+    def ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
+        """Return the job's report, if `check` takes it: where it raises, the next try runs the job again."""
+        report = super().ended(status, late=late)
+        if self.check is not None:
             self.check(report)
         return report
-
-    def _fail(self, status: RunStatus, *, late: bool) -> NoReturn:
-        if late and self.timeout is not None:
-            words = (
-                f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); give it longer, or"
-                " less to do"
-            )
-            raise_for("DEADLINE_EXCEEDED", words, retriable=True)
-        if status.error is not None:
-            raise_for(status.error.code, status.error.message, retriable=status.error.retriable)
-        raise_for("JOB_STOPPED", f"run {status.run_id} was stopped", retriable=False)
 
 
 def run_id_of(context: Context) -> str:

@@ -36,6 +36,15 @@ def table_asset(target: str) -> Asset:
     return Asset(target, uri=f"millrace://{kind}/{name.strip('/') or kind}", group="millrace")
 
 
+def require_startable(settings: Settings, stream: Flow) -> None:
+    """Raise InvalidStream if a stream cannot run, or cannot go on from its state."""
+    # Loads pandas and Arrow, which a DAG file must not.
+    from millrace.flows.declare.checks import check, require_runnable
+
+    require_runnable(stream, check(settings, stream))
+    Kept(settings, stream.name).startable(stream)
+
+
 class DeclaredStreamOperator(StreamingJobOperator):
     """Keeps the job of one or more declared streams alive; while all of them are paused it only waits.
 
@@ -56,9 +65,6 @@ class DeclaredStreamOperator(StreamingJobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Watch the job for a while; what it did meanwhile. Raises InvalidStream where a stream cannot run."""
-        # Loads pandas and Arrow, which a DAG file must not.
-        from millrace.flows.declare.checks import check, require_runnable
-
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))
         while all(Kept(settings, name).state.paused for name in self.streams):
@@ -68,8 +74,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
         for name in self.streams:  # before a JVM starts: what cannot run fails at once, and is not tried again
             stream = declared_flow(settings, name, host="spark")
             if not Kept(settings, name).state.paused:
-                require_runnable(stream, check(settings, stream))
-                Kept(settings, name).startable(stream)
+                require_startable(settings, stream)
         return super().execute(context)
 
     def _job(self) -> JobSpec:
@@ -79,12 +84,14 @@ class DeclaredStreamOperator(StreamingJobOperator):
 
 
 def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
-    """By id a DAG for each stream, or group of streams, that is declared.
+    """By id a DAG for each stream, or group of streams, that is declared to run always.
 
     Raises InvalidStream: Airflow shows it as an import error.
     """
     by_job: dict[str, list[Flow]] = {}
     for each in declared_flows(settings or Settings.load(), host="spark").values():
+        if each.scheduled:  # millrace_airflow.flows
+            continue
         by_job.setdefault(each.job, []).append(each)
     return {dag_id(job): stream_dag(job, streams) for job, streams in sorted(by_job.items())}
 

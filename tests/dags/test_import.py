@@ -14,7 +14,7 @@ from tests.airflow_home import ROOT
 from tests.airflow_loads import LARGEST_SHARE, airflow_loads
 
 FILES = sorted((ROOT / "dags").rglob("*.py"))
-OF_A_STORE = {"pipelines"}
+OF_A_STORE = {"pipelines", "flows"}
 """Files that have a DAG for each thing that is declared in a store, and none where nothing is.
 
 Tests/plugins/test_pipelines.py.

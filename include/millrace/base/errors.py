@@ -594,6 +594,12 @@ class ErrorLimitExceeded(MillraceError):
     """
 
 
+class LanesFailed(MillraceError):
+    """A flow ran to the present end of its source, and some lanes failed on the way: what they did not read is read by
+    the next run. Remove the cause that the message names.
+    """
+
+
 class MemoryExceeded(MillraceError):
     """A pipeline's worker exceeds its memory limit: it stopped after a range, and restarts with increasing delays."""
 

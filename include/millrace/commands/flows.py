@@ -275,7 +275,8 @@ def run(
 ) -> None:
     """Run a flow in this process until Ctrl-C or SIGTERM. A stream needs Java.
 
-    A stream finishes its micro-batch first. A pipeline's worker that dies restarts with a back-off.
+    A stream finishes its micro-batch first. A pipeline's worker that dies restarts with a back-off. A flow with a
+    schedule ends at what the source has now.
 
     Example: `millrace flows run flights.yaml`
 
@@ -288,7 +289,8 @@ def run(
         from millrace.runtime.launch.command import jobs_folder
 
         require_startable(settings, streams)
-        exec_python([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if until_end else [])], settings)
+        bounded = until_end or any(each.scheduled for each in streams)
+        exec_python([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if bounded else [])], settings)
     flow = _found(settings, name, config)
     from millrace.flows.hosts import WorkerHost
     from millrace.flows.supervisor import supervise
@@ -396,11 +398,12 @@ def show(
 def start(context: JsonContext, name: Name, config: Config = None) -> None:
     """Start a flow in the background, unless it runs already. A process of it that ends or hangs is restarted.
 
-    Under Airflow, the DAG of a stream does this.
+    Under Airflow, the DAG of a stream does this. A flow with a schedule runs once, to what the source has now; its DAG
+    does the same at its times.
 
     Example: `millrace flows start flights_hourly`
     """
-    from millrace.flows.control import start_pipeline, start_streams
+    from millrace.flows.control import start_flow, start_streams
 
     settings = context.settings
     streams = _streams_of(settings, name)
@@ -412,9 +415,9 @@ def start(context: JsonContext, name: Name, config: Config = None) -> None:
     else:
         flow = _found(settings, name, config)
         flow.require_own("resume")
-        pipeline = flow.pipeline(settings)
+        flow.pipeline(settings)  # errors of the declaration end the command, not a worker that restarts
         _require_not_in_foreground(settings, flow)
-        found = start_pipeline(settings, pipeline.name, flow.worker_file(settings), config=flow.config)
+        found = start_flow(settings, flow)
     print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
 
 

@@ -13,13 +13,15 @@ from typing import Final
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import RunNotFound
 from millrace.base.settings import Settings
+from millrace.flows.declare.worker import AIRFLOW
+from millrace.flows.directory import NamedFlow
 from millrace.flows.range_host import observed
-from millrace.flows.range_host.supervision import want
+from millrace.flows.range_host.supervision import read_wanted, want
 from millrace.flows.spark_host import status as streams
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.status import FlowProcesses, processes_of
 from millrace.runtime.launch.command import JobSpec, module_job
-from millrace.runtime.launch.launcher import Launcher, RunStatus
+from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
 
 _MODULE: Final = "millrace.flows.supervisor"
 _POLL_SECONDS: Final = 0.1
@@ -37,14 +39,40 @@ def stream_job(job: str) -> JobSpec:
     return module_job("stream", _MODULE, "streams", job)
 
 
+def run_id_of(flow: NamedFlow) -> str:
+    """Return the run id of a flow's supervisor: one, whoever starts it."""
+    return observed.run_id(flow.name) if flow.stream is None else streams.run_id(flow.stream.job)
+
+
+def start_flow(settings: Settings, flow: NamedFlow) -> RunStatus:
+    """Start a flow in the background, or find it running. One with a schedule runs to what the source has now.
+
+    Raises PipelineNotFound if nothing says which file declares it.
+    """
+    if flow.stream is not None:
+        return start_streams(settings, flow.stream.job)
+    tasks = flow.declared is not None and flow.declared.scheduled and flow.declared.deployment == AIRFLOW
+    job = worker_job(flow.worker_file(settings), config=flow.config, tasks=tasks)
+    return _started(settings, run_id_of(flow), job)
+
+
 def start_pipeline(settings: Settings, pipeline: str, file: Path, *, config: Path | None = None) -> RunStatus:
     """Start the pipeline that `file` declares in the background, or find it running."""
-    return Launcher(settings).start(observed.run_id(pipeline), worker_job(file, config=config))
+    return _started(settings, observed.run_id(pipeline), worker_job(file, config=config))
 
 
 def start_streams(settings: Settings, job: str) -> RunStatus:
     """Start a stream or a group of streams in the background, or find it running."""
-    return Launcher(settings).start(streams.run_id(job), stream_job(job))
+    return _started(settings, streams.run_id(job), stream_job(job))
+
+
+def _started(settings: Settings, run_id: str, job: JobSpec) -> RunStatus:
+    launcher = Launcher(settings)
+    found = launcher.start(run_id, job)
+    if found.state is RunState.FINISHED:  # a run of a scheduled flow, which ended by itself
+        launcher.mark_collected(run_id)
+        found = launcher.start(run_id, job)
+    return found
 
 
 def stop_flow(settings: Settings, run_id: str) -> str:
@@ -58,6 +86,13 @@ def stop_flow(settings: Settings, run_id: str) -> str:
 def pause_pipeline(settings: Settings, pipeline: str, *, paused: bool) -> None:
     """Have the processes of a pipeline read nothing, or go on."""
     want(settings, pipeline, paused=paused)
+
+
+def is_paused(settings: Settings, flow: NamedFlow) -> bool:
+    """Whether somebody paused the flow."""
+    if flow.stream is not None:
+        return Kept(settings, flow.name).state.paused
+    return read_wanted(settings, flow.name).paused
 
 
 def pause_stream(settings: Settings, name: str, job: str, *, paused: bool) -> FlowProcesses:

@@ -45,6 +45,8 @@ _PULSE_SECONDS: Final = 1.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
 _STEADY_SECONDS: Final = 300.0
+_BOUNDED_ATTEMPTS: Final = 3
+"""Failures in a row of a driver that is to end: who started it learns of them."""
 
 
 class Pulse:
@@ -107,7 +109,7 @@ class WorkerHost(_PipelineHost):
     ) -> None:
         """A worker that has not spoken for `silent_seconds` is killed. Raises as `_PipelineHost`."""
         super().__init__(settings, file, config=config)
-        self.count, self.bounded = self._pipeline.resources.workers, until_end
+        self.count, self.bounded = self._pipeline.resources.workers, until_end or self._pipeline.scheduled
         self._silent_seconds, self._clock = silent_seconds, clock
         recovery = self._pipeline.recovery
         longest = 60 * recovery.interval_minutes
@@ -148,19 +150,23 @@ class WorkerHost(_PipelineHost):
 class TaskHost(_PipelineHost):
     """One Spark driver, ``jobs/pipeline.py``."""
 
-    count, bounded = 1, False
-    restarts = Restarts(_FIRST_PAUSE, _LONGEST_PAUSE, steady=_STEADY_SECONDS)
+    count = 1
 
     def __init__(
         self, settings: Settings, file: Path, *, config: Path | None = None, progress: Path | None = None
     ) -> None:
         """Raises as `_PipelineHost`."""
         super().__init__(settings, file, config=config)
+        self.bounded = self._pipeline.scheduled
+        self.restarts = _restarts(bounded=self.bounded)
         self._job = _SparkJob(settings, self.run_id, f"millrace-pipeline-{self.name}", progress)
 
     def command(self, number: int, result: Path) -> list[str]:
         """Return the driver's command."""
-        return self._job.command("pipeline", "--declaration", str(self._file), *self._with_config(), result=result)
+        more = ["--available-now"] if self.bounded else []
+        return self._job.command(
+            "pipeline", "--declaration", str(self._file), *self._with_config(), *more, result=result
+        )
 
     def log_file(self, number: int) -> Path:
         return self._job.log_file
@@ -183,14 +189,16 @@ class TaskHost(_PipelineHost):
 class StreamHost:
     """One Spark driver, ``jobs/stream.py``, for those streams of a group that are not paused."""
 
-    count, bounded = 1, False
-    restarts = Restarts(_FIRST_PAUSE, _LONGEST_PAUSE, steady=_STEADY_SECONDS)
+    count = 1
 
     def __init__(self, settings: Settings, job: str, *, progress: Path | None = None) -> None:
         """`job`: the name of a stream or of a group. Raises InvalidStream, StreamNotFound."""
         self.name, self.run_id = job, streams.run_id(job)
-        mine = [each.name for each in declared_flows(settings, host="spark").values() if each.job == job]
-        self._kept = [Kept(settings, each) for each in mine or [declared_flow(settings, job, host="spark").name]]
+        group = [each for each in declared_flows(settings, host="spark").values() if each.job == job]
+        mine = group or [declared_flow(settings, job, host="spark")]
+        self._kept = [Kept(settings, each.name) for each in mine]
+        self.bounded = any(each.scheduled for each in mine)
+        self.restarts = _restarts(bounded=self.bounded)
         self._job = _SparkJob(settings, self.run_id, streams.app_name(job), progress)
 
     def wanted(self) -> tuple[str, ...] | None:
@@ -199,7 +207,7 @@ class StreamHost:
 
     def command(self, number: int, result: Path) -> list[str]:
         """Return the driver's command."""
-        return self._job.command("stream", self.name, result=result)
+        return self._job.command("stream", self.name, *(["--available-now"] if self.bounded else []), result=result)
 
     def log_file(self, number: int) -> Path:
         return self._job.log_file
@@ -210,6 +218,11 @@ class StreamHost:
 
     def busy(self, words: str) -> MillraceError:
         return StreamBusy(words)
+
+
+def _restarts(*, bounded: bool) -> Restarts:
+    attempts = _BOUNDED_ATTEMPTS if bounded else None
+    return Restarts(_FIRST_PAUSE, _LONGEST_PAUSE, steady=_STEADY_SECONDS, attempts=attempts)
 
 
 class _SparkJob:

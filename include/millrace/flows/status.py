@@ -30,6 +30,12 @@ from millrace.runtime.launch.folder import read_json
 from millrace.runtime.launch.launcher import Launcher, RunState
 
 Host = Literal["spark", "range"]
+_SCHEDULED: Final = "flow_"
+
+
+def scheduled_dag_id(name: str) -> str:
+    """Return the id of the DAG that runs a flow by its schedule."""
+    return f"{_SCHEDULED}{name}"
 
 
 class FlowState(StrEnum):
@@ -72,6 +78,7 @@ class FlowStatus(BaseModel):
     guarantee: Guarantee | Literal[""] = ""
     job: str = Field(default="", description="the job that runs it: its own, or its group's")
     dag_id: str = Field(default="", description="the DAG of Airflow that keeps its process alive, if there is one")
+    schedule: str = Field(default="", description="when a run of it starts, which ends; empty: it runs always")
     state: FlowState
     error: str | None = Field(default=None, description="why it, or one of its lanes, does not run")
     since: float | None = Field(default=None, description="when its process began, seconds since 1970")

@@ -281,7 +281,8 @@ def main() -> int:
     if ended.code:
         replace_json(options.result, {"ok": False, "error": ended.error})
     else:
-        replace_json(options.result, {"ok": True, "stopped": True, "report": {}})
+        done = host.bounded and not stop.is_set()
+        replace_json(options.result, {"ok": True, "stopped": not done, "report": {}})
     return ended.code
 
 

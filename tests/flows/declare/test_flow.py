@@ -200,7 +200,8 @@ def test_the_host_is_computed_from_what_is_declared(fields: dict[str, Any], host
         ({"source": TABLE, "transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS},
             "the collection has the table's columns, and steps may give others"),
         ({"guarantee": "exactly once", **LETTERS}, "guarantee: from a collection to this collection it is effectively"),
-        ({"schedule": "@daily"}, "schedule: "),
+        ({"schedule": "every day"}, "schedule: is continuous, one of @hourly"),
+        ({"schedule": "@daily", "transform": "a:b", "group": "light"}, "group: flows of a group share a driver"),
         ({"transform": 7}, "transform: "),
         ({"transform": [{"kind": "cast", "fields": {"a": "nothing"}}]}, "transform.0.fields.a: is one of"),
         ({"transform": {"steps": [{"kind": "cast", "fields": {"a": "no"}}]}}, "transform.steps.0.fields.a: is one"),
@@ -221,11 +222,20 @@ def test_a_pipeline_of_the_api_runs_no_function_and_has_no_fields_of_flows() -> 
         ({"steps": [{"kind": "cast", "fields": {"a": "nothing"}}]}, "steps.0.fields.a"),
         ({"id": "No"}, "id"),
         ({"name": 7}, "name"),
+        ({"schedule": "@daily"}, "schedule"),
         ({"version": 2}, "version"),
     ):
         with pytest.raises(PipelineInvalid) as caught:
             Flow.parse({**declared, **more}, spelling="pipeline")
         assert [each["field"] for each in caught.value.problems] == [field]
+
+
+def test_a_schedule_changes_no_rows_and_so_no_checkpoint() -> None:
+    always, nightly = flow(transform="a:b"), flow(transform="a:b", schedule="0 2 * * *")
+    assert (always.scheduled, nightly.scheduled) == (False, True)
+    assert always.fingerprint() == nightly.fingerprint()
+    assert Flow.parse(nightly.to_json()) == nightly
+    assert always.restarts(nightly) == ["schedule"]
 
 
 def test_letters_of_rows_go_where_the_flow_says_unless_a_part_says_otherwise() -> None:

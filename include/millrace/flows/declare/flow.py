@@ -41,7 +41,7 @@ from millrace.flows.declare.part import (
 )
 from millrace.flows.declare.rows import Function, Table
 from millrace.flows.declare.steps import AnyStep, TemplateId
-from millrace.flows.declare.worker import AIRFLOW, Recovery, Resources
+from millrace.flows.declare.worker import AIRFLOW, CONTINUOUS, Recovery, Resources, Schedule
 from millrace.flows.guarantee import OFFERED, Guarantee, level
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.registry import Sink, Source, promise_of, sink_kinds, source_kinds
@@ -134,6 +134,12 @@ class Flow(Part):
     )
     errors: Errors = words("where records go that fail", default_factory=Errors)
     guarantee: Guarantee | None = words("default: the strongest of the source and the sink", default=None)
+    schedule: Schedule = words(
+        "continuous, or when a run of Airflow starts, in UTC: a cron expression, @hourly, @daily, @weekly, @monthly or"
+        " @yearly; a run ends at what the source has at its start",
+        default=CONTINUOUS,
+        max_length=200,
+    )
     version: int = words("raise it when the transform computes something else", default=1, ge=1)
     host: Host | None = words(
         "range: the range loop of a worker process, over documents; spark: a streaming query, over rows; default: as"
@@ -169,6 +175,8 @@ class Flow(Part):
         # A declaration is frozen for its users. What it leaves open is filled in here, before one sees it.
         if self.host is None:
             object.__setattr__(self, "host", "spark" if rows else "range")
+        if self.scheduled and self.group is not None:
+            raise misplaced("group", "flows of a group share a driver that runs always: leave out group or schedule")
         if self.host == "spark":
             for path, what in documents:
                 raise misplaced(path, f"{what} for documents, and a Spark query has rows: leave it out")
@@ -393,6 +401,11 @@ class Flow(Part):
         if self.host == "range":
             return level(promise_of(self.source, self.sink))
         return self.guarantee or OFFERED[self.sink.kind][0]
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether it runs at times, each time to what the source has then, and not always."""
+        return self.schedule != CONTINUOUS
 
     def restarts(self, other: Self) -> list[str]:
         """The fields in which `other` differs so that a running flow has to start again with them."""

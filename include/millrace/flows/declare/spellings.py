@@ -153,7 +153,7 @@ def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
         return dict(value)
     found = dict(value)
     if spelling == "pipeline":
-        for name in ("transform", "host", "title"):
+        for name in ("transform", "host", "title", "schedule"):
             if name in value:
                 raise Misspelled(name, "is no field of this")
         form = found.pop("version", VERSION)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
-from millrace.base.errors import ErrorLimitExceeded, MillraceError
+from millrace.base.errors import ErrorLimitExceeded, LanesFailed, MillraceError
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
@@ -24,6 +24,7 @@ from millrace.flows.range_host.host import run
 from millrace.flows.range_host.limits import hold_to
 from millrace.flows.range_host.logs import begin_log, new_run
 from millrace.flows.range_host.status import pulse_path, worker_folder
+from millrace.flows.range_host.supervision import Supervision
 from millrace.runtime.child_processes import SupervisorWatch
 from millrace.runtime.process_setup import set_up_service
 
@@ -55,10 +56,15 @@ def main() -> int:
         hold_to(pipeline.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
         definition = PipelineRun(settings, pipeline, options.worker)
+        supervision = Supervision(settings, pipeline, worker=options.worker)
+        if options.until_end:  # what failed in an earlier run is tried again in this one
+            supervision.restart()
         run(definition, stop=stop, metrics=metrics, until_end=options.until_end, own_process=True)
+        if options.until_end and not stop.is_set():
+            _require_whole(supervision)
     except MillraceError as error:
         logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
-        if options.result is not None and isinstance(error, ErrorLimitExceeded):  # no restart cures it
+        if options.result is not None and isinstance(error, ErrorLimitExceeded | LanesFailed):  # no restart cures it
             told = {"code": error.code, "message": str(error), "retriable": error.retriable}
             replace_json(options.result, {"ok": False, "error": told})
         return 1
@@ -66,6 +72,13 @@ def main() -> int:
         if server is not None:
             server.close()
     return 0
+
+
+def _require_whole(supervision: Supervision) -> None:
+    failed = {lane: health for lane, health in supervision.tasks.items() if health.failed}
+    if failed:
+        lane, health = next(iter(failed.items()))
+        raise LanesFailed(f"{len(failed)} lanes failed: {', '.join(sorted(failed))}; {lane}: {health.cause}")
 
 
 def _served(metrics: Metrics, port: int) -> MetricsServer | None:

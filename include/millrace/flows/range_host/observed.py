@@ -30,7 +30,14 @@ from millrace.flows.range_host.supervision import last_pulse, read_status, read_
 from millrace.flows.range_host.trend import read_trend
 from millrace.flows.registry import promise_of
 from millrace.flows.sinks.collection.model import CollectionSink
-from millrace.flows.status import FlowProcesses, FlowState, FlowStatus, process_began, processes_of
+from millrace.flows.status import (
+    FlowProcesses,
+    FlowState,
+    FlowStatus,
+    process_began,
+    processes_of,
+    scheduled_dag_id,
+)
 from millrace.message.ids import tick_physical_ms
 from millrace.runtime.launch.folder import read_json
 
@@ -142,14 +149,21 @@ def described(pipeline: Flow) -> dict[str, Any]:
         "writes": [*(f"{pipeline.sink.kind}:{each}" for each in written), errors],
         "errors": errors,
         "guarantee": level(promise_of(pipeline.source, pipeline.sink)),
-        "dag_id": dag_id(pipeline.name) if pipeline.deployment == AIRFLOW else "",
+        "dag_id": _dag_of(pipeline),
+        "schedule": pipeline.schedule if pipeline.scheduled else "",
     }
+
+
+def _dag_of(pipeline: Flow) -> str:
+    if pipeline.scheduled:
+        return scheduled_dag_id(pipeline.name)
+    return dag_id(pipeline.name) if pipeline.deployment == AIRFLOW else ""
 
 
 def with_description(status: FlowStatus, pipeline: Flow) -> FlowStatus:
     """Return the status of a pipeline that has never run with what it is going to read and write."""
     noted = described(pipeline)
-    told = {name: noted[name] for name in ("source", "sink", "words", "guarantee")}
+    told = {name: noted[name] for name in ("source", "sink", "words", "guarantee", "dag_id", "schedule")}
     return status.model_copy(update=told | {name: tuple(noted[name]) for name in ("reads", "writes")})
 
 
@@ -205,6 +219,7 @@ def flow_status(
         guarantee=guarantee if guarantee in (*GUARANTEES, "effectively once") else "",
         job=run_id(pipeline),
         dag_id=noted.get("dag_id", ""),
+        schedule=noted.get("schedule", ""),
         state=state,
         error=next((cause for cause in causes if cause), None),
         since=process_began(told.pid) if told.pid else None,

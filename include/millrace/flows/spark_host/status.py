@@ -14,7 +14,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.spark_host.incarnations import Kept
-from millrace.flows.status import FlowState, FlowStatus, process_began, processes_of
+from millrace.flows.status import FlowState, FlowStatus, process_began, processes_of, scheduled_dag_id
 
 DAG_PREFIX: Final = "stream_"
 """Of the DAGs that keep jobs of streams alive; who starts one runs code of its transform, and writes into its sink."""
@@ -122,7 +122,8 @@ def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
         writes=tuple(stream.writes),
         guarantee=stream.chosen_guarantee,
         job=stream.job,
-        dag_id=dag_id(stream.job),
+        dag_id=scheduled_dag_id(stream.name) if stream.scheduled else dag_id(stream.job),
+        schedule=stream.schedule if stream.scheduled else "",
         state=state,
         error=run.error,
         since=process_began(pid) if lives else None,

@@ -15,7 +15,7 @@ from pydantic import Field
 from millrace.access.grants import Caller, Role
 from millrace.base.errors import PipelineBusy, PipelineNotFound, StreamNotFound
 from millrace.base.settings import Settings
-from millrace.flows.control import pause_pipeline, pause_stream, start_pipeline, start_streams, stop_flow
+from millrace.flows.control import pause_pipeline, pause_stream, start_flow, stop_flow
 from millrace.flows.declare.checks import check, require_runnable
 from millrace.flows.declare.flow import Flow
 from millrace.flows.directory import SUFFIXES, NamedFlow, find_flow, flow_statuses, status_of
@@ -112,7 +112,7 @@ class AnyFlow:
         if move == "resume":
             require_runnable(flow.stream, check(settings, flow.stream))
             Kept(settings, name).startable(flow.stream)
-            start_streams(settings, job)
+            start_flow(settings, flow)
 
     def _move_own(self, name: str, flow: NamedFlow, move: Move) -> None:
         settings, run = self._settings, observed.run_id(name)
@@ -124,7 +124,7 @@ class AnyFlow:
             return
         pause_pipeline(settings, name, paused=move == "pause")
         if move == "resume":
-            start_pipeline(settings, name, flow.worker_file(settings), config=flow.config)
+            start_flow(settings, flow)
 
     def _named(self, name: str) -> NamedFlow:
         """Return a flow that the service does not manage; a name is never read as a file's. Raises PipelineNotFound."""
