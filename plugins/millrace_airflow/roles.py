@@ -18,6 +18,7 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from millrace.access.grants import Role
 from millrace.flows.range_host.observed import DAG_PREFIX as PIPELINES
 from millrace.flows.spark_host.status import DAG_PREFIX
+from millrace.flows.status import SCHEDULED_PREFIX
 from millrace.operations.registry import operations
 
 DAG_ROLES: Final = {
@@ -26,9 +27,9 @@ DAG_ROLES: Final = {
 }
 """By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived.
 
-Those of declared streams and of pipelines, whose ids begin with DAG_PREFIX and PIPELINES, need *op*, as `streaming`
-does. To delete the DAG `streaming` itself is for an *admin*: by that millrace_airflow.ui.access knows one, with
-whichever auth manager.
+Those of flows, whose ids begin with DAG_PREFIX, PIPELINES and SCHEDULED_PREFIX, need *op*, as `streaming` does. To
+delete the DAG `streaming` itself is for an *admin*: by that millrace_airflow.ui.access knows one, with whichever auth
+manager.
 """
 
 AIRFLOW_ROLES: Final = {
@@ -62,7 +63,7 @@ class RolesAuthManager(SimpleAuthManager):
             return bool(self._is_authorized(method=method, allow_role=AIRFLOW_ROLES[Role.ADMIN], user=user))
         needed = (
             Role.OPERATE
-            if dag_id is None or dag_id.startswith((DAG_PREFIX, PIPELINES))
+            if dag_id is None or dag_id.startswith((DAG_PREFIX, PIPELINES, SCHEDULED_PREFIX))
             else DAG_ROLES.get(dag_id, Role.PRODUCE)
         )
         return bool(self._is_authorized(method=method, allow_role=AIRFLOW_ROLES[needed], user=user))

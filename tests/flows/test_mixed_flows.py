@@ -144,12 +144,13 @@ def test_topics_go_through_a_pattern_into_an_index_and_through_windows_into_a_co
         run(db, tmp_path, [*stream, "rising_delays"], failpoint="into.operated")
         run(db, tmp_path, [*stream, "rising_delays"])
     declared = declared_flows(db.settings)["rising_delays"]
-    assert declared.operator is not None
-    assert declared.operator.pattern is not None
+    operator = declared.transform.operator
+    assert operator is not None
+    assert operator.pattern is not None
     known = some_flights.select(COLUMNS).filter(
         pc.and_(pc.is_valid(some_flights["tailnum"]), pc.is_valid(some_flights["dep_delay"]))
     )
-    matches = millrace.match_recognize(known, declared.operator.pattern.match_recognize).to_pylist()
+    matches = millrace.match_recognize(known, operator.pattern.match_recognize).to_pylist()
     assert len(matches) > 20
     client = OpenSearch(running_brokers.opensearch().url, timeout=60)
     client.indices.refresh(index="rising-delays")

@@ -14,6 +14,7 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from millrace.access.grants import Role
 from millrace.flows.range_host.observed import dag_id as pipeline_dag
 from millrace.flows.spark_host.status import dag_id
+from millrace.flows.status import scheduled_dag_id
 from millrace_airflow.roles import AIRFLOW_ROLES, DAG_ROLES, RolesAuthManager
 from millrace_airflow.standalone import Standalone
 from tests.airflow_home import ROOT
@@ -32,15 +33,15 @@ def may(
 
 
 def test_every_dag_of_ours_has_its_role() -> None:
-    assert set(DAG_ROLES) | {"streams", "pipelines"} == {
+    assert set(DAG_ROLES) | {"streams", "pipelines", "flows"} == {
         path.stem for path in (ROOT / "dags").glob("*.py")
-    }  # a DAG a declared stream
+    }  # a DAG a flow
 
 
-def test_a_declared_streams_dag_is_started_by_who_may_operate_alone() -> None:
+def test_the_dag_of_a_flow_is_started_by_who_may_operate_alone() -> None:
     for method in CHANGES:
         for entity in ENTITIES:
-            for name in (dag_id("hourly"), pipeline_dag("flights")):
+            for name in (dag_id("hourly"), pipeline_dag("flights"), scheduled_dag_id("nightly")):
                 assert [may(role, method, name, entity) for role in (None, "viewer", "user", "op", "admin")] == [
                     False, False, False, True, True,
                 ], (method, entity)  # fmt: skip

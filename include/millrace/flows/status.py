@@ -30,12 +30,13 @@ from millrace.runtime.launch.folder import read_json
 from millrace.runtime.launch.launcher import Launcher, RunState
 
 Host = Literal["spark", "range"]
-_SCHEDULED: Final = "flow_"
+SCHEDULED_PREFIX: Final = "flow_"
+"""Of the DAGs that run flows by their schedules; who starts one runs code of a transform, and writes into a sink."""
 
 
 def scheduled_dag_id(name: str) -> str:
     """Return the id of the DAG that runs a flow by its schedule."""
-    return f"{_SCHEDULED}{name}"
+    return f"{SCHEDULED_PREFIX}{name}"
 
 
 class FlowState(StrEnum):
