@@ -29,7 +29,7 @@ from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.sink import Sink
-from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host import incarnations, micro_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,7 +64,7 @@ def under_spark(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, 
 
         def ours(sink: Callable[[Path, Path], Sink]) -> Callable[[], None]:
             def run(place: Path) -> Any:
-                memory = micro_batches.sink_folder(place / "checkpoint")
+                memory = incarnations.sink_folder(place / "checkpoint")
                 return micro_batches.start(frame(), sink(memory, place), place / "checkpoint", available_now=True)
 
             return anew(run)

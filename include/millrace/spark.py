@@ -30,7 +30,7 @@ from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.collection.sink import Mode as Mode
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds as Kinds
-from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host import incarnations, micro_batches
 from millrace.flows.spark_host.keyed import KeyedFrames
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import ColumnNames, Selection
@@ -241,7 +241,7 @@ def write_stream(
     sink = CollectionSink(
         chosen,
         name,
-        memory=micro_batches.sink_folder(place),
+        memory=incarnations.sink_folder(place),
         mode=mode,
         guarantee=guarantee,
         partition=partition,
@@ -282,7 +282,7 @@ def operate(
     """
     place = Path(checkpoint)
     schema = micro_batches.columns_of(frame)
-    memory = micro_batches.sink_folder(place)
+    memory = incarnations.sink_folder(place)
     taken = KeyedFrames(memory, table, operator, schema, delay=delay, shards=shards, max_ahead=max_ahead)
     return micro_batches.start(frame, taken, place, name=query, seconds=seconds, available_now=available_now)
 

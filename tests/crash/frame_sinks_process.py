@@ -19,7 +19,7 @@ from millrace.base.settings import Settings
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.sink import Sink
-from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host import incarnations, micro_batches
 
 BATCHES = 4
 ROWS = 30
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     for name, made in SINKS.items():
         place = folder / name.replace(", ", "_").replace(" ", "_")
         rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-        sink = made(micro_batches.sink_folder(place / "checkpoint"), place / "into")
+        sink = made(incarnations.sink_folder(place / "checkpoint"), place / "into")
         micro_batches.start(rows, sink, place / "checkpoint", available_now=True).awaitTermination()
     spark.stop()
 

@@ -15,7 +15,7 @@ from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.kafka.sink import KafkaSink
 from millrace.flows.sinks.sink import Sink
-from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host import incarnations, micro_batches
 from millrace.flows.spark_host.into import KeyedInto
 from millrace.flows.spark_host.keyed import KeyedFrames
 from millrace.streams.keyed.operator import Operator
@@ -72,7 +72,7 @@ def main(folder: Path, data: Path, kafka: str) -> None:
     for name, operator in OPERATORS.items():
         place = folder / "checkpoints" / name
         frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-        memory = micro_batches.sink_folder(place)
+        memory = incarnations.sink_folder(place)
         keyed = KeyedFrames(
             memory, str(folder / name), operator, micro_batches.columns_of(frame), delay=DELAY, shards=SHARDS
         )

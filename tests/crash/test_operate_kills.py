@@ -28,7 +28,7 @@ import millrace.testing
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
 from millrace.flows.sinks.memory import name_in
-from millrace.flows.spark_host.micro_batches import sink_folder
+from millrace.flows.spark_host.incarnations import sink_folder
 from millrace.storage.table import table_at
 from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.store import KeyedTable

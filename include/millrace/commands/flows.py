@@ -666,12 +666,16 @@ def reset_errors(context: CommandContext, name: Name) -> None:
 
     Example: `millrace flows errors reset flights`
     """
-    from millrace.flows.range_host.positions import reset_windows
-
     settings = context.settings
     flow = _found(settings, name)
     if flow.stream is not None:
-        raise InvalidArgument(f"{name} is a stream, which counts no failed records")
+        from millrace.flows.spark_host.error_window import reset_window
+
+        reset_window(settings, flow.stream)
+        typer.echo(f"The count of {flow.name} begins anew.")
+        return
+    from millrace.flows.range_host.positions import reset_windows
+
     lanes = reset_windows(settings, flow.name)
     typer.echo(f"The count of {flow.name} begins anew ({', '.join(lanes) or 'it was empty'}).")
 
@@ -682,6 +686,14 @@ def skip(
     name: Name,
     lane: Annotated[str, typer.Argument(metavar="LANE", help="Such as flights-0.")],
     position: Annotated[int, typer.Argument(metavar="POSITION", help="Of a topic the offset.", min=0)],
+    row: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Of a flow on Spark: row N that its sink gets of micro-batch POSITION; LANE is stream-NAME.",
+        ),
+    ] = None,
 ) -> None:
     """Put a record aside, as a dead letter, without transforming or writing it.
 
@@ -689,12 +701,17 @@ def skip(
 
     Example: `millrace flows skip flights flights-0 17`
     """
-    from millrace.flows.range_host.skipped import skip_record
-
     settings = context.settings
     flow = _found(settings, name)
     if flow.stream is not None:
-        raise InvalidArgument(f"{name} is a stream: leave the record out by its transform, or set its positions")
+        from millrace.flows.spark_host.skipped import skip_record as skip_in_stream
+
+        skip_in_stream(settings, flow.stream, lane, position, row)
+        return
+    if row is not None:
+        raise InvalidArgument(f"{name} runs in the range loop, where each record has a position: leave --row out")
+    from millrace.flows.range_host.skipped import skip_record
+
     skip_record(settings, flow.name, lane, position)
     typer.echo(f"{flow.name} puts the record at {position} of {lane} aside when it comes to it.")
 

@@ -22,7 +22,7 @@ from millrace.client.produce.lane import Lane
 from millrace.flows.batch import Batch
 from millrace.flows.sinks.delta.sink import DeltaSink
 from millrace.flows.sinks.function.sink import FunctionSink
-from millrace.flows.spark_host import micro_batches
+from millrace.flows.spark_host import incarnations, micro_batches
 from millrace.testing import Deployment, deployment
 from tests.docs.pages import python_blocks
 from tests.docs.test_examples import run as run_block
@@ -121,7 +121,7 @@ def test_a_function_gets_frames_and_their_numbers(spark: SparkSession, db: Deplo
             raise RuntimeError("once")
 
     for _ in range(2):
-        sink = FunctionSink(micro_batches.sink_folder(tmp_path / "function"), take)
+        sink = FunctionSink(incarnations.sink_folder(tmp_path / "function"), take)
         rows = face.stream(spark, "persons", settings=db.settings)
         query = micro_batches.start(rows, sink, tmp_path / "function", available_now=True)
         with suppress(StreamingQueryException):

@@ -167,8 +167,9 @@ def _ask(
 
 
 def _start(spark: SparkSession, settings: Settings, asked: RunningQuery) -> StreamingQuery:
+    from millrace.flows.spark_host.incarnations import sink_folder
     from millrace.flows.spark_host.keyed import KeyedFrames
-    from millrace.flows.spark_host.micro_batches import columns_of, sink_folder, start
+    from millrace.flows.spark_host.micro_batches import columns_of, start
 
     question = asked.question
     frame = question.frame(spark, settings)

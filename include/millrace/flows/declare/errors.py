@@ -9,11 +9,15 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
+from millrace.base.errors import ErrorLimitExceeded
 from millrace.flows.declare.part import Part, TopicName, words
 from millrace.flows.kafka.cluster import KafkaCluster
 
 MAX_SKIPPED: Final = 1_000
 """Records that a declaration may name to be skipped."""
+SKIPPED: Final = "SKIPPED"
+"""The kind of the letter of a skipped record."""
+SKIPPED_WORDS: Final = "it is named in errors.skip, or by `millrace flows skip`"
 
 
 class ErrorLimit(Part):
@@ -46,11 +50,28 @@ class ErrorLimit(Part):
         return ""
 
 
+def require_within(limit: ErrorLimit | None, windows: list[tuple[int, int]], *, flow: str, place: str) -> None:
+    """Raise ErrorLimitExceeded if `windows` exceed the `limit` of `flow`, whose dead letters are in `place`."""
+    exceeded = "" if limit is None else limit.exceeded(windows)
+    if exceeded:
+        raise ErrorLimitExceeded(
+            f"{flow}: {exceeded}. The records are in {place}. Correct the cause, then begin the count anew with"
+            f" `millrace flows errors reset {flow}` and start the flow"
+        )
+
+
 class SkippedRecord(Part):
     """A record that is put aside without being transformed or written."""
 
     lane: str = words("its lane, such as flights-0", min_length=1, max_length=512)
     position: int = words("its position in the lane: of a topic the offset", ge=0, le=(1 << 63) - 1)
+    row: int | None = words(
+        "of a flow on Spark, the number of a row that its sink gets; the position is that of its micro-batch, and the"
+        " lane is stream-NAME",
+        default=None,
+        ge=0,
+        le=(1 << 31) - 1,
+    )
 
 
 class Errors(Part):

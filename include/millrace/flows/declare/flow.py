@@ -182,6 +182,7 @@ class Flow(Part):
                 raise misplaced(path, f"{what} for documents, and a Spark query has rows: leave it out")
             self._require_rows()
             self._lend_letters()
+            self._require_skipped()
         else:
             for path, what in rows:
                 raise misplaced(path, f"{what} for rows, and the range loop has documents: leave it out")
@@ -217,7 +218,7 @@ class Flow(Part):
         for path, part in (("source", self.source), ("sink", self.sink), ("late", self.late)):
             for name in [] if part is None else said(part, part.of_documents):
                 yield path, f"{name} is"
-        for name in said(self.errors, {"topic", "cluster", "limit", "skip"}):
+        for name in said(self.errors, {"topic", "cluster"}):
             yield "errors", f"{name} is"
 
     def _require_rows(self) -> None:
@@ -253,6 +254,18 @@ class Flow(Part):
                 lent = part.model_copy(update={"dead_letters": self.errors.collection})
                 object.__setattr__(self, name, lent)
 
+    def _require_skipped(self) -> None:
+        lanes = (f"stream-{self.name}", f"stream-{self.name}/late")
+        for each in self.errors.skip:
+            if each.row is not None and each.lane not in lanes:
+                raise ValueError(f"errors.skip: the lane of a row is {' or '.join(lanes)}")
+            if each.row is None and not isinstance(self.source, KafkaSource):
+                raise ValueError(
+                    f"errors.skip: a collection's rows have no positions: say the row of a micro-batch of {lanes[0]}"
+                )
+        if self.errors.skip and not letters_place(self):
+            raise ValueError("errors.skip: the records need a place: say errors.collection")
+
     def _require_documents(self) -> None:
         kind = source_kinds()[self.source.kind]
         made = any(isinstance(step, TemplateId) for step in self.transform.steps)
@@ -266,6 +279,8 @@ class Flow(Part):
                 " Delta table"
             )
         self._require_errors()
+        if any(each.row is not None for each in self.errors.skip):
+            raise ValueError("errors.skip: rows are those of a flow on Spark, and records of the range loop have none")
         self._require_collections()
         if isinstance(self.sink, KafkaSink):
             object.__setattr__(self, "sink", self.sink.with_columns_of(getattr(self.source, "collection", "")))
@@ -514,6 +529,14 @@ class Flow(Part):
 def letters_of(flow: Flow, sink: RowSink) -> str | None:
     """Return the collection for rows that `sink` of a flow on Spark refuses one by one."""
     return None if isinstance(sink, FunctionSink) else getattr(sink, "dead_letters", None) or flow.errors.collection
+
+
+def letters_place(flow: Flow) -> str:
+    """Return the name of the place of a flow's dead letters; empty if it has none, and stops at the first failure."""
+    collection = flow.errors.collection or getattr(flow.sink, "dead_letters", None)
+    if collection is None and flow.host == "spark":
+        return getattr(flow.source, "dead_letters", None) or ""
+    return collection or flow.errors_topic
 
 
 def _secret_paths(part: Any) -> set[str]:

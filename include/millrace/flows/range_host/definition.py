@@ -12,10 +12,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from millrace.base.errors import ErrorLimitExceeded, InvalidSettings, MemoryExceeded
+from millrace.base.errors import InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.flows.declare.errors import require_within
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.errors.place import ensure_errors
@@ -179,17 +180,9 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     def require_within_limit(self, positions: Mapping[str, Position]) -> None:
         """Raise ErrorLimitExceeded if more records failed than `errors.limit` allows: in `positions`, of all hosts."""
-        limit = self.pipeline.errors.limit
-        if limit is None:
-            return
         windows = [(each.window_in, each.window_error) for each in positions.values() if not each.forgotten]
-        words = limit.exceeded(windows)
-        if words:
-            place = self.pipeline.errors.collection or self.pipeline.errors_topic
-            raise ErrorLimitExceeded(
-                f"{self.pipeline.name}: {words}. The records are in {place}. Correct the cause, then begin the count"
-                f" anew with `millrace flows errors reset {self.pipeline.name}` and start the flow"
-            )
+        errors, name = self.pipeline.errors, self.pipeline.name
+        require_within(errors.limit, windows, flow=name, place=errors.collection or self.pipeline.errors_topic)
 
     def planner(self) -> PipelinePlanner:
         return PipelinePlanner(self)

@@ -16,13 +16,14 @@ from millrace.base.errors import LogRegressed, MillraceError, SinkRefused
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch, parts_at_truncations
+from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS
 from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.place import ErrorPlace, errors_of
 from millrace.flows.isolation import Attempts, Isolation
 from millrace.flows.range_host.crashes import RangeWatch
 from millrace.flows.range_host.in_hand import InHand
 from millrace.flows.range_host.positions import Position
-from millrace.flows.range_host.tried import CRASHED, SKIP, SKIPPED, tried
+from millrace.flows.range_host.tried import CRASHED, SKIP, tried
 from millrace.flows.records import TRANSFORMATION, Failure, Record
 from millrace.flows.registry import reader_of, sink_of, source_kinds
 from millrace.flows.samples.trying import COMPILED
@@ -34,7 +35,6 @@ from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 
 BULKS: Final = 4
 """Flush limits' worth of records in one range at most, so that all lanes of a sink have work."""
-_SKIPPED: Final = "it is named in errors.skip, or by `millrace flows skip`"
 _LATENCIES: Final = 200
 
 _logger: Final = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ class Task:
             chosen = [each for each in records if each.offset in skip]
             done = self.process_json([each for each in records if each.offset not in skip]) if chosen else None
             if done is not None:
-                done.failures += [Failure(each, TRANSFORMATION, SKIP, SKIPPED, _SKIPPED) for each in chosen]
+                done.failures += [Failure(each, TRANSFORMATION, SKIP, SKIPPED, SKIPPED_WORDS) for each in chosen]
                 return done
         hand = self._hand
         if hand is None:

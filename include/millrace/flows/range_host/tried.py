@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from millrace.flows.declare.errors import SKIPPED
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.in_hand import LATE_SECONDS
 from millrace.flows.records import TRANSFORMATION, Failure, Record
@@ -14,8 +15,7 @@ from millrace.runtime.sandbox.errors import TooMuchWork
 from millrace.runtime.sandbox.pool import Sandbox
 
 SKIP: Final = "skip"
-SKIPPED: Final = "SKIPPED"
-"""Step and kind of the letter of a record that somebody named to be put aside."""
+"""The step of the letter of a record that somebody named to be put aside."""
 CRASHED: Final = "CRASHED"
 """The kind of the letter of a record at which worker processes ended."""
 FEARED: Final = frozenset({TooMuchWork.code, SKIPPED, CRASHED})

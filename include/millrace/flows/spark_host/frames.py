@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from millrace.flows.spark_host.isolated import IsolatedSink
 from millrace.flows.spark_host.keyed import answered
 from millrace.flows.spark_host.micro_batches import columns_of
 from millrace.flows.spark_host.operated import both_sides, log_time, operator_of, right_rows
+from millrace.flows.spark_host.skipped import declared_records, skip_path, skipped_rows
 from millrace.flows.spark_host.status import progress_name
 from millrace.flows.spark_host.undecoded import undecoded_folder
 from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
@@ -77,7 +79,10 @@ def rows_of(
         else:
             first = topics.beginning(read, _topic_start(given.start if begun.after is None else begun.after))
         undecoded = undecoded_folder(settings, stream.name)
-        return _marked(stream, topics.stream(spark, _topic_options(stream, given, first, undecoded)))
+        options = _topic_options(stream, given, first, undecoded)
+        if given.dead_letters is not None:
+            options |= topics.skip_options(declared_records(stream), skip_path(settings, stream.name))
+        return _marked(stream, topics.stream(spark, options))
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
     frame = source.stream(
         spark,
@@ -229,13 +234,15 @@ def sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink | None
     letters = letters_of(stream, into)
     if letters is None or isinstance(into, FunctionDeclared):
         return sink
+    lane = progress_name(named)
     return IsolatedSink(
         sink,
         LetterCollection(settings, letters, stream=named, begun=begun(folder)),
         stream.errors,
         memory=folder,
-        lane=progress_name(named),
+        lane=lane,
         parts=repeats_rows(stream, into),
+        skip=partial(skipped_rows, settings, stream, lane),
     )
 
 

@@ -21,8 +21,15 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.sources.collection.model import CollectionSource
 
+FOLDER: Final = "millrace-sink"
+"""Beside Spark's own folders in a query's checkpoint: what a sink remembers goes with it."""
 VERSION: Final = 1
 """Of state.json; one without a version is of an earlier build, and is read as version 1."""
+
+
+def sink_folder(checkpoint: Path) -> Path:
+    """Return where the sink of the query with this checkpoint remembers what it took."""
+    return checkpoint / FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,11 @@ class Lock:
         self.close()
 
 
+def newest_batch(checkpoint: Path) -> int:
+    """Return the number of the last completed micro-batch; -1 before the first."""
+    return max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")), default=-1)
+
+
 def position(checkpoint: Path) -> dict[str, int] | None:
     """Return, by lane, the position that the last completed micro-batch reached, from Spark's checkpoint.
 
@@ -197,10 +209,10 @@ def position(checkpoint: Path) -> dict[str, int] | None:
 
     None without one, and for an incomplete snapshot: there is no tick after which to continue.
     """
-    numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
-    if not numbers:
+    newest = newest_batch(checkpoint)
+    if newest < 0:
         return None
-    lines = (checkpoint / "offsets" / str(max(numbers))).read_text(encoding="utf-8").splitlines()
+    lines = (checkpoint / "offsets" / str(newest)).read_text(encoding="utf-8").splitlines()
     place = json.loads(lines[2])
     if "offsets" in place:
         return {str(lane): int(offset) for lane, offset in place["offsets"].items()}

@@ -35,15 +35,14 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json
 from millrace.flows.batch import Batch
-from millrace.flows.declare.errors import Errors
+from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS, Errors
 from millrace.flows.errors.letters import RefusedRow, RowLetters, require_few
 from millrace.flows.isolation import Attempts, Isolation, may_be_a_records
 from millrace.flows.records import Action, Failure, Record
 from millrace.flows.sinks.sink import Sink, Verdicts
+from millrace.flows.spark_host.error_window import resets_of
 
 FILE: Final = "aside.json"
-SKIPPED: Final = "SKIPPED"
-_NAMED: Final = "it is named in errors.skip, or by `millrace flows skip`"
 _REASON: Final = 500
 
 Skip = Callable[[int], frozenset[int]]
@@ -80,6 +79,8 @@ class _Note:
     after: int = 0
     """The same after it."""
     rows: dict[int, _Aside] = field(default_factory=dict)
+    resets: int = 0
+    """How often the count had begun anew (millrace.flows.spark_host.error_window)."""
 
     @classmethod
     def load(cls, path: Path) -> _Note:
@@ -88,7 +89,7 @@ class _Note:
         except FileNotFoundError:
             return cls()
         rows = {int(number): _Aside(**each) for number, each in value["rows"].items()}
-        return cls(value["batch"], value["before"], value["after"], rows)
+        return cls(value["batch"], value["before"], value["after"], rows, value["resets"])
 
     def keep(self, path: Path) -> None:
         make_folder(path.parent)
@@ -137,7 +138,9 @@ class IsolatedSink:
         aside = self._placed(rows)
         named = self._skip(batch.start) - aside.keys()
         if named and (named := named & set(rows.numbers())):
-            aside |= self._put(batch, rows, [RefusedRow(each, rows.row(each), SKIPPED, _NAMED) for each in named])
+            aside |= self._put(
+                batch, rows, [RefusedRow(each, rows.row(each), SKIPPED, SKIPPED_WORDS) for each in named]
+            )
         try:
             verdicts = self._sink.write(_without(batch, rows, aside))
         except Exception as error:
@@ -167,8 +170,12 @@ class IsolatedSink:
     # --- what is put aside -------------------------------------------------------------------------------------------
 
     def _begin(self, batch: int) -> None:
+        resets = resets_of(self._path.parent)
         if self._note.batch != batch:
-            self._note = _Note(batch, self._note.after, self._note.after)
+            self._note = _Note(batch, self._note.after, self._note.after, resets=self._note.resets)
+        if self._note.resets != resets:
+            self._note.before = self._note.after = 0
+            self._note.resets = resets
 
     def _placed(self, rows: _Rows) -> dict[int, _Aside]:
         """Return the noted rows of the batch by their numbers today."""

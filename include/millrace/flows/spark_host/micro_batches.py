@@ -27,13 +27,12 @@ from millrace.base.errors import BatchRefused, SinkRefused
 from millrace.base.files import make_folder
 from millrace.flows.batch import Batch
 from millrace.flows.sinks.sink import Sink, Verdicts
+from millrace.flows.spark_host.incarnations import sink_folder
 from millrace.runtime.spark.worker_gc import freeze_modules
 
 _REPORT: Final = StructType(
     [StructField("task", LongType()), StructField("path", StringType()), StructField("rows", LongType())]
 )
-FOLDER: Final = "millrace-sink"
-"""Beside Spark's own folders in a query's checkpoint: what a sink remembers goes with it."""
 
 Told = Callable[[int, Verdicts], None]
 
@@ -41,11 +40,6 @@ Told = Callable[[int, Verdicts], None]
 def columns_of(frame: DataFrame) -> pa.Schema:
     """The columns of a DataFrame, as its rows come over in Arrow."""
     return to_arrow_schema(frame.schema, timezone="UTC")
-
-
-def sink_folder(checkpoint: Path) -> Path:
-    """Where the sink of the query with this checkpoint remembers what it took."""
-    return checkpoint / FOLDER
 
 
 def start(

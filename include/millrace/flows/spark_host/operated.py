@@ -15,6 +15,7 @@ from millrace.flows.declare.flow import Flow, RowSink
 from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds
+from millrace.flows.spark_host.error_window import LATE
 from millrace.flows.spark_host.into import KeyedInto
 from millrace.flows.spark_host.keyed import KeyedFrames
 from millrace.flows.spark_host.micro_batches import columns_of
@@ -111,7 +112,7 @@ def operated_sink(
         opened.append(sink_in(folder, None))
         given = given_columns(stream, operator, schema)
         if stream.late is not None:
-            opened.append(sink_in(folder / "late", stream.late))
+            opened.append(sink_in(folder / LATE, stream.late))
         for sink, columns in zip(opened, given, strict=False):
             sink.check(columns)
         names = partial(sink_names, collection=stream.row_sink.kind == "collection")

@@ -12,9 +12,10 @@ from millrace.flows.declare.checks import check, given_columns, require_runnable
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.sinks.sink import Sink, Verdicts
+from millrace.flows.spark_host.error_window import ErrorWindow, window_of
 from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
-from millrace.flows.spark_host.incarnations import Kept, Lock
-from millrace.flows.spark_host.micro_batches import columns_of, sink_folder, start
+from millrace.flows.spark_host.incarnations import Kept, Lock, sink_folder
+from millrace.flows.spark_host.micro_batches import columns_of, start
 from millrace.flows.spark_host.operated import both_sides, operated_sink, operator_of, right_rows
 from millrace.flows.spark_host.progress import Told
 from millrace.flows.spark_host.status import progress_name
@@ -48,10 +49,12 @@ class StreamQuery:
             self._lock = kept.locked()
         state = kept.admitted(stream)
         checkpoint = kept.checkpoint(state)
+        folder = sink_folder(checkpoint)
+        window = ErrorWindow(stream, folder)
+        window.require_within()
         frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, state.begun))
         if not frame.isStreaming:
             raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
-        folder = sink_folder(checkpoint)
         sink: Sink
         if stream.transform.operator is None:
             create_sink(settings, stream, stream.row_sink, columns_of(frame))
@@ -67,8 +70,14 @@ class StreamQuery:
         undecoded = Undecoded(settings, stream)
 
         def taken(batch_id: int, result: Verdicts) -> None:
-            told.undecoded(undecoded.collect(batch_id))
+            bad = undecoded.collect(batch_id)
+            told.undecoded(bad)
             told.taken(batch_id, result)
+            try:
+                records = result.acknowledged + result.rejected + bad
+                window.count(batch_id, records=records, errors=result.rejected + bad)
+            finally:
+                undecoded.done()
 
         spark.streams.addListener(told)
         try:
@@ -104,6 +113,7 @@ def require_startable(settings: Settings, streams: list[Flow]) -> None:
     for each in _awake(settings, streams):
         require_runnable(each, check(settings, each))
         Kept(settings, each.name).startable(each)
+        window_of(settings, each).require_within()
 
 
 def _awake(settings: Settings, streams: list[Flow]) -> list[Flow]:

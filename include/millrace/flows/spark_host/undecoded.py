@@ -35,6 +35,7 @@ class Undecoded:
         self._settings, self._name = settings, stream.name
         self._folder = undecoded_folder(settings, stream.name)
         self._into = stream.row_source.dead_letters if isinstance(stream.row_source, KafkaSource) else None
+        self._collected: list[Path] = []
         self._known = {path.name for path in self._folder.glob("*.arrow")} if self._into is None else set()
 
     def collect(self, batch_id: int) -> int:
@@ -55,8 +56,14 @@ class Undecoded:
             if self._into is None:
                 self._known.add(path.name)
             else:
-                path.unlink()
+                self._collected.append(path)
         return found
+
+    def done(self) -> None:
+        """Remove the files of records that are letters and counted. Until then they come again with their batch."""
+        for path in self._collected:
+            path.unlink(missing_ok=True)
+        self._collected.clear()
 
 
 def _letters(stream: str, batch_id: int, table: pa.Table) -> pa.Table:

@@ -7,6 +7,8 @@ A task reads a range of one partition. All options are text, made by :func:`opti
   :class:`~millrace.flows.sources.kafka.columns.RecordRows`.
 - ``place`` and ``until``: JSON of places, where a stream or a batch begins, and where a batch ends.
 - ``max_bytes`` and ``max_records`` of a micro-batch, over all partitions.
+- ``skip`` and ``skip_file``: JSON of positions by lane, and a file with more of them under ``records``. Those records
+  are put with the ones that do not decode.
 - ``undecoded``: a folder that all tasks reach, for records that do not decode, a file for each range. Without it such a
   record is an error.
 """
@@ -14,7 +16,8 @@ A task reads a range of one partition. All options are text, made by :func:`opti
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +39,7 @@ from pyspark.sql.types import StructType
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import InvalidSettings
 from millrace.base.files import replace_file
+from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS
 from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, undecoded_rows
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Planner, Start
@@ -73,6 +77,11 @@ def options_of(
         if value is not None:
             found[name] = str(value)
     return found
+
+
+def skip_options(positions: Mapping[str, Sequence[int]], file: Path) -> dict[str, str]:
+    """Return the options for records that are to be skipped: these, and those that `file` names when they are read."""
+    return {"skip": json.dumps({lane: list(each) for lane, each in positions.items()}), "skip_file": str(file)}
 
 
 def beginning(
@@ -128,6 +137,8 @@ class TopicsSource(DataSource):
             record=[each for each in (self.options.get("record") or "").split(",") if each],
             tombstones=self.options.get("tombstones", "error"),
             undecoded=self.options.get("undecoded") or "",
+            skip=json.loads(self.options.get("skip") or "{}"),
+            skip_file=self.options.get("skip_file") or "",
         )
 
     def _place(self, option: str) -> Place:
@@ -155,8 +166,11 @@ class TopicsRead:
         record: Sequence[str],
         tombstones: Any = "error",
         undecoded: str = "",
+        skip: Mapping[str, Sequence[int]] | None = None,
+        skip_file: str = "",
     ) -> None:
         self.source = source
+        self._skip, self._skip_file = dict(skip or {}), skip_file
         self._columns, self._record, self._tombstones = dict(columns), tuple(record), tombstones
         self._undecoded = undecoded
 
@@ -168,10 +182,14 @@ class TopicsRead:
         """Yield the rows of a range in order. Raises as Reader.read."""
         rows = self.rows()
         reader = Reader(self.source, _group(self.source), task.topic, task.partition)
-        place, undecoded = task.start, list[Undecoded]()
+        place, undecoded, skip = task.start, list[Undecoded](), self._skipped(task.lane)
         try:
             while place < task.end:
                 records, after = reader.read(place, task.end, items=PART_RECORDS, size=PART_BYTES, seconds=1.0)
+                chosen = [each for each in records if each.offset in skip] if skip else []
+                if chosen:
+                    undecoded += [Undecoded(each, f"{SKIPPED}: {SKIPPED_WORDS}") for each in chosen]
+                    records = [each for each in records if each.offset not in skip]
                 found, bad = rows.rows(records)
                 if bad and not self._undecoded:
                     raise InvalidSettings(
@@ -186,6 +204,14 @@ class TopicsRead:
                 self._put_aside(task, undecoded)
         finally:
             reader.close()
+
+    def _skipped(self, lane: str) -> Set[int]:
+        """Return the positions of the lane's records that are to be skipped."""
+        more: Mapping[str, Sequence[int]] = {}
+        if self._skip_file:
+            with suppress(FileNotFoundError):
+                more = json.loads(Path(self._skip_file).read_text(encoding="utf-8"))["records"]
+        return {*self._skip.get(lane, ()), *more.get(lane, ())}
 
     def record_size(self, few: LaneRange) -> float:
         """The mean bytes of the records of a short range, which costs a fetch: Kafka keeps no sizes."""

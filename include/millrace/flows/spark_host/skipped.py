@@ -1,0 +1,147 @@
+"""Records that somebody named to be put aside by a flow on Spark: a declaration (`errors.skip`), or a command.
+
+- A record of a topic, by its partition and offset (``flights-0`` and 17), is put aside before it is decoded.
+- A row that the sink gets, by its micro-batch and its number there (lane ``stream-NAME``), before the sink gets it.
+
+    <data>/streams/<name>/skip.json    those that a command named, until the flow has passed them
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.files import make_folder, replace_json
+from millrace.base.settings import Settings
+from millrace.flows.declare.errors import MAX_SKIPPED
+from millrace.flows.declare.flow import Flow, letters_of
+from millrace.flows.sinks.function.model import FunctionSink
+from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.spark_host.incarnations import Kept, newest_batch, position
+from millrace.flows.spark_host.status import progress_name
+
+FILE: Final = "skip.json"
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Named records."""
+
+    records: dict[str, set[int]] = field(default_factory=dict)
+    """By lane of the source, positions."""
+    rows: dict[str, dict[int, set[int]]] = field(default_factory=dict)
+    """By lane of a sink and micro-batch, numbers of rows."""
+
+    def add(self, lane: str, position: int, row: int | None) -> None:
+        if row is None:
+            self.records.setdefault(lane, set()).add(position)
+        else:
+            self.rows.setdefault(lane, {}).setdefault(position, set()).add(row)
+
+    def __len__(self) -> int:
+        rows = sum(len(numbers) for batches in self.rows.values() for numbers in batches.values())
+        return rows + sum(map(len, self.records.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        rows = {lane: {str(each): sorted(numbers) for each, numbers in of.items()} for lane, of in self.rows.items()}
+        return {"records": {lane: sorted(each) for lane, each in self.records.items()}, "rows": rows}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Skipped:
+        rows = {
+            lane: {int(batch): set(numbers) for batch, numbers in of.items()}
+            for lane, of in value.get("rows", {}).items()
+        }
+        return cls({lane: set(each) for lane, each in value.get("records", {}).items()}, rows)
+
+
+def skip_path(settings: Settings, stream: str) -> Path:
+    """Return the file with what commands named."""
+    return Kept(settings, stream).folder / FILE
+
+
+def read_skipped(path: Path) -> Skipped:
+    """Return what commands named, of the stream with this file."""
+    try:
+        return Skipped.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Skipped()
+
+
+def skipped_rows(settings: Settings, stream: Flow, lane: str, batch: int) -> frozenset[int]:
+    """Return the numbers of the rows of a micro-batch that the sink with this lane is not to get."""
+    found = set(read_skipped(skip_path(settings, stream.name)).rows.get(lane, {}).get(batch, ()))
+    declared = (each for each in stream.errors.skip if each.lane == lane and each.position == batch)
+    return frozenset(found | {each.row for each in declared if each.row is not None})
+
+
+def declared_records(stream: Flow) -> dict[str, list[int]]:
+    """Return the positions that the declaration names, by lane of the source."""
+    found = Skipped()
+    for each in stream.errors.skip:
+        if each.row is None:
+            found.add(each.lane, each.position, None)
+    return {lane: sorted(positions) for lane, positions in found.records.items()}
+
+
+def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int | None = None) -> None:
+    """Have a record of a topic, or the `row` of the micro-batch `at`, put aside when the stream comes to it.
+
+    Raises InvalidArgument if the stream has no such lane, has passed the place, or has no place for the letter, or if
+    MAX_SKIPPED records wait to be skipped.
+    """
+    kept = Kept(settings, stream.name)
+    checkpoint = kept.checkpoint(kept.state)
+    standing, newest = position(checkpoint) or {}, newest_batch(checkpoint)
+    if row is not None:
+        _require_row(stream, lane)
+        if at <= newest:
+            raise InvalidArgument(f"{stream.name!r} has passed the micro-batch {at}: it has done {newest}")
+    else:
+        if not isinstance(stream.source, KafkaSource):
+            raise InvalidArgument(
+                f"{stream.name!r} reads a collection: name the row that its sink gets, by --row, its micro-batch and"
+                f" the lane {progress_name(stream.name)}"
+            )
+        if stream.source.dead_letters is None:
+            raise InvalidArgument(f"{stream.name!r} has no place for the letter: declare errors.collection")
+        if standing and lane not in standing:
+            lanes = ", ".join(sorted(standing)[:10])
+            raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r}: it has {lanes}")
+        if at < standing.get(lane, 0):
+            raise InvalidArgument(f"{stream.name!r} has passed {at} of {lane}: it stands at {standing[lane]}")
+    waiting = _waiting(read_skipped(skip_path(settings, stream.name)), standing, newest)
+    waiting.add(lane, at, row)
+    if len(waiting) > MAX_SKIPPED:
+        raise InvalidArgument(f"{MAX_SKIPPED} records of {stream.name!r} wait to be skipped: set the position instead")
+    make_folder(kept.folder)
+    replace_json(skip_path(settings, stream.name), waiting.to_json(), synced=True)
+
+
+def _require_row(stream: Flow, lane: str) -> None:
+    sinks = {progress_name(stream.name): stream.row_sink}
+    if stream.late is not None:
+        sinks[f"{progress_name(stream.name)}/late"] = stream.late
+    if lane not in sinks:
+        raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r} of rows: it has {', '.join(sinks)}")
+    if isinstance(sinks[lane], FunctionSink):
+        raise InvalidArgument(f"{stream.name!r} hands a whole DataFrame to a function: leave the row out there")
+    if letters_of(stream, sinks[lane]) is None:
+        raise InvalidArgument(f"{stream.name!r} has no place for the letter: declare errors.collection")
+
+
+def _waiting(known: Skipped, standing: dict[str, int], newest: int) -> Skipped:
+    """Return those of `known` that the stream has not passed."""
+    found = Skipped()
+    for lane, positions in known.records.items():
+        for each in positions:
+            if each >= standing.get(lane, 0):
+                found.add(lane, each, None)
+    for lane, batches in known.rows.items():
+        for batch, numbers in batches.items():
+            for row in numbers if batch > newest else ():
+                found.add(lane, batch, row)
+    return found
