@@ -199,7 +199,6 @@ def _checked(settings: Settings, flow: NamedFlow) -> list[Finding]:
 
 def _checked_pipeline(pipeline: Flow) -> dict[str, Any]:
     from millrace.flows.declare.part import invalid
-    from millrace.flows.registry import promise_of
 
     if (problem := pipeline.unordered()) is not None:
         raise invalid([problem])
@@ -210,7 +209,7 @@ def _checked_pipeline(pipeline: Flow) -> dict[str, Any]:
         "source": pipeline.source.kind,
         "steps": len(pipeline.transform.steps),
         "sink": pipeline.sink.kind,
-        "guarantee": promise_of(pipeline.source, pipeline.sink),
+        "guarantee": pipeline.promise,
         **({"error topic": pipeline.errors_topic} if collection is None else {"dead letters": collection}),
     }
 

@@ -34,10 +34,30 @@ def require_guarantee(guarantee: str, kind: str) -> None:
         raise InvalidArgument(f"the guarantee is one of {', '.join(map(repr, OFFERED[kind]))}, not {guarantee!r}")
 
 
-def guarantee_of(source: SourceKind, sink: SinkKind, declared: Any) -> str:
-    """Return what documents of a `source` get in the sink `declared` of kind `sink`: a guarantee, and how, in words."""
+_OF_ROWS: Final[Mapping[Guarantee, str]] = {
+    "exactly once": "the sink stores the micro-batch's number with its rows",
+    "effectively once": "a row's document has an id and a version",
+    "at least once": "a micro-batch that a crash interrupts comes again, with its number",
+    "at most once": "a micro-batch that a crash interrupts is lost",
+}
+"""How a sink of rows keeps a guarantee."""
+
+
+def guarantee_of(
+    source: SourceKind, sink: SinkKind | None, declared: Any, *, rows: bool = False, chosen: Guarantee | None = None
+) -> str:
+    """Return what a flow promises, in words: a guarantee, and how.
+
+    The sink `declared` of kind `sink` gets the documents of a `source`, or, with `rows`, the micro-batches of a query
+    by the guarantee that was `chosen` of those it offers.
+    """
     if not source.repeatable:
         return "at most once: the source cannot be read again, so what a crash interrupts is lost"
+    if rows:
+        offered = OFFERED[declared.kind]
+        kept = chosen if chosen in offered else offered[0]
+        return f"{kept}: {_OF_ROWS[kept]}"
+    assert sink is not None, "documents go into a kind of sink"
     found = sink.guarantee if sink.of is None else sink.of(declared)
     if source.numbered or level(found) != "exactly once":
         return found

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.flows.guarantee import guarantee_of
+from millrace.flows.guarantee import Guarantee, guarantee_of
 from millrace.flows.kinds import SinkKind as SinkKind
 from millrace.flows.kinds import SourceKind as SourceKind
 from millrace.flows.sinks.collection.model import KIND as COLLECTION_SINK
@@ -87,9 +87,9 @@ def kinds_listed() -> list[dict[str, str]]:
     return [dict(zip(("part", "kind", "package", "promise"), row, strict=True)) for row in sources + sinks]
 
 
-def promise_of(source: Source, sink: Sink) -> str:
-    """Return the guarantee of documents from `source` in `sink`, and how, in words."""
-    return guarantee_of(source_kinds()[source.kind], sink_kinds()[sink.kind], sink)
+def promise_of(source: Source, sink: Any, *, rows: bool = False, chosen: Guarantee | None = None) -> str:
+    """Return the guarantee of a flow from `source` to `sink`, and how, in words: see :func:`guarantee_of`."""
+    return guarantee_of(source_kinds()[source.kind], sink_kinds().get(sink.kind), sink, rows=rows, chosen=chosen)
 
 
 def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Mapping[str, _Kind]:

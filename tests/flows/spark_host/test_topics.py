@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import StreamingQueryException
 
 import millrace.testing
-from millrace.base.errors import InvalidStream
+from millrace.base.errors import ErrorLimitExceeded, InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import stream_of
 from millrace.flows.sinks.collection.poison import LETTERS
+from millrace.flows.spark_host.error_window import reset_window
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
 from millrace.flows.spark_host.incarnations import Begun, Kept
-from millrace.flows.spark_host.query import StreamQuery
+from millrace.flows.spark_host.query import StreamQuery, require_startable
 from millrace.flows.spark_host.status import status
 from millrace.testing import Deployment
 from tests.flows.brokers_in_process import Brokers, brokers
@@ -180,3 +185,38 @@ def test_a_pattern_over_a_topic(spark: SparkSession, db: Deployment, kafka: Brok
     run(spark, db, stream)
     found = db.collection("rising").read().to_pylist()
     assert [(each["tail"], each["before"], each["worst"]) for each in found] == [("N1", 0, 20)]
+
+
+def test_failed_records_are_letters_and_too_many_stop_the_flow(
+    spark: SparkSession, db: Deployment, kafka: Brokers, tmp_path: Path
+) -> None:
+    db.catalog.create_collection("dead", LETTERS)
+    write_deltalake(tmp_path / "table", pa.table({"n": pa.array([], pa.int8())}))
+    stream = Flow.of(
+        {
+            "name": "limited",
+            "host": "spark",
+            "source": {"kind": "kafka", **reached(kafka), "topics": ["limited"], "columns": {"n": "int64"}},
+            "sink": {"kind": "delta", "path": str(tmp_path / "table")},
+            "errors": {"collection": "dead", "limit": {"count": 2}, "skip": [{"lane": "limited-0", "position": 0}]},
+            "seconds": 0.0,
+        }
+    )
+    send(kafka, "limited", [{"n": 1}, b"no json", {"n": 3}, {"n": 1000}, {"n": 5}])
+    with pytest.raises(StreamingQueryException, match=r"ErrorLimitExceeded: limited: 3 records failed .* in dead"):
+        run(spark, db, stream)
+    with pytest.raises(ErrorLimitExceeded):
+        run(spark, db, stream)
+    with pytest.raises(ErrorLimitExceeded):
+        require_startable(db.settings, [stream])
+    reset_window(db.settings, stream)
+    send(kafka, "limited", [{"n": 7}, {"n": 2000}])
+    run(spark, db, stream)
+    assert sorted(DeltaTable(tmp_path / "table").to_pyarrow_table()["n"].to_pylist()) == [3, 5, 7]
+    found = db.collection("dead").read().to_pylist()
+    assert sorted((each["stream"], each["reason"].partition(":")[0]) for each in found) == [
+        ("limited", "INVALID_ARGUMENT"),
+        ("limited", "INVALID_ARGUMENT"),
+        ("limited/source", "JSON is malformed"),
+        ("limited/source", "SKIPPED"),
+    ]

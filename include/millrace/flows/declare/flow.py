@@ -301,8 +301,7 @@ class Flow(Part):
         if comes_back and set(getattr(self.source, "bootstrap", ())) & set(getattr(self.sink, "bootstrap", ())):
             raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
         if self.guarantee is not None and self.guarantee != self.chosen_guarantee:
-            promise = promise_of(self.source, self.sink)
-            raise ValueError(f"guarantee: from a {self.source.kind} to this {self.sink.kind} it is {promise}")
+            raise ValueError(f"guarantee: from a {self.source.kind} to this {self.sink.kind} it is {self.promise}")
 
     def _require_collections(self) -> None:
         sink, source = self.sink, self.source
@@ -412,10 +411,13 @@ class Flow(Part):
     # --- on either host ----------------------------------------------------------------------------------------------
 
     @property
+    def promise(self) -> str:
+        """Its guarantee, and how, in words."""
+        return promise_of(self.source, self.sink, rows=self.host == "spark", chosen=self.guarantee)
+
+    @property
     def chosen_guarantee(self) -> Guarantee:
-        if self.host == "range":
-            return level(promise_of(self.source, self.sink))
-        return self.guarantee or OFFERED[self.sink.kind][0]
+        return level(self.promise)
 
     @property
     def scheduled(self) -> bool:

@@ -17,7 +17,7 @@ from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import Part
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.declare.worker import AIRFLOW
-from millrace.flows.guarantee import GUARANTEES, level
+from millrace.flows.guarantee import GUARANTEES
 from millrace.flows.range_host.status import (
     SILENT_SECONDS,
     PipelineStatus,
@@ -28,7 +28,6 @@ from millrace.flows.range_host.status import (
 )
 from millrace.flows.range_host.supervision import last_pulse, read_status, read_worker_status
 from millrace.flows.range_host.trend import read_trend
-from millrace.flows.registry import promise_of
 from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.status import (
     FlowProcesses,
@@ -148,7 +147,7 @@ def described(pipeline: Flow) -> dict[str, Any]:
         "sink": sink,
         "writes": [*(f"{pipeline.sink.kind}:{each}" for each in written), errors],
         "errors": errors,
-        "guarantee": level(promise_of(pipeline.source, pipeline.sink)),
+        "guarantee": pipeline.chosen_guarantee,
         "dag_id": _dag_of(pipeline),
         "schedule": pipeline.schedule if pipeline.scheduled else "",
     }

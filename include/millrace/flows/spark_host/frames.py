@@ -20,7 +20,8 @@ from millrace.flows.declare.checks import Finding, as_written, creates, planned
 from millrace.flows.declare.flow import Flow, RowSink, letters_of
 from millrace.flows.declare.rows import Table, function_of
 from millrace.flows.errors.letters import LetterCollection
-from millrace.flows.guarantee import OFFERED, Guarantee
+from millrace.flows.guarantee import Guarantee, level
+from millrace.flows.registry import promise_of
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.model import CollectionSink as CollectionDeclared
 from millrace.flows.sinks.collection.sink import CollectionSink
@@ -253,8 +254,7 @@ def repeats_rows(stream: Flow, into: RowSink) -> bool:
 
 def guarantee_in(stream: Flow, into: RowSink) -> Guarantee:
     """Return the guarantee of `into`, the sink or that of late rows, which may not offer the chosen one."""
-    guarantee, offered = stream.chosen_guarantee, OFFERED[into.kind]
-    return guarantee if guarantee in offered else offered[0]
+    return level(promise_of(stream.source, into, rows=True, chosen=stream.chosen_guarantee))
 
 
 def late_letters(stream: str) -> str:

@@ -22,7 +22,6 @@ from millrace.flows.directory import SUFFIXES, NamedFlow, find_flow, flow_status
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.range_host.status import TaskStatus
-from millrace.flows.registry import promise_of
 from millrace.flows.spark_host import status as streams
 from millrace.flows.spark_host.incarnations import Kept, position
 from millrace.flows.status import FlowStatus, processes_of
@@ -136,8 +135,7 @@ class AnyFlow:
         raise PipelineNotFound(f"no flow {name[:100]!r}")
 
     def _promise(self, record: Record) -> str:
-        made = self._pipeline(record)
-        return promise_of(made.source, made.sink)
+        return self._pipeline(record).promise
 
     def _managed(self, caller: Caller, name: str) -> Record | None:
         return next((each for each in self.seen_by(caller) if each.id == name), None)
@@ -146,9 +144,8 @@ class AnyFlow:
 def promise_of_flow(settings: Settings, flow: NamedFlow) -> str:
     """Return what a flow promises, in words; empty if its declaration is not known."""
     if flow.stream is not None:
-        return flow.stream.chosen_guarantee
+        return flow.stream.promise
     try:
-        pipeline = flow.pipeline(settings)
+        return flow.pipeline(settings).promise
     except PipelineNotFound:
         return ""
-    return promise_of(pipeline.source, pipeline.sink)

@@ -20,7 +20,7 @@ from millrace.flows.errors.listing import ErrorPage
 from millrace.flows.errors.selection import MAX_IDS, Selection
 from millrace.flows.range_host.status import PipelineStatus
 from millrace.flows.range_host.trend import Trend
-from millrace.flows.registry import kinds_listed, promise_of, sink_kinds, source_kinds
+from millrace.flows.registry import kinds_listed, sink_kinds, source_kinds
 from millrace.flows.status import FlowState, FlowStatus
 from millrace.pipelines.api.any_flow import FlowView
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
@@ -374,7 +374,7 @@ def _declare(made: APIRouter, management: Management) -> None:
     def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
         """Check a declaration; 422 with a problem for each wrong field. Secrets of an existing one may be omitted."""
         made = management.check(pipeline, declaration)
-        return Valid(declaration=as_pipeline(made), guarantee=promise_of(made.source, made.sink))
+        return Valid(declaration=as_pipeline(made), guarantee=made.promise)
 
     @made.get("/pipelines/{pipeline}")
     def pipeline(pipeline: Id) -> PipelineView:
