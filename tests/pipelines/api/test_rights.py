@@ -5,6 +5,7 @@ each change is in the history.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ import pytest
 from millrace.access.grants import LOCAL_ADMIN, Grant, Role
 from millrace.base.errors import LogUnavailable, PipelineBusy, PipelineInvalid
 from millrace.base.settings import Settings
-from millrace.flows.declare.configuration import Configuration
+from millrace.flows.declare.configuration import Configuration, Reach
 from millrace.flows.sinks.opensearch.index import index_path
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.declaration import pipeline_of
-from millrace.pipelines.deploy.reach import require_allowed, require_reachable
+from millrace.pipelines.deploy.reach import _is_below, require_allowed, require_reachable
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.store.records import Phase
 from millrace.pipelines.store.tables import PIPELINE
@@ -88,17 +89,109 @@ def test_no_pipeline_leads_to_addresses_of_the_machine_alone(service: Service, h
 
 def test_reach_hosts_are_the_only_ones() -> None:
     made = pipeline_of({"id": "x", **DECLARED, "source": {**KAFKA, "bootstrap": ["kafka-0.resource.svc:9097"]}})
-    allowed = Configuration.parse({"reach": {"hosts": ["*.resource.svc", "127.0.0.0/8"]}}).reach.hosts
+    allowed = Configuration.parse({"reach": {"hosts": ["*.resource.svc", "127.0.0.0/8"]}}).reach
     require_allowed(made, allowed)
     with pytest.raises(PipelineInvalid, match=r"sink\.hosts\.0"):
-        require_allowed(made, ["*.resource.svc"])
+        require_allowed(made, Reach(hosts=("*.resource.svc",)))
     with pytest.raises(PipelineInvalid, match=r"source\.bootstrap\.0"):
-        require_allowed(made, ["127.0.0.1"])
+        require_allowed(made, Reach(hosts=("127.0.0.1",)))
     # 169.254.169.254 as one number: no address by its looks, and one by its name.
     hidden = pipeline_of({"id": "x", **DECLARED, "source": {**KAFKA, "bootstrap": ["2852039166:80"]}})
-    require_allowed(hidden, ())
+    require_allowed(hidden, Reach())
     with pytest.raises(PipelineInvalid, match="no pipeline may reach"):
         require_reachable(hidden)
+
+
+POSTGRES = {"kind": "postgres", "user": "u", "password": "p", "database": "d", "table": "t"}
+QUERY = {**POSTGRES, "kind": "query", "engine": "postgres", "column": "v"}
+KEYED = {"sink": {**DECLARED["sink"], "ids": "key"}, "errors": CLUSTER}
+
+
+@pytest.mark.parametrize(
+    "source", [POSTGRES, {**POSTGRES, "kind": "mariadb"}, QUERY], ids=["postgres", "mariadb", "query"]
+)
+def test_a_database_is_reached_as_a_broker_is(service: Service, source: dict[str, Any]) -> None:
+    declared = {**DECLARED, **KEYED, "source": {**source, "host": "169.254.169.254"}}
+    status, found = service.ask("PUT", "pipelines/flights", declared)
+    assert (status, found["error"]["problems"][0]["field"]) == (422, "source.host")
+    made = pipeline_of({"id": "x", **declared, "source": {**source, "host": "db.other.svc"}})
+    with pytest.raises(PipelineInvalid, match=r"source\.host"):
+        require_allowed(made, Reach(hosts=("*.resource.svc", "127.0.0.0/8")))
+
+
+def test_files_of_the_machine_are_read_from_the_folders_that_the_service_names(
+    service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link.db").symlink_to(tmp_path / "secret.db")
+
+    def reading(file: Path) -> dict[str, Any]:
+        source = {"kind": "query", "engine": "sqlite", "database": str(file), "table": "t", "column": "v"}
+        return {**DECLARED, **KEYED, "source": source}
+
+    status, found = service.ask("PUT", "pipelines/flights", reading(tmp_path / "secret.db"))
+    assert (status, found["error"]["problems"][0]["field"]) == (422, "source.database")
+    reach = Reach(folders=(str(tmp_path / "open"), "s3://lake/open"))
+    require_allowed(pipeline_of({"id": "x", **reading(tmp_path / "open" / "a.db")}), reach)
+    for hidden in (tmp_path / "open" / ".." / "secret.db", tmp_path / "open" / "link.db", tmp_path / "opener.db"):
+        with pytest.raises(PipelineInvalid, match=r"reach\.folders"):
+            require_allowed(pipeline_of({"id": "x", **reading(hidden)}), reach)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("s3://lake/open/t", True), ("s3://lake/open/../t", False), ("s3://lake/opener/t", False), ("/t", False)],
+)
+def test_tables_of_an_object_store_are_below_a_folder_too(path: str, allowed: bool) -> None:
+    assert _is_below(path, "s3://lake/open") is allowed
+
+
+@pytest.mark.parametrize("change", [{"host": "evil"}, {"port": 1}, {"tls": "require"}])
+def test_a_password_of_a_database_goes_to_no_other_server(service: Service, change: dict[str, Any]) -> None:
+    declared = {**DECLARED, **KEYED, "source": {**POSTGRES, "host": "127.0.0.1"}}
+    assert service.ask("PUT", "pipelines/flights", declared)[0] == 201
+    source = {key: value for key, value in declared["source"].items() if key != "password"}
+    status, found = service.ask("PUT", "pipelines/flights/declaration?version=1", {**declared, "source": source})
+    assert (status, found["pipeline"]["secrets"]) == (200, ["sink.password", "source.password"])
+    changed = {**declared, "source": {**source, **change}}
+    found = service.ask("PUT", "pipelines/flights/declaration?version=2", changed)[1]
+    assert "source.password" not in found["pipeline"]["secrets"]
+
+
+def test_a_password_of_a_registry_goes_to_no_other_server(service: Service) -> None:
+    registry = {"url": "http://127.0.0.1:8081", "user": "u"}
+    source = {**KAFKA, "format": "debezium", "debezium": {"registry": {**registry, "password": "p"}}}
+    declared = {**DECLARED, "source": source}
+    assert service.ask("PUT", "pipelines/flights", declared)[0] == 201
+    for version, url, kept in ((1, "http://127.0.0.1:8081", True), (2, "http://127.0.0.1:8082", False)):
+        other = {**source, "debezium": {"registry": {**registry, "url": url}}}
+        call = f"pipelines/flights/declaration?version={version}"
+        found = service.ask("PUT", call, {**declared, "source": other})[1]
+        assert ("source.debezium.registry.password" in found["pipeline"]["secrets"]) is kept
+
+
+@pytest.mark.parametrize("more", [{"create": True}, {"on_schema_change": "alter"}])
+def test_who_only_writes_rows_makes_and_alters_no_collection(service: Service, more: dict[str, Any]) -> None:
+    mine = Grant(Role.OPERATE, ("pipeline:*",))
+    declared = {
+        **DECLARED,
+        "sink": {"kind": "collection", "collection": "salaries", **more},
+        "errors": CLUSTER,
+        "steps": [],
+    }
+    source = {**POSTGRES, "kind": "mariadb", "host": "127.0.0.1"}
+    for role, answer in ((Role.PRODUCE, 403), (Role.OPERATE, 201)):
+        token = service.token(f"a{role}", mine, Grant(role, ("collection:salaries",)))
+        assert service.ask("PUT", "pipelines/flights", {**declared, "source": source}, token=token)[0] == answer
+
+
+def test_nobody_declares_code_of_the_service_s_own_process(service: Service) -> None:
+    for more in (
+        {"sink": {"kind": "function", "function": "os:system"}},
+        {"transform": {"function": "os:system"}},
+        {"transform": {"sql": "select 1"}},
+    ):
+        assert service.ask("PUT", "pipelines/flights", {**DECLARED, **more})[0] == 422
 
 
 def test_an_index_s_name_is_that_name_and_no_pattern() -> None:
@@ -150,7 +243,17 @@ def test_every_call_that_changes_something_is_in_the_history(service: Service) -
         "set_quota": {"pipelines": 9, "cpus": 9, "memory_mib": 99999},
     }
     order = ["create_pipeline", "resume_pipeline", "pause_pipeline", "restart_pipeline", "stop_pipeline"]
-    order += ["update_pipeline", "change_offsets", "reset_offsets", "clone_pipeline", "redrive", "cancel_redrive"]
+    order += [
+        "resume_flow",
+        "pause_flow",
+        "stop_flow",
+        "update_pipeline",
+        "change_offsets",
+        "reset_offsets",
+        "clone_pipeline",
+        "redrive",
+        "cancel_redrive",
+    ]
     order += ["set_pipeline_role", "remove_pipeline_role", "set_quota", "drop_quota", "delete_pipeline"]
     routes = {
         route.name: (method, route.path)  # type: ignore[attr-defined]

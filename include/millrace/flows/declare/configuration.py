@@ -65,6 +65,11 @@ class Reach(Part):
         max_length=1000,
         description="names (*.svc.cluster.local) and networks (10.0.0.0/8) to allow; empty: all but link-local",
     )
+    folders: tuple[str, ...] = Field(
+        default=(),
+        max_length=1000,
+        description="folders of the machine whose files flows may read and write; empty: none",
+    )
 
 
 class Configuration(Part):

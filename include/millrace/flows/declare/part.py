@@ -72,6 +72,16 @@ class Part(BaseModel):
     """Fields that say something of documents, and so to the range loop only."""
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
+    def addresses(self) -> Iterator[tuple[str, str]]:
+        """Yield field and host of each server that it leads to: by default, of its field `host`."""
+        host = getattr(self, "host", "")
+        if isinstance(host, str) and host:
+            yield "host", host.lower()
+
+    def local_paths(self) -> Iterator[tuple[str, str]]:
+        """Yield field and path of each file or folder, of the machine or an object store, that it reads or writes."""
+        yield from ()
+
 
 def said(part: BaseModel, fields: Iterable[str]) -> list[str]:
     """Return those of `fields` that have another value than their default, in the order of the declaration."""

@@ -6,10 +6,12 @@ has the table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from millrace.flows.declare.addresses import host_of
 from millrace.flows.declare.part import Address, Part, Secret, check_certificates, words
 
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -74,6 +76,9 @@ class KafkaCluster(Part):
     socket_timeout_ms: int = words(
         "socketTimeoutMs: longest wait for a broker's answer", default=60_000, ge=10, le=300_000
     )
+
+    def addresses(self) -> Iterator[tuple[str, str]]:
+        yield from ((f"bootstrap.{place}", host_of(each)) for place, each in enumerate(self.bootstrap))
 
     def client_settings(self) -> dict[str, str | int]:
         """As confluent-kafka takes it."""

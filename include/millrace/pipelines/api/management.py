@@ -183,7 +183,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         made = self._parsed(whole, None if was is None else kept_secrets(was, whole))
         if (unordered := made.unordered()) is not None and (was is None or was.unordered() is None):
             raise invalid([unordered])
-        require_allowed(made, self._configuration.reach.hosts)
+        require_allowed(made, self._configuration.reach)
         return made
 
     def _parsed(self, whole: dict[str, Any], secrets: Mapping[str, str] | None) -> Flow:

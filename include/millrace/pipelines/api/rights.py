@@ -11,15 +11,16 @@ from typing import Any, Final
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import PermissionDenied
 from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.part import Part
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.sinks.collection.model import CollectionSink
 from millrace.flows.sources.collection.model import CollectionSource
-from millrace.pipelines.declaration import as_pipeline
 
-_HOME: Final = ("bootstrap", "hosts")
-"""Fields that say where secrets beside them are sent."""
-_TRUST: Final = ("protocol", "mechanism", "ca")
-"""Fields that say how, and to whom."""
+_PLACES: Final = (
+    "kind", "bootstrap", "hosts", "host", "port", "url", "engine", "endpoint", "address",
+    "protocol", "mechanism", "ca", "tls", "tls_ca",
+)  # fmt: skip
+"""Fields that say where secrets beside them, or below, are sent, how, and to whom."""
 
 
 def sees(caller: Caller, pipeline: str) -> bool:
@@ -59,7 +60,8 @@ def _taken(pipeline: Flow) -> Iterator[tuple[Role, str]]:
     if isinstance(pipeline.source, CollectionSource):
         yield Role.READ, pipeline.source.collection
     if isinstance(pipeline.sink, CollectionSink):
-        yield Role.PRODUCE, pipeline.sink.collection
+        shapes = pipeline.sink.create or pipeline.sink.on_schema_change == "alter"
+        yield Role.OPERATE if shapes else Role.PRODUCE, pipeline.sink.collection
     if pipeline.errors.collection is not None:
         yield Role.OPERATE if pipeline.errors.create else Role.PRODUCE, pipeline.errors.collection
     for step in pipeline.transform.steps:
@@ -73,38 +75,18 @@ def kept_secrets(was: Flow, declared: Any) -> dict[str, str]:
     A part with another address, or another certificate authority, keeps none: otherwise whoever may change a pipeline
     could read its secrets.
     """
-    found = {}
-    before = as_pipeline(was)
-    for path, text in was.secrets().items():
-        part = path.split(".")[0]
-        old, new = before.get(part), declared.get(part) if isinstance(declared, dict) else None
-        if part == "errors":
-            old, new = (each.get("cluster") if isinstance(each, dict) else None for each in (old, new))
-        if isinstance(old, dict) and isinstance(new, dict) and _one_place(old, new):
-            found[path] = text
-    return found
+    return {path: text for path, text in was.secrets().items() if _one_place(was, declared, path.split(".")[:-1])}
 
 
-def _one_place(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    here, there = (each.get("security") for each in (old, new))
-    trust = all(
-        (new.get(name) or None) == (old.get(name) or None) for name in _TRUST if name in old or name in new
-    ) and (
-        there is None
-        or (
-            isinstance(here, dict)
-            and isinstance(there, dict)
-            and all(here.get(n) == there.get(n, here.get(n)) for n in _TRUST)
-        )
-    )
-    return trust and all(_same(old, new, name) for name in _HOME)
-
-
-def _same(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:
-    return list(old.get(name, ())) == (
-        list(new[name])
-        if isinstance(new.get(name), list | tuple)
-        else list(old.get(name, ()))
-        if name not in new
-        else None
-    )
+def _one_place(part: Any, new: Any, path: list[str]) -> bool:
+    """Whether the parts of a declaration that a secret is in, one in another along `path`, lead where they led."""
+    for name in path:
+        part, new = getattr(part, name, None), new.get(name) if isinstance(new, dict) else None
+        if not isinstance(part, Part) or not isinstance(new, dict):
+            return False
+        for each, field in type(part).model_fields.items():
+            if each in _PLACES:
+                asked = new.get(each, field.get_default(call_default_factory=True))
+                if getattr(part, each) != (tuple(asked) if isinstance(asked, list) else asked):
+                    return False
+    return True

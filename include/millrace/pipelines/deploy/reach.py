@@ -4,29 +4,31 @@ Link-local addresses are always refused: there a cloud serves the machine's keys
 OpenSearch. ``reach.hosts`` of pipeline-config.yaml restricts the others to those that it names. The connection to
 OpenSearch checks the resolved address again (sinks/opensearch/connection.py), and so does flows/kafka/brokers.py
 before it creates a client of Kafka.
+
+Files are refused, apart from those below ``reach.folders``: a worker may read what no writer of a declaration may.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from urllib.parse import urlsplit
+from pathlib import Path
 
-from millrace.flows.declare.addresses import address_of, host_of, is_forbidden, leads_astray
+from millrace.flows.declare.addresses import address_of, is_forbidden, leads_astray
+from millrace.flows.declare.configuration import Reach
 from millrace.flows.declare.flow import Flow
-from millrace.flows.declare.part import Problem, invalid
-from millrace.flows.kafka.cluster import KafkaCluster
-from millrace.flows.sinks.opensearch.model import OpenSearchSink
-from millrace.flows.sources.kafka.model import KafkaSource
+from millrace.flows.declare.part import Part, Problem, invalid
 
 
-def require_allowed(pipeline: Flow, hosts: Sequence[str]) -> None:
-    """Raise PipelineInvalid if an address is link-local or matches none of `hosts`.
-
-    `hosts` are patterns of names, or networks; empty means all.
-    """
-    wrong = []
+def require_allowed(pipeline: Flow, reach: Reach) -> None:
+    """Raise PipelineInvalid if an address is link-local or not in `reach`, or a file is in none of its folders."""
+    wrong, hosts = [], reach.hosts
+    for path, part in _parts(pipeline):
+        for field, file in part.local_paths():
+            if not any(_is_below(file, folder) for folder in reach.folders):
+                words = "is in no folder that this service lets flows read or write (reach.folders)"
+                wrong.append(Problem(f"{path}.{field}", f"{file} {words}", "reach"))
     for path, host in _hosts(pipeline):
         if hosts and not any(_matches(host, pattern) for pattern in hosts):
             wrong.append(
@@ -48,18 +50,24 @@ def require_reachable(pipeline: Flow) -> None:
         raise invalid(wrong)
 
 
-def _hosts(pipeline: Flow) -> Iterator[tuple[str, str]]:
+def _hosts(flow: Flow) -> Iterator[tuple[str, str]]:
     """Field and host of each address."""
-    clusters = [("source", pipeline.source), ("sink", pipeline.sink), ("errors.cluster", pipeline.errors.cluster)]
-    for path, part in clusters:
-        if isinstance(part, OpenSearchSink):
-            yield from (
-                (f"{path}.hosts.{place}", host_of(url.partition("://")[2])) for place, url in enumerate(part.hosts)
-            )
-        elif isinstance(part, KafkaCluster):
-            yield from ((f"{path}.bootstrap.{place}", host_of(each)) for place, each in enumerate(part.bootstrap))
-        if isinstance(part, KafkaSource) and part.debezium.registry is not None:
-            yield f"{path}.debezium.registry.url", host_of(urlsplit(part.debezium.registry.url).netloc)
+    for path, part in _parts(flow):
+        yield from ((f"{path}.{field}", host) for field, host in part.addresses())
+
+
+def _parts(flow: Flow) -> Iterator[tuple[str, Part]]:
+    yield from (("source", flow.source), ("sink", flow.sink))
+    if flow.errors.cluster is not None:
+        yield "errors.cluster", flow.errors.cluster
+
+
+def _is_below(file: str, folder: str) -> bool:
+    """Whether `file` lies in `folder`, wherever links lead. Both may be URIs of an object store."""
+    file, folder = file.removeprefix("file://"), folder.removeprefix("file://")
+    if "://" in file or "://" in folder:
+        return ".." not in file.split("/") and file.startswith(f"{folder.rstrip('/')}/")
+    return Path(file).resolve().is_relative_to(Path(folder).resolve())
 
 
 def _matches(host: str, pattern: str) -> bool:

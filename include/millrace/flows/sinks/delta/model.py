@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Final, Literal
 
 from pydantic import model_validator
@@ -33,6 +34,10 @@ class DeltaSink(Part):
         if (self.table is None) == (self.path is None):
             raise ValueError("table: name the table, or say its path; one of the two")
         return self
+
+    def local_paths(self) -> Iterator[tuple[str, str]]:
+        if self.path is not None:
+            yield "path", self.path
 
     @property
     def target(self) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from millrace.flows.declare.addresses import check_address
+from millrace.flows.declare.addresses import check_address, host_of
 from millrace.flows.declare.part import Part, Secret, check_certificates, check_json, words
 from millrace.flows.declare.paths import FieldPath, date_form, template
 from millrace.flows.kinds import SinkKind
@@ -157,6 +158,9 @@ class OpenSearchSink(Part):
     )
     key: str | None = words("of rows: the columns of a document's id, with commas", default=None)
     dead_letters: str | None = words("a collection for rows that the index refuses", default=None)
+
+    def addresses(self) -> Iterator[tuple[str, str]]:
+        yield from ((f"hosts.{place}", host_of(url.partition("://")[2])) for place, url in enumerate(self.hosts))
 
     @property
     def keys(self) -> tuple[str, ...]:

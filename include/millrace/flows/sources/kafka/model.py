@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from millrace.flows.debezium.model import FORMAT, Debezium
+from millrace.flows.declare.addresses import host_of
 from millrace.flows.declare.part import TopicName, words
 from millrace.flows.declare.rows import TopicStart, Watermark
 from millrace.flows.kafka.cluster import KafkaCluster
@@ -138,6 +141,11 @@ class KafkaSource(KafkaCluster):
         return self.model_dump(
             mode="json", include={"topics", "name", "columns", "record", "tombstones", "isolation", "watermark"}
         )
+
+    def addresses(self) -> Iterator[tuple[str, str]]:
+        yield from super().addresses()
+        if self.debezium.registry is not None:
+            yield "debezium.registry.url", host_of(urlsplit(self.debezium.registry.url).netloc)
 
     def client_settings(self) -> dict[str, str | int]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, model_validator
@@ -55,6 +56,10 @@ class PostgresSource(Part):
         if len(set(self.tables)) < len(self.tables):
             raise ValueError("tables names one twice")
         return self
+
+    def local_paths(self) -> Iterator[tuple[str, str]]:
+        if self.tls_ca:
+            yield "tls_ca", self.tls_ca
 
     @property
     def relations(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final, Literal, Self
 
@@ -31,6 +32,11 @@ class SqlDatabase(Part):
         if self.engine != "sqlite" and not (self.host and self.user):
             raise ValueError(f"{self.engine} needs host and user")
         return self
+
+    def local_paths(self) -> Iterator[tuple[str, str]]:
+        for field, path in (("database", self.database if self.engine == "sqlite" else ""), ("tls_ca", self.tls_ca)):
+            if path:
+                yield field, path
 
     @property
     def place(self) -> str:
