@@ -565,6 +565,10 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Only letters whose re
 Step = Annotated[str, typer.Option(metavar="NAME", help="Only what failed in this step of a pipeline.")]
 Kind = Annotated[str, typer.Option(metavar="KIND", help="Only failures of this kind, such as CAST, of a pipeline.")]
 
+Lane = Annotated[str, typer.Option(metavar="LANE", help="Only records of this lane, such as flights-0.")]
+Low = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="Only from this position of --lane on.")]
+High = Annotated[int | None, typer.Option("--to", metavar="N", min=0, help="Only up to this position of --lane.")]
+
 
 @errors.command("list")
 def list_errors(
@@ -574,26 +578,30 @@ def list_errors(
     step: Step = "",
     kind: Kind = "",
     reason: Reason = "",
+    lane: Lane = "",
+    low: Low = None,
+    high: High = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=200, help="Number of letters at most.")] = 50,
 ) -> None:
     """List a flow's dead letters with their reasons, newest first; --json shows all fields.
 
     Example: `millrace flows errors list flights --kind CAST`
     """
+    from millrace.flows.errors.selection import Selection
+
     settings = context.settings
     flow = _found(settings, name, config)
+    chosen = Selection(step=step, kind=kind, reason=reason, lane=lane, low=low, high=high)
     found: list[Letter]
     if flow.stream is not None:
         from millrace.flows.errors.letter import stream_letters
 
         _require_no_steps(step, kind)
-        found = stream_letters(settings, flow.stream, reason=reason, limit=limit)
+        found = stream_letters(settings, flow.stream, chosen, limit=limit)
     else:
         from millrace.flows.errors.letter import of_topic
         from millrace.flows.errors.listing import error_page
-        from millrace.flows.errors.selection import Selection
 
-        chosen = Selection(step=step, kind=kind, reason=reason)
         found = of_topic(flow.name, error_page(settings, flow.pipeline(settings), chosen, limit=limit).errors)
     rows = [each.model_dump(mode="json") for each in found]
     columns = ("id", "stage", "step", "kind", "reason", "lane", "position", "payload")
@@ -607,6 +615,10 @@ def redrive_errors(
     config: Config = None,
     step: Step = "",
     kind: Kind = "",
+    reason: Reason = "",
+    lane: Lane = "",
+    low: Low = None,
+    high: High = None,
     again: Annotated[
         bool, typer.Option("--again", help="From the beginning of an error topic: what was redriven before, too.")
     ] = False,
@@ -614,23 +626,25 @@ def redrive_errors(
 ) -> None:
     """Send a flow's dead letters through it again, as it is declared now. Repeating it is idempotent.
 
-    A stream has to be stopped; letters that its sink accepts are removed. Records of an error topic stay there.
+    A stream has to be stopped; letters that its sink accepts are removed. Records of its source that did not decode are
+    read again when it runs next. Records of an error topic stay there.
 
     Example: `millrace flows errors redrive flights.yaml --step 0.cast --dry-run`
     """
+    from millrace.flows.errors.selection import Selection
+
     settings = context.settings
     flow = _found(settings, name, config)
+    chosen = Selection(step=step, kind=kind, reason=reason, lane=lane, low=low, high=high)
     report: Redriven
     if flow.stream is not None:
         from millrace.flows.spark_host.redrive import redrive
 
         _require_no_steps(step, kind)
-        report = redrive(settings, flow.stream, dry_run=dry_run)
+        report = redrive(settings, flow.stream, chosen, dry_run=dry_run)
     else:
         from millrace.flows.errors.redrive import redrive as redriven
-        from millrace.flows.errors.selection import Selection
 
-        chosen = Selection(step=step, kind=kind)
         report = redriven(settings, flow.pipeline(settings), chosen, again=again, dry_run=dry_run)
     print_facts(report._asdict(), as_json=context.as_json)
 

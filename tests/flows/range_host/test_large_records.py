@@ -10,8 +10,8 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from millrace.flows.errors.listing import SHOWN_BYTES, error_page
-from millrace.flows.errors.selection import EVERYTHING
-from millrace.flows.errors.topic import PREFIX, ensure_topic
+from millrace.flows.errors.selection import EVERYTHING, PREFIX
+from millrace.flows.errors.topic import ensure_topic
 from millrace.flows.range_host.newest import _MOST_BYTES, newest_records
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import Reader

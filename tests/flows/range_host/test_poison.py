@@ -14,7 +14,8 @@ from confluent_kafka import Producer
 from confluent_kafka.cimpl import NewTopic
 
 from millrace.flows.errors.redrive import redrive
-from millrace.flows.errors.topic import OMITTED, PREFIX
+from millrace.flows.errors.selection import PREFIX
+from millrace.flows.errors.topic import OMITTED
 from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import positions_of

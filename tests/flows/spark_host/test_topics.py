@@ -18,12 +18,16 @@ from millrace.base.errors import ErrorLimitExceeded, InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import stream_of
+from millrace.flows.errors.letter import Redriven
+from millrace.flows.errors.selection import Selection
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.error_window import reset_window
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
 from millrace.flows.spark_host.incarnations import Begun, Kept
 from millrace.flows.spark_host.query import StreamQuery, require_startable
+from millrace.flows.spark_host.redrive import redrive
 from millrace.flows.spark_host.status import status
+from millrace.flows.spark_host.undecoded import Undecoded, again_folder
 from millrace.testing import Deployment
 from tests.flows.brokers_in_process import Brokers, brokers
 
@@ -220,3 +224,55 @@ def test_failed_records_are_letters_and_too_many_stop_the_flow(
         ("limited/source", "JSON is malformed"),
         ("limited/source", "SKIPPED"),
     ]
+
+
+def test_letters_of_the_source_are_read_again_once_through_the_transform(
+    spark: SparkSession, db: Deployment, kafka: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.catalog.create_collection("bad", LETTERS)
+
+    def declared(column: str) -> Flow:
+        return Flow.of(
+            {
+                "name": "again",
+                "host": "spark",
+                "source": {"kind": "kafka", **reached(kafka), "topics": ["again"], "columns": {"n": column}},
+                "transform": {"sql": "select concat('n', n) as n from again"},
+                "sink": {"kind": "delta", "path": str(tmp_path / "table")},
+                "errors": {"collection": "bad"},
+                "seconds": 0.0,
+            }
+        )
+
+    def rows() -> list[str]:
+        return sorted(DeltaTable(tmp_path / "table").to_pyarrow_table()["n"].to_pylist())
+
+    def letters() -> list[str]:
+        return sorted(db.collection("bad").read()["id"].to_pylist())
+
+    numbers, texts = declared("int64"), declared("string")
+    send(kafka, "again", [{"n": 1}, {"n": "two"}, b"no json", {"n": "four"}])
+    run(spark, db, numbers)
+    mine = [f"again/source/again-0-{offset}" for offset in (1, 2, 3)]
+    assert (rows(), letters()) == (["n1"], mine)
+    low = Selection(lane="again-0", low=1, high=2)
+    assert redrive(db.settings, numbers, low, dry_run=True) == Redriven(looked_at=3, selected=2)
+    assert redrive(db.settings, numbers, low) == Redriven(looked_at=3, selected=2, queued=2)
+    assert redrive(db.settings, numbers) == Redriven(looked_at=3, selected=3, queued=1), "two wait already"
+    run(spark, db, numbers)
+    assert (rows(), letters()) == (["n1"], mine), "they fail again, and each is one letter"
+    Kept(db.settings, "again").upgrade(texts, keep_state=True)
+    assert redrive(db.settings, texts).queued == 3
+
+    def killed(self: Undecoded) -> None:
+        raise RuntimeError("killed before Spark notes the batch")
+
+    with monkeypatch.context() as patch, pytest.raises(StreamingQueryException, match="killed before Spark"):
+        patch.setattr(Undecoded, "done", killed)
+        run(spark, db, texts)
+    run(spark, db, texts)
+    assert (rows(), letters()) == (["n1", "nfour", "ntwo"], mine[1:2])
+    send(kafka, "again", [{"n": "5"}])
+    run(spark, db, texts)
+    assert rows() == ["n1", "n5", "nfour", "ntwo"]
+    assert not list(again_folder(db.settings, "again").iterdir()), "nothing stays of a redrive"

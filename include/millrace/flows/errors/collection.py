@@ -174,7 +174,7 @@ def newest(
                 if len(found) >= limit:
                     return found, cursor, True, total
                 cursor = f"{row['batch']},{row['id']}"
-                found += [letter] if _takes(selection, letter) else []
+                found += [letter] if selection.takes_letter(letter) else []
             seen += len(page)
             if len(page) < _AT_ONCE:
                 return found, "", True, total
@@ -196,14 +196,6 @@ def _page(letters: Collection, pipeline: str, cursor: str, *, newest_first: bool
     return rows
 
 
-def _takes(selection: Selection, letter: Letter) -> bool:
-    return (
-        (not selection.step or letter.step == selection.step)
-        and (not selection.kind or letter.kind == selection.kind)
-        and selection.reason.lower() in letter.reason.lower()
-    )
-
-
 def redrive_collected(
     settings: Settings,
     pipeline: Flow,
@@ -218,7 +210,9 @@ def redrive_collected(
     CollectionNotFound, InvalidArgument, SinkBusy, SinkRefused, LogUnavailable.
     """
     if selection.ids or selection.first or selection.last:
-        raise InvalidArgument("letters of a collection have no places: select by step, kind or reason")
+        raise InvalidArgument(
+            "letters of a collection have no places of a topic: select by step, kind or reason, or by lane and position"
+        )
     made = None if dry_run else _Redrive(settings, pipeline)
     counts = dict.fromkeys(Redriven._fields, 0)
     cursor = ""
@@ -227,7 +221,9 @@ def redrive_collected(
             letters = db.collection(str(pipeline.errors.collection))
             while page := _page(letters, pipeline.name, cursor, newest_first=False):
                 cursor = f"{page[-1]['batch']},{page[-1]['id']}"
-                chosen = [row for row, each in zip(page, of_collection(page), strict=True) if _takes(selection, each)]
+                chosen = [
+                    row for row, each in zip(page, of_collection(page), strict=True) if selection.takes_letter(each)
+                ]
                 counts["looked_at"] += len(page)
                 counts["selected"] += len(chosen)
                 if made is not None and (gone := made.run(chosen, counts)):

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from millrace.flows.errors.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
@@ -41,7 +43,7 @@ class Letter(BaseModel):
 
     id: str = Field(description="its place: partition-offset of a topic, or the key of a collection")
     flow: str
-    lane: str | None = Field(description="of the source: topic-partition; null where it is not known")
+    lane: str | None = Field(description="of the source: topic-partition; of a row of a micro-batch stream-NAME")
     position: int | None = Field(description="in that lane; of a row of a micro-batch, the number of the batch")
     stage: str = Field(description="VALUE_CONVERTER: it does not decode; TRANSFORMATION: a step; TASK_PUT: the sink")
     step: str = ""
@@ -69,6 +71,8 @@ class Redriven(NamedTuple):
     """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
     stale: int = 0
     """Left out: the sink holds a newer document of their id."""
+    queued: int = 0
+    """Records of a stream's source that the stream reads again when it runs next."""
 
 
 def of_topic(flow: str, rows: Iterable[ErrorRow]) -> list[Letter]:
@@ -105,7 +109,7 @@ def _of_row(row: dict[str, Any]) -> Letter:
     return Letter(
         id=row["id"],
         flow=flow,
-        lane=None if place is None else place[1],
+        lane=f"stream-{row['stream']}" if place is None else place[1],
         position=row["batch"] if place is None else int(place[2]),
         stage=told["stage"] if of_record else "VALUE_CONVERTER" if undecoded else "TASK_PUT",
         step=told["step"] if of_record else "",
@@ -124,9 +128,9 @@ def letter_collections(stream: Flow) -> list[str]:
 
 
 def stream_letters(
-    settings: Settings, stream: Flow, *, reason: str = "", ids: Sequence[str] = (), limit: int = 50
+    settings: Settings, stream: Flow, selection: Selection = EVERYTHING, *, limit: int = 50
 ) -> list[Letter]:
-    """Return at most `limit` dead letters of a stream, the newest first, whose reason contains `reason`.
+    """Return at most `limit` dead letters of a stream that `selection` takes, the newest first.
 
     A stream without collections for them has none. Raises CollectionNotFound.
     """
@@ -142,5 +146,4 @@ def stream_letters(
             order = ["batch desc", "id desc"]
             rows = db.collection(name).read(where=f"stream IN ({owners})", order_by=order, limit=MOST_SEEN)
             found += of_collection(rows.to_pylist())
-    chosen = [each for each in found if reason.lower() in each.reason.lower() and (not ids or each.id in ids)]
-    return chosen[:limit]
+    return [each for each in found if selection.takes_letter(each)][:limit]

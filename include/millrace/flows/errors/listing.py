@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
-from millrace.flows.errors.selection import Place, Selection
-from millrace.flows.errors.topic import PREFIX, error_source, is_of, origin_of
+from millrace.flows.errors.selection import PREFIX, Place, Selection
+from millrace.flows.errors.topic import error_source, is_of, origin_of
 from millrace.flows.records import Record
 from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.source import task_of

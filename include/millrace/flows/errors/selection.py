@@ -1,16 +1,21 @@
-"""A selection of records of an error topic: by cause, by position, or one by one. All conditions must hold."""
+"""A selection of dead letters: by cause, by their records' place, or one by one. All conditions must hold."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from millrace.base.errors import InvalidArgument
-from millrace.flows.errors.topic import PREFIX
 from millrace.flows.records import Record
+from millrace.flows.sources.source import task_of
 
+if TYPE_CHECKING:
+    from millrace.flows.errors.letter import Letter
+
+PREFIX: Final = "__connect.errors."
+"""Of Kafka Connect's headers."""
 MAX_IDS: Final = 1000
 _ID: Final = re.compile(r"(\d{1,6})-(\d{1,18})", re.ASCII)
 
@@ -52,11 +57,19 @@ class Selection:
     """At or before it."""
     ids: tuple[str, ...] = ()
     """Just these places."""
+    lane: str = ""
+    """The record is of this lane of the source; of a row of a micro-batch, ``stream-NAME``."""
+    low: int | None = None
+    """At or after this position of the lane; of a row, the number of its micro-batch."""
+    high: int | None = None
+    """At or before it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
         if len(self.ids) > MAX_IDS:
             raise InvalidArgument(f"at most {MAX_IDS} records can be named one by one: name a range")
+        if (self.low is not None or self.high is not None) and not self.lane:
+            raise InvalidArgument("positions are those of a lane: name it, such as flights-0")
         places = [Place.parse(each) for each in (self.first, self.last) if each]
         if len({each.partition for each in places}) > 1:
             raise InvalidArgument(f"{self.first} and {self.last} lie in two partitions: a range is of one")
@@ -87,6 +100,10 @@ class Selection:
         """Whether a record of the topic, within its partition's bounds, is meant."""
         if self.ids and str(Place(record.partition, record.offset)) not in self.ids:
             return False
+        if self.lane:
+            origin = place_of(record)
+            if origin is None or not self.takes_place(*origin):
+                return False
         told = dict(record.headers)
         return (
             (not self.step or told.get(f"{PREFIX}class.name") == self.step.encode())
@@ -98,12 +115,39 @@ class Selection:
             )
         )
 
+    def takes_place(self, lane: str | None, position: int | None) -> bool:
+        """Return whether a record of the source that was there is meant."""
+        if not self.lane:
+            return True
+        if lane != self.lane or position is None:
+            return False
+        return (self.low is None or position >= self.low) and (self.high is None or position <= self.high)
+
+    def takes_letter(self, letter: Letter) -> bool:
+        """Return whether a letter of a collection is meant."""
+        return (
+            (not self.step or letter.step == self.step)
+            and (not self.kind or letter.kind == self.kind)
+            and self.reason.lower() in letter.reason.lower()
+            and self.takes_place(letter.lane, letter.position)
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "ids": list(self.ids)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         return cls(**{**value, "ids": tuple(value.get("ids", ()))})
+
+
+def place_of(record: Record) -> tuple[str, int] | None:
+    """Return the lane and position that a record of the topic came from; None if its headers do not say them."""
+    told = {name: value or b"" for name, value in record.headers if name.startswith(PREFIX)}
+    try:
+        topic, partition = told[f"{PREFIX}topic"].decode(), int(told[f"{PREFIX}partition"])
+        return task_of(topic, partition), int(told[f"{PREFIX}offset"])
+    except (KeyError, ValueError):
+        return None
 
 
 def kind_of(record: Record) -> str:

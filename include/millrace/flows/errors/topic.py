@@ -14,13 +14,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.flows.declare.flow import Flow
+from millrace.flows.errors.selection import PREFIX
 from millrace.flows.kafka.brokers import client_settings
 from millrace.flows.range_host import topic_admin
 from millrace.flows.records import Failure, Record
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import logger
 
-PREFIX: Final = "__connect.errors."
 MAX_BYTES: Final = 64 << 20
 OMITTED: Final = "millrace.value.omitted"
 """The header of a record whose value and own headers were too large: the other headers say where to find it."""

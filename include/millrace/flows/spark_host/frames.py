@@ -48,7 +48,7 @@ from millrace.flows.spark_host.micro_batches import columns_of
 from millrace.flows.spark_host.operated import both_sides, log_time, operator_of, right_rows
 from millrace.flows.spark_host.skipped import declared_records, skip_path, skipped_rows
 from millrace.flows.spark_host.status import progress_name
-from millrace.flows.spark_host.undecoded import undecoded_folder
+from millrace.flows.spark_host.undecoded import again_folder, undecoded_folder
 from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
 from millrace.rpc.selection import Selection
 from millrace.streams.keyed.clock import TICK
@@ -82,6 +82,7 @@ def rows_of(
         undecoded = undecoded_folder(settings, stream.name)
         options = _topic_options(stream, given, first, undecoded)
         if given.dead_letters is not None:
+            options["again"] = str(again_folder(settings, stream.name))
             options |= topics.skip_options(declared_records(stream), skip_path(settings, stream.name))
         return _marked(stream, topics.stream(spark, options))
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None

@@ -202,6 +202,20 @@ def newest_batch(checkpoint: Path) -> int:
     return max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")), default=-1)
 
 
+def newest_offsets(checkpoint: Path) -> int:
+    """Return the number of the last micro-batch that was begun; -1 before the first."""
+    return max((int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")), default=-1)
+
+
+def again_of(checkpoint: Path, batch: int) -> int:
+    """Return the number of the last redrive of the source's letters that was read up to a micro-batch."""
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return 0
+    return int(json.loads(lines[2]).get("again", 0))
+
+
 def position(checkpoint: Path) -> dict[str, int] | None:
     """Return, by lane, the position that the last completed micro-batch reached, from Spark's checkpoint.
 

@@ -4,6 +4,11 @@ A task writes such records to a file named after its range, so a range that is r
 micro-batch the driver upserts what it finds as letters, whose ids are the records' positions, and then removes the
 files: repeated at any point, each record is one letter. Without a collection the files stay: they are Arrow files with
 the whole record and the reason.
+
+A redrive of such letters writes their records to a file of the incarnation, ``again/<number>.arrow``. The source reads
+it in the next micro-batch, through the transform like any record, and its place counts the files: so each is read once,
+in a batch that comes again with the same records. Letters whose records decode then are deleted after the batch, the
+file after the next one: until then Spark may ask for the batch again.
 """
 
 from __future__ import annotations
@@ -14,18 +19,56 @@ from typing import Any
 
 import pyarrow as pa
 
+from millrace.base.files import make_folder, replace_file
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.flows.declare.flow import Flow
-from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes
-from millrace.flows.sources.kafka.columns import REASON
+from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes, redriven
+from millrace.flows.sources.kafka.columns import REASON, RECORD
 from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Kept, again_of, newest_offsets, sink_folder
 
 
 def undecoded_folder(settings: Settings, stream: str) -> Path:
     """Where the tasks of a stream put records that do not decode."""
     return Kept(settings, stream).folder / "undecoded"
+
+
+def again_folder(settings: Settings, stream: str) -> Path:
+    """Return where redrives put records that the present incarnation of a stream is to read again."""
+    kept = Kept(settings, stream)
+    return sink_folder(kept.checkpoint(kept.state)) / "again"
+
+
+def waiting(folder: Path, past: int) -> dict[int, list[str]]:
+    """Return the ids of the letters whose records wait, by the number of the redrive; those up to `past` are read."""
+    found = {}
+    for path in sorted(folder.glob("[0-9]*.arrow")):
+        if int(path.stem) > past:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+                found[int(path.stem)] = json.loads(reader.schema.metadata[b"letters"])
+    return found
+
+
+def queue(settings: Settings, stream: str, letters: pa.Table) -> int:
+    """Have the records of letters read again by a stopped stream; return how many do not wait already."""
+    kept = Kept(settings, stream)
+    checkpoint, folder = kept.checkpoint(kept.state), again_folder(settings, stream)
+    past = again_of(checkpoint, newest_offsets(checkpoint))
+    known = {name for ids in waiting(folder, past).values() for name in ids}
+    mask = [name not in known for name in letters["id"].to_pylist()]
+    letters = letters.filter(pa.array(mask, pa.bool_()))
+    if not letters.num_rows:
+        return 0
+    rows = pa.Table.from_batches(redriven(letters)).select(RECORD.names)
+    number = max([past, *(int(path.stem) for path in folder.glob("[0-9]*.arrow"))]) + 1
+    table = rows.replace_schema_metadata({"letters": json.dumps(letters["id"].to_pylist())})
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    make_folder(folder)
+    replace_file(folder / f"{number}.arrow", out.getvalue().to_pybytes(), synced=True)
+    return len(letters)
 
 
 class Undecoded:
@@ -43,7 +86,7 @@ class Undecoded:
 
         With a collection they are its rows when this returns.
         """
-        found = 0
+        found, again = 0, set[str]()
         for path in sorted(self._folder.glob("*.arrow")):
             if path.name in self._known:
                 continue
@@ -52,12 +95,28 @@ class Undecoded:
                 found += table.num_rows
                 if self._into is not None:
                     with connect(settings=self._settings) as db:
-                        db.collection(self._into).upsert(_letters(self._name, batch_id, table))
+                        rows = _letters(self._name, batch_id, table)
+                        db.collection(self._into).upsert(rows)
+                    again |= set(rows["id"].to_pylist()) if path.name.startswith("again-") else set()
             if self._into is None:
                 self._known.add(path.name)
             else:
                 self._collected.append(path)
+        if self._into is not None:
+            self._went_in(batch_id, again)
         return found
+
+    def _went_in(self, batch_id: int, again: set[str]) -> None:
+        """Delete the letters whose records the batch read again, but for those that are letters `again`."""
+        kept = Kept(self._settings, self._name)
+        checkpoint, folder = kept.checkpoint(kept.state), again_folder(self._settings, self._name)
+        before, now = again_of(checkpoint, batch_id - 1), again_of(checkpoint, batch_id)
+        for number, ids in waiting(folder, 0).items():
+            if number <= before:  # its batch is committed: nobody reads it again
+                (folder / f"{number}.arrow").unlink()
+            elif number <= now and (gone := [name for name in ids if name not in again]):
+                with connect(settings=self._settings) as db:
+                    db.collection(str(self._into)).delete(gone)
 
     def done(self) -> None:
         """Remove the files of records that are letters and counted. Until then they come again with their batch."""

@@ -66,6 +66,22 @@ def undecoded_rows(found: Sequence[Undecoded]) -> pa.Table:
     return pa.table({**columns, REASON: pa.array([each.reason for each in found], pa.utf8())})
 
 
+def records_of(table: pa.Table) -> list[Record]:
+    """Return the records of a table with the columns of RECORD."""
+    return [
+        Record(
+            row["_topic"],
+            row["_partition"],
+            row["_offset"],
+            row["_key"],
+            row["_value"],
+            -1 if row[RECORD_TIME] is None else round(row[RECORD_TIME].timestamp() * 1000),
+            [(each["name"], each["value"]) for each in row["_headers"]],
+        )
+        for row in table.to_pylist()
+    ]
+
+
 class RecordRows:
     """Turns records into rows: `columns` of their values, as JSON objects, and `record`, some of RECORD."""
 

@@ -37,6 +37,9 @@ class Place:
     since: Mapping[str, int] = field(default_factory=dict)
     """Where the reader began: Spark stores a query's beginning only with its first micro-batch."""
 
+    again: int = 0
+    """The number of the last redrive whose records were read: see :class:`RecordsAgain`."""
+
     @property
     def begins(self) -> bool:
         return dict(self.offsets) == dict(self.since)
@@ -46,11 +49,12 @@ class Place:
         return type(self)(self.since, self.ids, self.since)
 
     def to_json(self) -> dict[str, Any]:
-        return {"offsets": dict(self.offsets), "ids": dict(self.ids), "since": dict(self.since)}
+        found = {"offsets": dict(self.offsets), "ids": dict(self.ids), "since": dict(self.since)}
+        return {**found, "again": self.again} if self.again else found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(value["offsets"], value["ids"], value["since"])
+        return cls(value["offsets"], value["ids"], value["since"], value.get("again", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,14 @@ class LaneRange:
     @property
     def lane(self) -> str:
         return task_of(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsAgain:
+    """A task: records that did not decode before, from a file that a redrive wrote."""
+
+    path: str
+    number: int
 
 
 class Planner:
@@ -131,7 +143,7 @@ class Planner:
             at = offsets.get(lane, ends[lane].low)
             since.setdefault(lane, at)
             offsets[lane] = at + (min(count, max(1, int(count * share))) if count else 0)
-        return Place(offsets, ids, since)
+        return Place(offsets, ids, since, place.again)
 
     def ranges(self, start: Place, end: Place) -> list[LaneRange]:
         """Return a task for each lane that has records between two places."""

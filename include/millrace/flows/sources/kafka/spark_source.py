@@ -9,6 +9,7 @@ A task reads a range of one partition. All options are text, made by :func:`opti
 - ``max_bytes`` and ``max_records`` of a micro-batch, over all partitions.
 - ``skip`` and ``skip_file``: JSON of positions by lane, and a file with more of them under ``records``. Those records
   are put with the ones that do not decode.
+- ``again``: a folder that all tasks reach, with the records that a redrive has read again, a file for each redrive.
 - ``undecoded``: a folder that all tasks reach, for records that do not decode, a file for each range. Without it such a
   record is an error.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -40,9 +42,9 @@ import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an ar
 from millrace.base.errors import InvalidSettings
 from millrace.base.files import replace_file
 from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS
-from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, undecoded_rows
+from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, records_of, undecoded_rows
 from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Planner, Start
+from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Planner, RecordsAgain, Start
 from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.source import task_of
 from millrace.runtime.spark.worker_gc import freeze_modules
@@ -139,6 +141,7 @@ class TopicsSource(DataSource):
             undecoded=self.options.get("undecoded") or "",
             skip=json.loads(self.options.get("skip") or "{}"),
             skip_file=self.options.get("skip_file") or "",
+            again=self.options.get("again") or "",
         )
 
     def _place(self, option: str) -> Place:
@@ -168,7 +171,9 @@ class TopicsRead:
         undecoded: str = "",
         skip: Mapping[str, Sequence[int]] | None = None,
         skip_file: str = "",
+        again: str = "",
     ) -> None:
+        self._again = again
         self.source = source
         self._skip, self._skip_file = dict(skip or {}), skip_file
         self._columns, self._record, self._tombstones = dict(columns), tuple(record), tombstones
@@ -205,6 +210,25 @@ class TopicsRead:
         finally:
             reader.close()
 
+    def newest_again(self) -> int:
+        """Return the number of the newest redrive; 0 if there is none."""
+        return max((int(each.stem) for each in Path(self._again).glob("[0-9]*.arrow")), default=0) if self._again else 0
+
+    def again(self, start: Place, end: Place) -> list[RecordsAgain]:
+        """Return a task for each redrive between two places."""
+        numbers = range(start.again + 1, end.again + 1)
+        return [RecordsAgain(str(Path(self._again) / f"{each}.arrow"), each) for each in numbers]
+
+    def read_again(self, task: RecordsAgain) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the records of a redrive, in order."""
+        with pa.memory_map(task.path) as file, pa.ipc.open_file(file) as reader:
+            records = records_of(reader.read_all())
+        found, bad = self.rows().rows(sorted(records, key=lambda each: (each.topic, each.partition, each.offset)))
+        if found.num_rows:
+            yield found
+        if bad:
+            self._write_aside(f"again-{task.number}", bad)
+
     def _skipped(self, lane: str) -> Set[int]:
         """Return the positions of the lane's records that are to be skipped."""
         more: Mapping[str, Sequence[int]] = {}
@@ -224,26 +248,28 @@ class TopicsRead:
         return sum(sizes) / len(sizes) if sizes else 0.0
 
     def _put_aside(self, task: LaneRange, bad: Sequence[Undecoded]) -> None:
+        # Named by the range, not by the attempt: a range that is read again replaces the same file.
+        self._write_aside(f"{task.lane}-{task.start}", bad)
+
+    def _write_aside(self, name: str, bad: Sequence[Undecoded]) -> None:
         table = undecoded_rows(bad)
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table)
-        # Named by the range, not by the attempt: a range that is read again replaces the same file.
-        replace_file(
-            Path(self._undecoded) / f"{task.lane}-{task.start}.arrow", out.getvalue().to_pybytes(), synced=True
-        )
+        replace_file(Path(self._undecoded) / f"{name}.arrow", out.getvalue().to_pybytes(), synced=True)
 
 
 class TopicsPartition(InputPartition):
     """One task."""
 
-    def __init__(self, task: LaneRange) -> None:
+    def __init__(self, task: LaneRange | RecordsAgain) -> None:
         self.value = task
 
 
 def _rows(read: TopicsRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
-        yield from read.read(partition.value)
+        task = partition.value
+        yield from read.read_again(task) if isinstance(task, RecordsAgain) else read.read(task)
     freeze_modules(FORMAT)
 
 
@@ -294,6 +320,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes or rows, not {limit}")
         place = Place.from_json(start)
         found = self._planner().next(place, max_bytes=size, max_records=count, target=self._target)
+        newest = self._read.newest_again()
+        if newest > found.again:
+            found = replace(found, again=newest)
         return start if found is place else found.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -307,7 +336,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = Place.from_json(start), Place.from_json(end)
         if first.begins:  # of a query that was started again before its first micro-batch had ended
             first = last.start()
-        return [TopicsPartition(task) for task in self._planner().ranges(first, last)]
+        ranges: list[LaneRange | RecordsAgain] = [*self._planner().ranges(first, last)]
+        return [TopicsPartition(task) for task in ranges + self._read.again(first, last)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the consumer group, for other tools: positions are in the query's checkpoint."""
