@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from millrace.base.errors import InvalidArgument
 from millrace.flows.records import Record
-from millrace.flows.sources.source import task_of
 
 if TYPE_CHECKING:
     from millrace.flows.errors.letter import Letter
@@ -145,7 +144,7 @@ def place_of(record: Record) -> tuple[str, int] | None:
     told = {name: value or b"" for name, value in record.headers if name.startswith(PREFIX)}
     try:
         topic, partition = told[f"{PREFIX}topic"].decode(), int(told[f"{PREFIX}partition"])
-        return task_of(topic, partition), int(told[f"{PREFIX}offset"])
+        return f"{topic}-{partition}", int(told[f"{PREFIX}offset"])
     except (KeyError, ValueError):
         return None
 
