@@ -13,8 +13,11 @@ import pyarrow.fs as fs
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from millrace.storage.delta_log import LOG_FOLDER
 from millrace.storage.local import LocalStore
+from millrace.storage.log_mirror import ListedObject, LogMirror
 from millrace.storage.store import OutputFile, TableStore
+from millrace.storage.table import TableHandle
 
 Fault = Literal["none", "fails", "times out", "lost answer", "lands late", "lands at the end"]
 
@@ -130,6 +133,9 @@ class FaultyStore:
         if happens.fault == "none":
             delta.create_write_transaction(*args, **options)
             return
+        self._fail(happens, land)
+
+    def _fail(self, happens: Attempt, land: Callable[[], None]) -> None:
         if happens.fault == "lost answer":
             land()
         elif happens.fault == "lands late":
@@ -139,6 +145,61 @@ class FaultyStore:
         happens.behind()
         self._reading = happens.reading
         raise CommitFailedError("no answer") if happens.fault != "times out" else TimeoutError("no answer in time")
+
+
+def handle_on(store: FaultyStore) -> TableHandle:
+    """A handle on the newest version, of the store's own log or of a mirror."""
+    if not isinstance(store, FaultyObjects):
+        return TableHandle(store, store.delta())
+    mirror = LogMirror(store)
+    return TableHandle(store, mirror.load(), mirror=mirror)
+
+
+class FaultyObjects(FaultyStore):
+    """The same trouble for a store whose logs are mirrored: of the conditional put of a version's entry."""
+
+    log_seconds = 3600.0
+
+    def delta(self, version: int | None = None) -> DeltaTable:
+        return self.inner.delta(version)
+
+    def put(self, name: str) -> OutputFile:
+        self.inner.delete([name])  # an object is replaced
+        return self.inner.put(name)
+
+    def list_log(self, after: str) -> list[ListedObject]:
+        names = (name for name in self.inner.list(LOG_FOLDER) if f"{LOG_FOLDER}/{name}" > after)
+        return [ListedObject(name, self._tag(name)) for name in names]
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        data = self.inner.read(name)
+        return None if data is None else (data, self._tag(name.rpartition("/")[2]))
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        return self.put_new(name, data) is not None
+
+    def put_new(self, name: str, data: bytes) -> str | None:
+        self.attempts += 1
+        happens = self.script.pop(0) if self.script else Attempt()
+        happens.before()
+        while self._late:
+            self._late.pop(0)()
+        if happens.fault == "none":
+            made = self.inner.put_if_absent(name, data)
+            return self._tag(name.rpartition("/")[2]) if made else None
+
+        def land() -> None:
+            self.inner.put_if_absent(name, data)
+
+        try:
+            self._fail(happens, land)
+        except CommitFailedError:  # which no object store raises
+            raise OSError("no answer") from None
+        raise AssertionError("it failed")
+
+    def _tag(self, name: str) -> str:
+        found = (self.inner.folder / LOG_FOLDER / name).stat()
+        return f"{found.st_ino}-{found.st_mtime_ns}"
 
 
 class _Delta:

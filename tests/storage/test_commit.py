@@ -18,7 +18,7 @@ from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced, s
 from millrace.storage.file_sink import FileSink
 from millrace.storage.table import TableHandle, create_table, table_at
 from tests.failpoints import at_failpoints
-from tests.storage.faulty import Attempt, Fault, FaultyStore
+from tests.storage.faulty import Attempt, Fault, FaultyObjects, FaultyStore, handle_on
 
 SCHEMA = pa.schema([("row", pa.int64()), ("app", pa.string())])
 APPS = ("a", "b")
@@ -71,17 +71,19 @@ def number(part: CommitPart) -> int:
     return int(part.adds[0].stats.partition('"row": ')[2].partition("}")[0])
 
 
-@given(ATTEMPTS, st.booleans())
-@example([([], "lost answer", ["a"], "works")], False)
-@example([([], "lost answer", ["a"], "forgotten")], False)
-@example([([], "lost answer", ["rewrite"], "forgotten")], False)
-@example([([], "fails", ["b"], "forgotten")], False)
-@example([([], "lands late", ["b"], "works")], False)
-@example([([], "lands at the end", [], "works"), ([], "lands late", ["a"], "fails")], True)
-@example([(["a"], "none", [], "works")], False)
-@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("kind", [FaultyStore, FaultyObjects])
+@given(script=ATTEMPTS, stale=st.booleans())
+@example(script=[([], "lost answer", ["a"], "works")], stale=False)
+@example(script=[([], "lost answer", ["a"], "forgotten")], stale=False)
+@example(script=[([], "lost answer", ["rewrite"], "forgotten")], stale=False)
+@example(script=[([], "fails", ["b"], "forgotten")], stale=False)
+@example(script=[([], "lands late", ["b"], "works")], stale=False)
+@example(script=[([], "lands at the end", [], "works"), ([], "lands late", ["a"], "fails")], stale=True)
+@example(script=[(["a"], "none", [], "works")], stale=False)
+@settings(max_examples=60, deadline=None)
 def test_whatever_befalls_a_commit_each_part_is_in_the_table_once_or_not_at_all(
     tmp_path_factory: pytest.TempPathFactory,
+    kind: type[FaultyStore],
     script: list[tuple[list[str], Fault, list[str], str]],
     stale: bool,
 ) -> None:
@@ -92,14 +94,14 @@ def test_whatever_befalls_a_commit_each_part_is_in_the_table_once_or_not_at_all(
         for name in names:
             world.another(name)
 
-    store = FaultyStore(
+    store = kind(
         world.folder,
         [
             Attempt(lambda before=before: others(before), fault, lambda behind=behind: others(behind), reading)
             for before, fault, behind, reading in script
         ],
     )
-    table = TableHandle(store, store.delta())
+    table = handle_on(store)
     if stale:
         world.another("b")
     bases = {app: table_at(world.folder).app_version(app) for app in APPS}
@@ -184,6 +186,16 @@ def test_others_who_are_always_first_cost_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceeded):
         commit_fenced(TableHandle(store, store.delta()), [world.part("a", 0)], deadline=0.0)
     assert sorted(world.check().values()) == ["b"]
+
+
+@pytest.mark.parametrize("kind", [FaultyStore, FaultyObjects])
+def test_a_property_whose_commit_failed_is_set_by_the_next_attempt(tmp_path: Path, kind: type[FaultyStore]) -> None:
+    world = World(tmp_path)
+    faults = [Attempt(fault="fails"), Attempt(before=lambda: world.another("a"))] if kind is FaultyObjects else []
+    table = handle_on(kind(world.folder, faults))
+    assert set_properties(table, lambda properties: {} if "millrace.n" in properties else {"millrace.n": "1"})
+    assert table_at(world.folder).configuration["millrace.n"] == "1"
+    assert table.version == table_at(world.folder).version
 
 
 def test_a_property_is_set_from_what_stands_there(tmp_path: Path) -> None:

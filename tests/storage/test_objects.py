@@ -228,13 +228,16 @@ def test_requests_of_a_commit_and_of_a_look_are_few(faulty: str, faults: Faults)
     table = table_at(faulty)
     faults.requests.clear()
     table.refresh()
-    assert faults.requests == {"HEAD": 2}
+    assert faults.requests == {"GET": 1}
     faults.requests.clear()
     sink = FileSink.at(faulty, SCHEMA, ())
     sink.write(pa.table({"id": [1]}, schema=SCHEMA), {})
     commit_fenced(table, [CommitPart(adds=tuple(sink.finish()), app_transactions={"a": AppTransaction(0, 1)})])
-    assert faults.requests["PUT"] == 2
-    assert faults.requests.total() <= 16, faults.requests
+    assert faults.requests == {"PUT": 2}, "the file, and the entry of the log"
+    faults.requests.clear()
+    opened = table_at(faulty)
+    assert (opened.version, len(opened.live_files()), opened.app_version("a")) == (2, 2, 1)
+    assert faults.requests == {"GET": 1}, "a listing: the entries are in the cache"
 
 
 def test_entries_of_a_log_are_removed_only_once_they_are_old(box: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -276,7 +277,7 @@ class _Attempts:
 
     def run(self, look: Callable[[], WriteAttempt | None]) -> bool:
         table = self._table
-        if not table.version_exists():
+        if not table.follows():
             table.refresh()
         while (write := look()) is not None:
             hit("commit.checked")
@@ -284,10 +285,11 @@ class _Attempts:
             version, begun = table.version + 1, boot_seconds()
             try:
                 # No retries by delta-rs: it would refresh and commit on top of a version that nobody checked.
-                write(CommitProperties({_MARK: self._mark}, max_commit_retries=0))
+                table.write(partial(write, CommitProperties({_MARK: self._mark}, max_commit_retries=0)))
             except _FAILURES as error:
                 if not self._settled(version, error):
                     continue
+                table.refresh()
             if boot_seconds() - begun > table.store.log_seconds / 2:
                 # So late that the name may have been free again, and the commit no part of the table.
                 self.may_be_committed = True
@@ -295,7 +297,7 @@ class _Attempts:
                 continue
             # delta-rs does not fsync. Truncation of the log relies on durable commits.
             table.store.sync([commit_file(version)])
-            table.refresh()
+            table.advance()
             return True
         return False
 

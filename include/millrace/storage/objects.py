@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from millrace.base.errors import InvalidSettings, StoreCannotPublish
 from millrace.base.extras import import_optional
+from millrace.storage.delta_log import is_log_file
+from millrace.storage.log_mirror import ListedObject, announce
 from millrace.storage.object_files import os_errors
 from millrace.storage.store import OBJECT_STORES, TableStore
 
@@ -96,8 +98,15 @@ class ObjectStore:
         return _Upload(self._objects, name)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        # Without repetitions: the refusal of a second request may be the answer to the first one.
-        return _put_new(_single(self.uri), name, data)
+        return self.put_new(name, data) is not None
+
+    def put_new(self, name: str, data: bytes) -> str | None:
+        try:
+            # Without repetitions: the refusal of a second request may be the answer to the first one.
+            return _put_new(_single(self.uri), name, data)
+        finally:
+            if is_log_file(name):
+                announce(self.uri)
 
     def read(self, name: str) -> bytes | None:
         return self._unless_missing(lambda: bytes(_obstore().get(self._objects, name).bytes()))
@@ -114,6 +123,20 @@ class ObjectStore:
 
     def folders(self) -> Sequence[str]:
         return sorted(each.rstrip("/").rpartition("/")[2] for each in self._listed("")["common_prefixes"])
+
+    def list_log(self, after: str) -> Sequence[ListedObject]:
+        with os_errors(self.uri):
+            parts = _obstore().list(self._objects, prefix=_LOG_FOLDER, offset=after or None, chunk_size=1000)
+            found = [each for part in parts for each in part]
+        names = [(each["path"].rpartition("/"), each["e_tag"] or "") for each in found]
+        return [ListedObject(name, tag) for (folder, _, name), tag in names if folder.endswith(_LOG_FOLDER)]
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        def read() -> tuple[bytes, str]:
+            found = _obstore().get(self._objects, name)
+            return bytes(found.bytes()), found.meta["e_tag"] or ""
+
+        return self._unless_missing(read)
 
     def take(self, other: TableStore, name: str, how: Literal["copy", "link", "move"]) -> bool:
         if self.size(name) is not None:
@@ -251,7 +274,7 @@ def _require_conditional_puts(uri: str) -> None:
     """Raise StoreCannotPublish unless a second put of the same name is refused, as commits rely on."""
     objects, name = _single(uri), f"{_PROBE}-{uuid.uuid4().hex}"
     try:
-        if not _put_new(objects, name, b"1") or _put_new(objects, name, b"2"):
+        if _put_new(objects, name, b"1") is None or _put_new(objects, name, b"2") is not None:
             raise StoreCannotPublish(
                 f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of several"
                 " writers would overwrite each other. Use a store with conditional puts, such as S3 itself, MinIO or"
@@ -262,15 +285,16 @@ def _require_conditional_puts(uri: str) -> None:
             _obstore().delete(objects, [name])
 
 
-def _put_new(objects: Any, name: str, data: bytes) -> bool:
+def _put_new(objects: Any, name: str, data: bytes) -> str | None:
+    """Create an object, and return its tag. Returns None if the name is taken."""
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     with os_errors(name):
         try:
-            _obstore().put(objects, name, data, mode="create", use_multipart=False)
+            made = _obstore().put(objects, name, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
-            return False
-    return True
+            return None
+    return made["e_tag"] or ""
 
 
 def _portions(names: Iterable[str], size: int) -> Iterator[list[str]]:

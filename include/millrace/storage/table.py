@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from millrace.base.errors import TableDamaged, TableNotFound, TableUnavailable
 from millrace.base.failpoint import hit
@@ -40,6 +40,7 @@ from millrace.storage.delta_log import (
     trim_log,
 )
 from millrace.storage.local import LocalStore
+from millrace.storage.log_mirror import LogMirror, mirror_of
 from millrace.storage.parquet_file import (
     RowGroupFilter,
     dataset,
@@ -88,9 +89,11 @@ class LiveFile:
 class TableHandle:
     """A table at one version. Not thread-safe, except reads of that version (:meth:`actions`, :meth:`app_version`)."""
 
-    def __init__(self, store: TableStore, delta: DeltaTable) -> None:
+    def __init__(self, store: TableStore, delta: DeltaTable, *, mirror: LogMirror | None = None) -> None:
         self.store = store
         self.delta = delta
+        self._mirror = mirror
+        """The log that `delta` is opened from, if that is not the store's own."""
         self._opened = self.version
         self._checkpointed: int | None = None
         self.replaced_from: int | None = None
@@ -151,7 +154,7 @@ class TableHandle:
         if not known or not seen < version <= seen + _APP_COMMITS:
             return {}
         for each in range(seen + 1, version + 1):
-            moves = read_app_versions(self.store, each)
+            moves = read_app_versions(self.store if self._mirror is None else self._mirror.log, each)
             if moves is None:
                 return {}
             found |= moves
@@ -213,7 +216,8 @@ class TableHandle:
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         """Return the commit infos of the last `limit` commits, newest first."""
-        return self.delta.history(limit)
+        delta = self.delta if self._mirror is None else self.store.delta(self.version)  # a mirror may lack old ones
+        return delta.history(limit)
 
     def dataset(self) -> ds.Dataset:
         """Return the table's rows as a dataset for pyarrow and DuckDB.
@@ -226,14 +230,17 @@ class TableHandle:
 
     def file_uris(self, predicate: str | None = None) -> list[str]:
         """Return URIs as :meth:`files` does, for readers that know nothing of the table."""
-        return self.delta.file_uris(file_pruning_predicate=predicate)
+        uris = self.delta.file_uris(file_pruning_predicate=predicate)
+        return uris if self._mirror is None else [f"{self.uri}/{name}" for name in self._relative(uris)]
 
     def files(self, predicate: str) -> list[str]:
         """Return live files that `predicate` (SQL over partition columns and bounds) does not exclude, relative to the
         table.
         """
+        return self._relative(self.delta.file_uris(file_pruning_predicate=predicate))
+
+    def _relative(self, uris: Iterable[str]) -> list[str]:
         root = self.delta.table_uri.removeprefix("file://").rstrip("/") + "/"
-        uris = self.file_uris(predicate)
         return [unquote(uri.removeprefix("file://").removeprefix(root)) for uri in uris]
 
     def not_live(self, names: Iterable[str]) -> list[str]:
@@ -314,7 +321,7 @@ class TableHandle:
 
     def is_newest(self) -> bool:
         """Return whether this is the newest version and still exists."""
-        return self.store.size(commit_file(self.version + 1)) is None and self.version_exists()
+        return self.store.size(commit_file(self.version + 1)) is None and self.follows()
 
     def missing_columns(self, wanted: pa.Schema) -> tuple[list[Field], dict[str, tuple[str, str]]]:
         """Return the columns of `wanted` that the table lacks, or has as non-nullable where `wanted` is nullable.
@@ -336,7 +343,7 @@ class TableHandle:
     def unnamed_files(self, hours: int, *, full: bool) -> list[str]:
         """Return the files that no version of the last `hours` names. `full`: also those that no log ever named."""
         with _answering(self.uri):
-            return self.delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
+            return self._own_delta().vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
 
     def vacuum(self, hours: int, *, full: bool, spare: Set[str] = frozenset()) -> list[str]:
         """Delete the :meth:`unnamed_files` that are not in `spare`. Returns their names."""
@@ -346,25 +353,95 @@ class TableHandle:
                 doomed = [name for name in self.unnamed_files(hours, full=full) if name not in spare]
                 self.store.delete(doomed)
                 return doomed
-            return self.delta.vacuum(
+            found = self._own_delta().vacuum(
                 hours,
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=full,
                 post_commithook_properties=NO_COMMIT_HOOKS,
             )
+            self.refresh()
+            return found
 
     def compact(self, partitions: list[tuple[str, str, Any]]) -> None:
         """Compact small files. Raises TableUnavailable if another writer interfered."""
         with _answering(self.uri), self.store.lease():
             self.refresh()
-            self.delta.optimize.compact(partition_filters=partitions, post_commithook_properties=NO_COMMIT_HOOKS)
+            delta = self._own_delta()
+            delta.optimize.compact(partition_filters=partitions, post_commithook_properties=NO_COMMIT_HOOKS)
+            self.refresh()
+
+    def _own_delta(self) -> DeltaTable:
+        """Return the table at this version as delta-rs opens it in the store, for operations on its data files."""
+        return self.delta if self._mirror is None else self.store.delta(self.version)
 
     def refresh(self) -> None:
         """Go to the newest version. Nearly free if this is it, since versions have no gaps."""
-        if not self.is_newest():
-            with _answering(self.uri):
+        with _answering(self.uri):
+            if self._mirror is None:
+                if not self.is_newest():
+                    self.delta.update_incremental()
+                return
+            newest = self._mirror.pull(self.version)
+            if newest is None:
+                self.delta = self._mirror.load()
+                self._opened = self.version
+            elif newest != self.version:
                 self.delta.update_incremental()
+
+    def poll(self) -> None:
+        """Go to the newest version that a commit of this machine announced, for callers that look again and again.
+
+        On an object store, commits of other machines are seen within a tenth of the time since the last one, at most
+        millrace.storage.log_mirror.IDLE_SECONDS. Elsewhere the same as :meth:`refresh`.
+        """
+        if self._mirror is None or self._mirror.has_news():
+            self.refresh()
+
+    def follows(self) -> bool:
+        """Return whether the log still has this version, so that a commit from it can take only the next one.
+
+        Costs no request if it was the newest a moment ago, on a store that keeps each entry for longer than that.
+        """
+        return (self._mirror is not None and self._mirror.seen_newest()) or self.version_exists()
+
+    def write(self, attempt: Callable[[], None]) -> None:
+        """Run `attempt`, which commits the version after this one with delta-rs.
+
+        Raises DeltaError, OSError: it may have been committed, unless another's commit took the version.
+        """
+        if self._mirror is None:
+            attempt()
+            return
+        version = self.version
+        committed = False
+        try:
+            attempt()  # writes the entry into the mirror
+            committed = self._mirror.push(version + 1)
+            if not committed:
+                raise CommitFailedError(f"version {version + 1} of {self.uri} is taken")
+        finally:
+            if not committed:  # the handle may have moved to the version that it wrote
+                self.delta = self._mirror.reload(version)
+
+    def advance(self) -> None:
+        """Go to the version that :meth:`write` just committed, or a newer one."""
+        if self._mirror is None:
+            self.refresh()
+            return
+        with _answering(self.uri):
+            self.delta.update_incremental()
+
+    def last_checkpoint(self) -> int:
+        """Return the version of the newest Delta checkpoint that is known; 0 if there is none."""
+        return last_checkpoint_version(self.store) if self._mirror is None else self._mirror.base
+
+    def write_checkpoint(self) -> None:
+        """Write a Delta checkpoint of this version. Raises DeltaError, OSError."""
+        self.delta.create_checkpoint()
+        if self._mirror is not None:
+            self._mirror.push_checkpoint(self.version)
+        self.store.sync([checkpoint_file(self.version), LAST_CHECKPOINT_FILE])
 
     def version_exists(self) -> bool:
         """Return whether the log still has this version. Under the lease, a commit from it can then take only the next
@@ -375,16 +452,24 @@ class TableHandle:
     def reopen(self) -> None:
         """Go to the newest version through the last Delta checkpoint, dropping what the handle has accumulated."""
         with _answering(self.uri):
-            self.delta = self.store.delta()
+            self.delta = self.store.delta() if self._mirror is None else self._mirror.load()
         self._opened = self.version
 
 
 @contextmanager
 def _answering(uri: str) -> Iterator[None]:
-    """Translate errors of delta-rs."""
+    """Translate errors of delta-rs and of the store."""
     try:
         yield
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
+        raise TableUnavailable(f"cannot reach the table {uri} ({error}): retry") from error
+
+
+@contextmanager
+def _reaching(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
         raise TableUnavailable(f"cannot reach the table {uri} ({error}): retry") from error
 
 
@@ -412,7 +497,11 @@ def open_table(uri: object, *, version: int | None = None) -> TableHandle | None
     Moves aside what a power loss tore at the end of its log. Raises TableDamaged.
     """
     store = store_at(uri)
+    mirror = mirror_of(store)
     try:
+        if mirror is not None:
+            with _reaching(store.uri):
+                return TableHandle(store, mirror.load(version), mirror=mirror)
         return TableHandle(store, _delta(store, version))
     except TableNotFoundError:
         return None
@@ -527,11 +616,10 @@ def maintain_log(table: TableHandle, maintenance: LogMaintenance) -> None:
     """Write a checkpoint if one is due, and trim the log. A failure is retried by the next commit."""
     every, version = maintenance.checkpoint_commits, table.version
     if table._checkpointed is None or version - table._checkpointed >= every:
-        table._checkpointed = last_checkpoint_version(table.store)
+        table._checkpointed = table.last_checkpoint()
     try:
         if version - table._checkpointed >= every:
-            table.delta.create_checkpoint()
-            table.store.sync([checkpoint_file(version), LAST_CHECKPOINT_FILE])
+            table.write_checkpoint()
             table._checkpointed = version
             hit("checkpoint.written")
             trim_log(table.store, keep=maintenance.keep_commits, keep_from=table.replaced_from)

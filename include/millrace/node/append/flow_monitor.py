@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -148,7 +149,8 @@ class FlowMonitor(PeriodicTask):
         if DISK in wanted:
             found[DISK] = self._free()
         if LAG in wanted:
-            found[LAG] = self._lag.seconds(self._visible(), self._checkpoints(), now=now)
+            visible = self._visible()
+            found[LAG] = self._lag.seconds(visible, self._checkpoints(visible), now=now)
         return found
 
     def _free(self) -> float:
@@ -165,10 +167,16 @@ class FlowMonitor(PeriodicTask):
             found[name] = newest
         return found
 
-    def _checkpoints(self) -> Mapping[str, Checkpoint]:
-        """Return the flusher's checkpoints, reading them only if there are new ones."""
+    def _checkpoints(self, visible: Mapping[str, int] = MappingProxyType({})) -> Mapping[str, Checkpoint]:
+        """Return the flusher's checkpoints, reading them only if there are new ones.
+
+        If they have all `visible` ticks, new ones matter to nobody, and the store is not asked for them.
+        """
+        known = self._read[1]
         if self._table is None:
             self._table = open_table(self._settings.checkpoints_uri)
+        elif visible and all(name in known and known[name].time_tick >= tick for name, tick in visible.items()):
+            self._table.poll()
         else:
             self._table.refresh()
         version = -1 if self._table is None else self._table.version

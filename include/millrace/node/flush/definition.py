@@ -66,7 +66,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
         target: Mapping[str, int] | None,
         max_bytes: int,
     ) -> Iterable[PendingRange[int]]:
-        wal = self._refreshed()
+        wal = self._refreshed() if target is not None else self._polled()
         if wal is None:
             return []
         seen = (wal.version, without, only, target is None)
@@ -111,12 +111,18 @@ class FlushPlanner(Planner[FlushPlan, int]):
         self._wal = WalSnapshot.open(self._settings.wal_uri) if self._wal is None else self._wal.refreshed()
         return self._wal
 
+    def _polled(self) -> WalSnapshot | None:
+        if self._wal is None:
+            return self._refreshed()
+        self._wal = self._wal.polled()
+        return self._wal
+
     def _stored(self) -> dict[str, Checkpoint]:
         """Return the checkpoints of the newest version, reading them only if the version changed."""
         if self._checkpoints is None:
             self._checkpoints = open_table(self._settings.checkpoints_uri)
         else:
-            self._checkpoints.refresh()
+            self._checkpoints.poll()  # a plan from an older checkpoint is fenced
         if self._checkpoints is not None and self._checkpoints.version != self._read[0]:
             self._read = self._checkpoints.version, read_checkpoints(self._checkpoints)
         return self._read[1]

@@ -133,7 +133,10 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             names &= only
         if target is not None:
             names &= set(target)
-        self._table.refresh()
+        if target is None:
+            self._table.poll()
+        else:
+            self._table.refresh()
         self._found = self._ends(service, names)
         looked = self._table.version, self._found
         if target is None and looked == self._quiet:

@@ -130,7 +130,7 @@ class ProgressReader:
             if self._checkpoints is None:
                 return False
         else:
-            self._checkpoints.refresh()
+            self._checkpoints.poll()
         table = self._checkpoints
         if table.version == self._seen:
             return False

@@ -127,6 +127,11 @@ class WalSnapshot:
         self._table.refresh()
         return self if self._table.version == self.version else WalSnapshot(self._table)
 
+    def polled(self) -> WalSnapshot:
+        """Return :meth:`refreshed`, for callers that look again and again (:meth:`TableHandle.poll`)."""
+        self._table.poll()
+        return self if self._table.version == self.version else WalSnapshot(self._table)
+
     @property
     def store(self) -> TableStore:
         """The table's store, for :func:`read_range`."""

@@ -223,6 +223,10 @@ class WalTable:
         """Go to the newest version."""
         self.table.refresh()
 
+    def poll(self) -> None:
+        """Go to the newest version that was announced (:meth:`TableHandle.poll`)."""
+        self.table.poll()
+
     def commits(self, pchannel: str) -> int:
         """Return the number of commits of `pchannel` up to this version."""
         return self.table.app_version(pchannel + COMMIT_APP_SUFFIX)
