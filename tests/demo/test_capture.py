@@ -24,3 +24,4 @@ def test_collections_equal_their_tables_after_a_kill_of_each_process(tmp_path: P
     assert code == 0, said.getvalue()
     assert all(f"killed: the {victim}" in said.getvalue() for victim in VICTIMS)
     assert said.getvalue().count("✓ ✓ ✓") == 4, said.getvalue()
+    assert "altered in both databases" in said.getvalue()

@@ -19,7 +19,7 @@ import msgspec
 from millrace.base.errors import InvalidArgument
 from millrace.flows.batch import Batch
 from millrace.flows.documents import Digits, decoded
-from millrace.flows.records import Action, Record, binary_columns
+from millrace.flows.records import BINARY, DIGITS, Action, Record, listed_columns
 from millrace.message.schema import CollectionSchema
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
@@ -100,8 +100,12 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     missing = [name for name in names if document.get(name) is None]
     if missing:
         raise ValueError(f"the document has no {', '.join(missing)}, which is the collection's key")
+    for name in listed_columns(action.record, DIGITS):
+        value = document.get(name)
+        if types.get(name) == "string" and isinstance(value, int | float):
+            document[name] = value.text if isinstance(value, Digits) else str(value)
     row = {name: value_of(value, types.get(name, ""), name) for name, value in document.items()}
-    for name in binary_columns(action.record):
+    for name in listed_columns(action.record, BINARY):
         if isinstance(row.get(name), str) and types.get(name, "").endswith("binary"):
             row[name] = base64.b64decode(row[name], validate=True)
     return KeyedRow(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names), row)

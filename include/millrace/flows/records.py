@@ -30,6 +30,9 @@ OPERATION: Final = "millrace.op"
 """The header of a captured change that says its operation: c, u, d, r (of a snapshot), t (all rows are gone)."""
 BINARY: Final = "millrace.base64"
 """The header of a captured change that lists the columns of bytes, whose texts are base64, with commas."""
+DIGITS: Final = "millrace.digits"
+"""The header of a captured change that lists the columns of numbers with any number of digits, with commas: they fit a
+field of texts."""
 _TRUNCATED: Final = (OPERATION, b"t")
 
 
@@ -38,11 +41,9 @@ def is_truncation(record: Record) -> bool:
     return record.value is None and record.key is None and _TRUNCATED in record.headers
 
 
-def binary_columns(record: Record) -> list[str]:
-    """Return the fields of the record's value whose texts are bytes in base64."""
-    return [
-        name for header, names in record.headers if header == BINARY and names for name in names.decode().split(",")
-    ]
+def listed_columns(record: Record, header: str) -> list[str]:
+    """Return the fields of the record's value that its `header` (BINARY, DIGITS) lists."""
+    return [name for each, names in record.headers if each == header and names for name in names.decode().split(",")]
 
 
 class Action(NamedTuple):

@@ -23,8 +23,13 @@ from millrace.brokers.postgres import DATABASE as POSTGRES
 from millrace.brokers.postgres import PostgresServer
 from millrace.brokers.server import LocalServer
 from millrace.demo.flights import data_file, flights
+from millrace.flows.sources.sql.connection import SqlConnection
+from millrace.flows.sources.triggers.model import TriggersSource
+from millrace.flows.sources.triggers.statements import statements
 
 Row = tuple[Any, ...]
+ALTERED: Final = "alter table planes add column inspected date not null default '2013-01-01'"
+"""What changes a table in the middle of the writing; its log has not the rows that got the value."""
 MARKED: Final = "update planes set seats = seats + 1 where tailnum = 'N10156'"
 """What a mark changes."""
 _BATCH: Final = 100
@@ -101,6 +106,7 @@ class SourceDatabase(ABC):
         self.between = threading.Lock()
         """Held during a transaction: whoever holds it sees the database between two."""
         self.transactions = 0
+        self.altered = False
         self._random = random.Random(seed)
         self._rows = _flights(rows)
         self._next = 0
@@ -148,6 +154,22 @@ class SourceDatabase(ABC):
         self._next = len(self._rows) // 2
         with self.connected() as cursor:
             self._insert(cursor, FLIGHTS, self._rows[: self._next])
+
+    def install_triggers(self) -> None:
+        """Make the triggers of the tables that are captured so."""
+        source, _ = self.sources()["triggers"]
+        declared = TriggersSource.model_validate({**source, "password": self.password})
+        with SqlConnection(declared) as connection:
+            found = statements(connection, declared)
+        with self.connected() as cursor:
+            for each in found:
+                cursor.execute(each)
+
+    def alter(self) -> None:
+        """Give a table another column, between two transactions of the writer."""
+        with self.between, self.connected() as cursor:
+            cursor.execute(ALTERED)
+            self.altered = True
 
     def start(self) -> None:
         """Begin to write."""
@@ -226,6 +248,8 @@ class SourceDatabase(ABC):
             cursor.execute("delete from flights where id = %s", (row[0],))
         plane = self._random.choice(self._rows)[4]
         cursor.execute("update planes set seats = seats + 1 where tailnum = %s", (plane,))
+        if self.altered:
+            cursor.execute("update planes set inspected = '2013-12-31' where tailnum = %s", (plane,))
 
     def _survey(self, cursor: Any) -> None:
         airport = self._random.choice(self._rows)[6]
@@ -329,6 +353,7 @@ def _sources(engine: str, login: dict[str, Any]) -> dict[str, tuple[dict[str, An
     polled = {"engine": engine, "column": "version", "overlap": 1_000, "every_seconds": 0.5}
     return {
         "log": ({"kind": engine, **login, "tables": [each.name for each in logged]}, logged),
+        "triggers": ({"kind": "triggers", **login, "engine": engine, "table": AIRPORTS.name}, (AIRPORTS,)),
         "query": ({"kind": "query", **login, "table": AIRLINES.name, **polled}, (AIRLINES,)),
     }
 

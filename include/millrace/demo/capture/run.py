@@ -27,7 +27,7 @@ from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.postgres import PostgresServer
 from millrace.brokers.programs import install
 from millrace.client.database import Database
-from millrace.demo.capture.databases import CapturedTable, MariaDb, Postgres, Row, SourceDatabase
+from millrace.demo.capture.databases import ALTERED, CapturedTable, MariaDb, Postgres, Row, SourceDatabase
 from millrace.demo.load_phases import demo_client
 from millrace.demo.summary import DemoInterrupted, LoadMonitor
 from millrace.flows.sources.capture.ticks import tick_of
@@ -69,7 +69,7 @@ class CaptureFlow:
 
     database: SourceDatabase
     way: str
-    """How the database is captured: log or query."""
+    """How the database is captured: log, triggers or query."""
     source: dict[str, Any]
     tables: tuple[CapturedTable, ...]
     settings: Settings
@@ -88,8 +88,9 @@ class CaptureFlow:
         return f"{self.database.kind}_{table.name}"
 
     def declare(self, db: Database) -> None:
-        """Make its collections, and write its declaration."""
-        for table in self.tables:
+        """Write its declaration, and make its collections, unless the flow makes them and follows the tables."""
+        made = {"create": True, "on_schema_change": "alter"} if self.way == "log" else {}
+        for table in () if made else self.tables:
             fields = {
                 name: _FIELDS[kind.partition("(")[0].split()[0]] + ("" if name == table.key else "?")
                 for name, kind in table.columns.items()
@@ -98,7 +99,7 @@ class CaptureFlow:
         declared = {
             "id": self.name,
             "source": self.source,
-            "sink": {"kind": "collection", "collection": f"{self.database.kind}_{{table}}"},
+            "sink": {"kind": "collection", "collection": f"{self.database.kind}_{{table}}", **made},
             "errors": {"collection": f"{self.database.kind}_{self.way}_errors"},
         }
         replace_file(self.file, yaml.safe_dump(declared, sort_keys=False))
@@ -139,6 +140,7 @@ def run_capture(
         for database in databases:
             os.environ[database.password_name] = database.password  # for the workers
             database.fill()
+            database.install_triggers()
         db = stack.enter_context(demo_client(settings))
         db.catalog.ensure_pchannels(settings.pchannels)
         console.print(f"Log and databases are up; starting a streaming node (logs: {settings.run_path}) …")
@@ -199,17 +201,22 @@ def _write_through_faults(
     chosen = random.Random(SEED)
     logged = [each for each in flows if each.way == "log"]
     victims = [(victim, flow) for victim in VICTIMS[:-1] for flow in logged] + [(VICTIMS[-1], logged[0])]
+    victims += [("reader", each) for each in flows if each.way == "triggers"]
     chosen.shuffle(victims)
     moments: list[Moment] = []
     try:
         for each in databases:
             each.start()
-        for victim, flow in victims:
+        for number, (victim, flow) in enumerate(victims):
             if stop.wait(seconds / (len(victims) + 1) * chosen.uniform(0.6, 1.4)):
                 raise DemoInterrupted
             _kill(victim, flow, settings)
             console.print(f"  killed: the {victim}" + (f" of {flow.name}" if victim != VICTIMS[-1] else ""))
-            if len(moments) < MOMENTS * len(logged):
+            if number == len(victims) // 2:
+                for each in databases:
+                    each.alter()
+                console.print(f"  altered in both databases: {ALTERED}")
+            if number % 2 == 0 and len(moments) < MOMENTS * len(logged):  # the last one after the ALTER
                 moments += [_moment(each, stop) for each in logged]
         if stop.wait(seconds / (len(victims) + 1)):
             raise DemoInterrupted

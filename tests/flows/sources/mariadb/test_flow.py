@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,10 @@ import pytest
 import millrace.testing
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import PipelineRun
-from millrace.flows.range_host.host import run
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.pipelines.declaration import pipeline_of
+from tests.flows.sources.capture.shops import engines, kill_engines, texts, working
 from tests.flows.sources.mariadb.test_table import Shop
 from tests.waiting import until
 
@@ -54,25 +50,14 @@ def test_a_collection_follows_a_table_through_kills_truncation_and_a_new_snapsho
         }  # fmt: skip
         db.create_collection("orders", fields, key=["region", "id"], vchannels=2)
         definition = PipelineRun(shop.settings, _declared(shop, "orders"))
-        stop, raised = threading.Event(), []
-
-        def work() -> None:
-            try:
-                run(definition, stop=stop)
-            except BaseException as error:
-                raised.append(error)
 
         def equal() -> bool:
-            if raised:
-                raise raised[0]
             return _rows(shop) == sorted(
                 tuple(row.values()) for row in db["orders"].read(order_by="id").select(list(fields)).to_pylist()
             )
 
-        worker = threading.Thread(target=work)
-        worker.start()
-        try:
-            until(equal, "the collection has the snapshot", seconds=90)
+        with working(definition) as check:
+            until(lambda: check() and equal(), "the collection has the snapshot", seconds=90)
             for turn in range(3):
                 shop.execute(
                     "begin",
@@ -81,26 +66,14 @@ def test_a_collection_follows_a_table_through_kills_truncation_and_a_new_snapsho
                     f"insert into items select 'x', {5000 + 100 * turn} + seq, 1, null, null from seq_1_to_50",
                     "commit",
                 )
-                _kill(definition, shop)
-            until(equal, "the collection follows after kills of the engine", seconds=90)
+                kill_engines()
+            until(lambda: check() and equal(), "the collection follows after kills of the engine", seconds=90)
             shop.execute("truncate table items", "insert into items values ('eu', 1, 2, null, null)")
-            until(equal, "the collection was emptied", seconds=60)
-        finally:
-            stop.set()
-            worker.join(60)
-        assert not worker.is_alive()
+            until(lambda: check() and equal(), "the collection was emptied", seconds=60)
         shop.execute("insert into items values ('eu', 2, 2, null, null)", "delete from items where id = 1")
         shop.execute("flush binary logs", "reset master")  # what the position points to is gone
-        stop.clear()
-        worker = threading.Thread(target=work)
-        worker.start()
-        try:
-            until(equal, "a new snapshot replaces the rows", seconds=90)
-        finally:
-            stop.set()
-            worker.join(60)
-        assert not worker.is_alive()
-        assert not raised
+        with working(definition) as check:
+            until(lambda: check() and equal(), "a new snapshot replaces the rows", seconds=90)
 
 
 @pytest.mark.slow
@@ -163,7 +136,7 @@ def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_trans
                 with suppress(pymysql.err.IntegrityError):
                     change(number)
                 if number in (20, 40):
-                    _kill(definition, shop)
+                    kill_engines()
             until(lambda: check() and held() == state(), "the collections follow", seconds=90)
             last = list(states)[-1]
             folder = spool_folder(shop.settings, declared.consumer_group)
@@ -171,7 +144,7 @@ def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_trans
                 until(lambda: spool.ticks()[-1].mark.source == last, "the last one is recorded", seconds=30)
                 recorded = spool.ticks()
         assert len(recorded) > 3
-        assert _children() == 0, "one engine served both tables, and ended"
+        assert not engines(), "one engine served both tables, and ended"
         for each in recorded:
             if each.mark.source:  # a transaction, not the snapshot
                 assert held(at=each.tick) == states[each.mark.source], each
@@ -199,7 +172,10 @@ def test_collections_are_made_and_follow_their_tables(tmp_path: Path) -> None:
 
         def equal() -> bool:
             ok()
-            return all(name in db and _held(db, name) == _selected(shop, name) for name in ("items", "more"))
+            return all(
+                name in db and texts(db[name].read().to_pylist()) == texts(_selected(shop, name))
+                for name in ("items", "more")
+            )
 
         until(equal, "the collections are made", seconds=90)
         assert db["items"].schema.key_names == ("id",)
@@ -218,66 +194,11 @@ def test_collections_are_made_and_follow_their_tables(tmp_path: Path) -> None:
             until(equal, statement, seconds=60)
 
 
-def _held(db: Any, name: str) -> list[dict[str, str]]:
-    rows = db[name].read().to_pylist()
-    return sorted(({key: str(row[key]) for key in sorted(row)} for row in rows), key=str)
-
-
-def _selected(shop: Shop, name: str) -> list[dict[str, str]]:
+def _selected(shop: Shop, name: str) -> list[dict[str, Any]]:
     with shop.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
         cursor.execute(f"select * from {shop.database}.{name}")
-        rows = cursor.fetchall()
-    return sorted(({key: str(row[key]) for key in sorted(row)} for row in rows), key=str)
-
-
-@contextmanager
-def working(definition: PipelineRun) -> Iterator[Callable[[], bool]]:
-    """Run a flow in a thread; yield a check that raises what ended it."""
-    stop, raised = threading.Event(), list[BaseException]()
-
-    def work() -> None:
-        try:
-            run(definition, stop=stop)
-        except BaseException as error:
-            raised.append(error)
-
-    def check() -> bool:
-        if raised:
-            raise raised[0]
-        return True
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
-        yield check
-    finally:
-        stop.set()
-        worker.join(60)
-    assert not worker.is_alive()
-    check()
-
-
-def _children() -> int:
-    import psutil
-
-    return sum("millrace.CaptureEngine" in child.cmdline() for child in psutil.Process().children())
+        return list(cursor.fetchall())
 
 
 def _rows(shop: Shop) -> list[tuple[Any, ...]]:
     return sorted(shop.execute("select * from items"))
-
-
-def _kill(definition: PipelineRun, shop: Shop) -> None:
-    """Kill the flow's engine, found by its command line."""
-    import psutil
-
-    def engine() -> int | None:
-        for child in psutil.Process().children():
-            if "millrace.CaptureEngine" in child.cmdline():
-                return int(child.pid)
-        return None
-
-    until(engine, "an engine runs", seconds=60)
-    pid = engine()
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)

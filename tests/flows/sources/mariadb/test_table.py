@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +13,17 @@ import pytest
 
 from millrace.base.errors import InvalidSettings, LogUnavailable, StreamBusy
 from millrace.base.settings import Settings
-from millrace.flows.records import Record, is_truncation
-from millrace.flows.registry import feeder_of, reader_of, source_of
 from millrace.flows.sources.capture.feeder import Feeder
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.mariadb.model import MariaDbSource
 from millrace.flows.sources.mariadb.table import check_server
-from millrace.flows.sources.source import Limits
 from tests import running_brokers
+from tests.flows.sources.capture.shops import CapturedShop, kill_engine
 from tests.waiting import until
 
-LIMITS = Limits(500, 1 << 20, 0.1)
 
-
-class Shop:
+class Shop(CapturedShop):
     """A database of its own on the server, a table in it, and the capture of that table."""
 
     def __init__(self, folder: Path, columns: str, **more: Any) -> None:
@@ -59,59 +51,11 @@ class Shop:
                 cursor.execute(each)
             return list(cursor.fetchall())
 
-    @contextmanager
-    def captured(self) -> Iterator[Feeder]:
-        feeder = feeder_of(self.declared, self.settings, group=self.group)
-        assert isinstance(feeder, Feeder)
-        try:
-            yield feeder
-        finally:
-            feeder.close()
-
-    def records(self, start: int = 0) -> list[Record]:
-        """All records that readers see from `start` on, read in batches."""
-        source = source_of(self.declared, self.settings, group=self.group)
-        reader = reader_of(self.declared, self.settings, group=self.group, topic=self.lane, partition=0)
-        try:
-            end, found = source.ends()[f"{self.lane}-0"].high, []
-            while start < end:
-                for batch in reader.batches(start, end, LIMITS):
-                    assert batch.start == start < batch.end
-                    found += batch.records or ()
-                    start = batch.end
-            return found
-        finally:
-            source.close()
-            reader.close()
-
-    def replayed(self) -> dict[str, dict[str, Any]]:
-        """The rows that the records come to, by key."""
-        rows: dict[str, dict[str, Any]] = {}
-        for each in self.records():
-            if is_truncation(each):
-                rows.clear()
-            elif each.value is None:
-                rows.pop((each.key or b"").decode(), None)
-            else:
-                rows[(each.key or b"").decode()] = json.loads(each.value)
-        return rows
-
     def rows(self) -> dict[str, dict[str, Any]]:
         """The rows of the table, by key, if all of its columns are numbers and texts."""
         with self.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
             cursor.execute(f"select * from {self.database}.{self.table}")
             return {str(row["id"]): row for row in cursor.fetchall()}
-
-    def reaches(self) -> None:
-        """Wait until the records come to the table's rows."""
-        until(lambda: self.replayed() == self.rows(), f"the lane has the table's {len(self.rows())} rows", seconds=60)
-
-
-def kill_engine(feeder: Feeder) -> None:
-    until(lambda: feeder.engine_pid, "an engine runs", seconds=60)
-    pid = feeder.engine_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_table_and_its_changes_come_with_whole_transactions_and_continue_after_kills(tmp_path: Path) -> None:

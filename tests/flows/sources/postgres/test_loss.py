@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from millrace.flows.sources.capture.spool import Spool
+from tests.flows.sources.capture.shops import kill_engine
 from tests.flows.sources.postgres.shop import Shop
-from tests.flows.sources.postgres.test_table import FULL, kill_engine
+from tests.flows.sources.postgres.test_table import FULL
 from tests.waiting import until
 
 
 @contextmanager
-def writing(shop: Shop) -> Iterator[None]:
+def writing(shop: Shop, table: str = "items") -> Iterator[None]:
     """Transactions that never rest."""
     stop = threading.Event()
 
@@ -26,10 +27,10 @@ def writing(shop: Shop) -> Iterator[None]:
             while not stop.wait(0.001):
                 turn += 1
                 with db.transaction():
-                    db.execute("insert into items values (%s, 'w', 0)", (1_000_000 + turn,))
-                    db.execute("update items set amount = amount + 1 where id = %s", (turn % 100,))
+                    db.execute(f"insert into {table} (id, amount) values (%s, 0)", (1_000_000 + turn,))
+                    db.execute(f"update {table} set amount = amount + 1 where id = %s", (turn % 100,))
                     if turn % 3 == 0:
-                        db.execute("delete from items where id = %s", (1_000_000 + turn - 2,))
+                        db.execute(f"delete from {table} where id = %s", (1_000_000 + turn - 2,))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -154,6 +155,7 @@ def test_an_idle_slot_holds_no_wal_while_another_database_writes(tmp_path: Path)
             ((end,),) = other.execute("select pg_current_wal_insert_lsn()").fetchall()
             held = f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots where slot_name = '{shop.slot}'"
             until(lambda: shop.execute(held) == [(True,)], "the slot moves", seconds=20)
+            until(lambda: shop.standing().lag_bytes is not None, "the lag is measured", seconds=20)
             other.execute("drop table noise")
         assert shop.standing().next == 0, "and nothing is a change"
     shop.released()

@@ -182,15 +182,30 @@ def test_a_slot_whose_wal_the_server_removed_is_a_loss(tmp_path: Path) -> None:
         shop.released()
 
 
-def test_a_table_that_a_flow_gets_later_has_no_rows_in_its_snapshot(shop: Shop) -> None:
-    shop.execute("create table more (id int primary key)")
+def test_what_is_behind_the_log_s_end_is_counted(shop: Shop) -> None:
     server = Server(shop.declared, shop.group)
-    server.before_engine(Standing())
-    known = server.offset({"lsn": 7})
-    both = Server(shop.declared.model_copy(update={"table": None, "tables": ("items", "more")}), shop.group)
-    with pytest.raises(CaptureLost, match=r"public\.more: the flow has them since"):
-        both.before_engine(Standing(offset=known, complete=True))
-    both.before_engine(Standing())
+    offset = {**server.end(), "ts_usec": 1_700_000_000_500_000}
+    assert server.behind(offset, server.end()) < 100_000
+    shop.execute("create table wide (x text)", "insert into wide select md5(g::text) from generate_series(1, 20000) g")
+    assert 1_000_000 < server.behind(offset, server.end()) < 50_000_000
+    assert server.moment(offset) == 1_700_000_000.5
+    before = server.end()
+    server.wake()
+    assert server.behind(before, server.end()) > 0
+
+
+def test_a_table_that_is_declared_later_is_added_to_the_flow_s_publication_alone(shop: Shop) -> None:
+    Server(shop.declared, shop.group).check_server()
+    shop.execute("create table more (id int primary key)")
+    both = shop.declared.model_copy(update={"table": None, "tables": ("items", "more")})
+    server = Server(both, shop.group)
+    server.check_server()
+    server.check_server()
+    assert shop.execute("select tablename from pg_publication_tables order by 1") == [("items",), ("more",)]
+    shop.execute(f"alter publication {server.publication} drop table more")
+    shop.execute(f"comment on publication {server.publication} is null")
+    with pytest.raises(InvalidSettings, match=r"run `ALTER PUBLICATION .* ADD TABLE"):
+        server.check_server()
 
 
 def test_a_statement_that_fails_is_a_typed_error(shop: Shop) -> None:

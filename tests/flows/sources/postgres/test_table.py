@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 from pathlib import Path
 
 import psycopg
@@ -16,17 +14,11 @@ from millrace.brokers.postgres import PostgresServer
 from millrace.flows.records import is_truncation
 from millrace.flows.sources.capture import feeder as feeder_module
 from millrace.flows.sources.capture.feeder import Feeder
+from tests.flows.sources.capture.shops import kill_engine
 from tests.flows.sources.postgres.shop import Shop
 from tests.waiting import until
 
 FULL = "alter table items replica identity full"
-
-
-def kill_engine(feeder: Feeder) -> None:
-    until(lambda: feeder.engine_pid, "an engine runs", seconds=60)
-    pid = feeder.engine_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_table_and_its_changes_come_with_whole_transactions_and_the_slot_goes_with_the_flow(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every type of PostgreSQL has one form (docs/capture.md), in the snapshot and in the log alike."""
+"""Every type of PostgreSQL has one form (docs/capture.md): in the snapshot, in the log, and beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Final
 import msgspec
 import pytest
 
+from millrace.flows.sources.capture.columns import table_columns
+from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.postgres.rows import RowReader
 from tests.flows.sources.postgres.shop import Shop
 from tests.waiting import until
 
@@ -24,6 +27,9 @@ FORMS: Final[dict[str, dict[str, str]]] = {
     "numeric(65,30)": {
         "12345678901234567890123456789012345.12": "12345678901234567890123456789012345.120000000000000000000000000000"
     },
+    "numeric(5,-2)": {"1234567": "1234600"},
+    "numeric(2,4)": {"0.0012": "0.0012", "'NaN'": '"NaN"'},
+    "price": {"12.5": "12.50"},
     "money": {"'-92233720368547758.08'": "-92233720368547758.08", "12345.67": "12345.67"},
     "real": {"1.5": "1.5", "'NaN'": '"NaN"', "'1e20'": "1e+20"},
     "double precision": {"0.1": "0.1", "'-Infinity'": '"-Infinity"', "1e-300": "1e-300"},
@@ -91,18 +97,71 @@ FORMS: Final[dict[str, dict[str, str]]] = {
     "box[]": {"'{(1,2),(0,0);(3,4),(0,0)}'": '["(1,2),(0,0)","(3,4),(0,0)"]'},
 }
 
+FIELDS: Final = {
+    "smallint": "int16", "bigint": "int64", "oid": "int64", "numeric(5,-2)": "decimal(7,0)",
+    "numeric(2,4)": "decimal(4,4)", "price": "decimal(8,2)", "money": "decimal(19,2)", "real": "float32",
+    "double precision": "float64", "boolean": "bool", "uuid": "uuid", "bytea": "binary", "date": "date",
+    "timestamp": "timestamp_ntz", "timestamptz": "timestamp", "positive": "int32", "even_positive": "int32",
+}  # fmt: skip
+"""The fields of a collection that is made of the columns; json for arrays, and string for others."""
+
+
+TYPES: Final = (
+    "create extension hstore",
+    "create extension citext",
+    "create type mood as enum ('sad', 'it''s')",
+    "create domain price as numeric(8,2)",
+    "create domain positive as int check (value > 0)",
+    "create domain even_positive as positive check (value % 2 = 0)",
+    "create type pair as (a int, b text)",
+)
+
+
+def test_a_value_that_is_read_beside_the_log_has_its_form(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a int, b numeric(6,2), primary key (b, a)")
+    names = {kind: f"c{number}" for number, kind in enumerate(FORMS)}
+    shop.execute(
+        *TYPES,
+        *(f"alter table items add {name} {kind}" for kind, name in names.items()),
+        "alter table items add made int generated always as (a + 1) stored",
+        f"alter database {shop.database} set IntervalStyle = 'postgres_verbose'",
+        f"alter database {shop.database} set bytea_output = 'escape'",
+        f"alter database {shop.database} set DateStyle = 'German'",
+    )
+    count = 0
+    for kind, forms in FORMS.items():
+        for value in forms:
+            count += 1
+            shop.execute(f"insert into items (a, b, {names[kind]}) values ({-count}, {count % 7} / 4.0, {value})")
+    reader = RowReader(shop.server_of())
+    shape = reader.look(["public.items"]).shapes["public.items"]
+    page = reader.page("public.items", shape, None)
+    assert page is not None
+    assert page.after is None
+    rows = [msgspec.json.decode(line)["a"] for line in page.lines]
+    assert [(row["b"], row["a"]) for row in rows] == sorted((n % 7 / 4.0, -n) for n in range(1, count + 1))
+    found = {row["a"]: msgspec.json.decode(line, type=_Line).a for row, line in zip(rows, page.lines, strict=True)}
+    count = 0
+    for kind, forms in FORMS.items():
+        for form in forms.values():
+            count += 1
+            assert bytes(found[-count][names[kind]]).decode() == form, kind
+            assert "made" not in found[-count]
+    types = table_columns(page.description).types
+    for kind, name in names.items():
+        assert types[name] == FIELDS.get(kind, "json" if kind.endswith("[]") else "string") + "?", kind
+
+
+class _Line(msgspec.Struct):
+    a: dict[str, msgspec.Raw]
+
 
 @pytest.mark.slow
-def test_every_value_has_its_form_in_the_snapshot_and_in_the_log(tmp_path: Path) -> None:
+def test_every_value_has_its_form_wherever_it_is_read(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "id int primary key")
     names = {kind: f"c{number}" for number, kind in enumerate(FORMS)}
     shop.execute(
-        "create extension hstore",
-        "create extension citext",
-        "create type mood as enum ('sad', 'it''s')",
-        "create domain positive as int check (value > 0)",
-        "create domain even_positive as positive check (value % 2 = 0)",
-        "create type pair as (a int, b text)",
+        *TYPES,
         "alter table items replica identity full",
         *(f"alter table items add {name} {kind}" for kind, name in names.items()),
         "alter table items add number int generated always as identity",
@@ -125,10 +184,12 @@ def test_every_value_has_its_form_in_the_snapshot_and_in_the_log(tmp_path: Path)
         until(lambda: len(shop.records()) == len(rows), "the snapshot has the rows", seconds=60)
         shop.execute("truncate items restart identity", *inserts)
         until(lambda: len(shop.records()) == 2 * len(rows) + 1, "the log has the rows", seconds=60)
+        shop.execute("alter table items add extra int default 1")
+        until(lambda: len(shop.records()) == 3 * len(rows) + 1, "rows that DDL changed are read", seconds=60)
         shop.execute("delete from items where id = 0")
-        until(lambda: len(shop.records()) == 2 * len(rows) + 2, "a delete comes", seconds=60)
+        until(lambda: len(shop.records()) == 3 * len(rows) + 2, "a delete comes", seconds=60)
     found = [each for each in shop.records() if each.value is not None]
-    for record in found:
+    for place, record in enumerate(found):
         assert record.value is not None
         texts = {
             name: bytes(each).decode().replace("\\uD83D\\uDE00", "😀")
@@ -136,7 +197,16 @@ def test_every_value_has_its_form_in_the_snapshot_and_in_the_log(tmp_path: Path)
         }
         number = int(texts.pop("id"))
         assert texts.pop("number") == str(number + 1)
+        assert texts.pop("extra", "") == ("1" if place >= 2 * len(rows) else "")
         assert texts == {name: rows[number].get(name, "null") for name in names.values()}, "and no generated column"
         assert dict(record.headers)["millrace.base64"].decode() == names["bytea"]
-    assert [dict(each.headers)["millrace.op"] for each in found] == [b"r"] * len(rows) + [b"c"] * len(rows)
+    operations = [dict(each.headers)["millrace.op"] for each in found]
+    assert operations == [b"r"] * len(rows) + [b"c"] * len(rows) + [b"r"] * len(rows)
+    with Spool(shop.folder) as spool:
+        for place in (found[0].offset, found[len(rows)].offset, found[-1].offset):
+            columns, _ = spool.columns(shop.lane, place)
+            assert columns is not None
+            types = table_columns(columns).types
+            for kind, name in names.items():
+                assert types[name] == FIELDS.get(kind, "json" if kind.endswith("[]") else "string") + "?", kind
     shop.released()

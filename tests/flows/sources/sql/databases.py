@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,13 +12,11 @@ from typing import Any
 import pymysql
 
 from millrace.base.settings import Settings
-from millrace.flows.records import Record, is_truncation
+from millrace.flows.records import Record
 from millrace.flows.registry import Source as Declared
-from millrace.flows.registry import feeder_of, reader_of, source_of
-from millrace.flows.sources.source import Limits, task_of
+from millrace.flows.registry import feeder_of
 from tests import running_brokers
-
-LIMITS = Limits(500, 1 << 20, 0.1)
+from tests.flows.sources.capture.shops import records_of, replayed
 
 
 class Base:
@@ -88,29 +85,8 @@ class Base:
 
     def records(self, declared: Any, name: str = "") -> list[Record]:
         """All records of a lane that readers see."""
-        topic = name or declared.names[0]
-        source = source_of(declared, self.settings, group=self.group)
-        reader = reader_of(declared, self.settings, group=self.group, topic=topic, partition=0)
-        try:
-            place, found = source.ends()[task_of(topic, 0)], list[Record]()
-            start = place.low
-            while start < place.high:
-                for batch in reader.batches(start, place.high, LIMITS):
-                    found += batch.records or ()
-                    start = batch.end
-            return found
-        finally:
-            source.close()
-            reader.close()
+        return records_of(declared, self.settings, self.group, name or declared.names[0])
 
     def replayed(self, declared: Any, name: str = "") -> dict[str, dict[str, Any]]:
         """The rows that the records come to, by key."""
-        rows: dict[str, dict[str, Any]] = {}
-        for each in self.records(declared, name):
-            if is_truncation(each):
-                rows.clear()
-            elif each.value is None:
-                rows.pop((each.key or b"").decode(), None)
-            else:
-                rows[(each.key or b"").decode()] = json.loads(each.value)
-        return rows
+        return replayed(self.records(declared, name))

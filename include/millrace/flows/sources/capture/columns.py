@@ -26,6 +26,26 @@ _MEANINGS: Final = {
     "io.debezium.time.MicroTime": "string",
     "io.debezium.data.Uuid": "uuid",
 }
+TYPE: Final = "millrace.type"
+"""Parameter of a column of PostgreSQL: its base type. All of them are texts to the engine."""
+PRECISION: Final = "millrace.precision"
+SCALE: Final = "millrace.scale"
+"""Parameters of a numeric that has a number of digits."""
+_POSTGRES: Final = {
+    "int2": "int16",
+    "int4": "int32",
+    "int8": "int64",
+    "oid": "int64",
+    "money": "decimal(19,2)",
+    "float4": "float32",
+    "float8": "float64",
+    "bool": "bool",
+    "bytea": "binary",
+    "date": "date",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+    "uuid": "uuid",
+}
 _MAX_BITS: Final = 63
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 _BITS: Final = "io.debezium.data.Bits"
@@ -46,6 +66,8 @@ def table_columns(description: Mapping[str, Any]) -> TableColumns:
 
 
 def _type(kind: str, meaning: str | None, parameters: Mapping[str, str]) -> str:
+    if TYPE in parameters:
+        return _of_postgres(parameters[TYPE], parameters)
     if meaning == _DECIMAL:
         # Without digits it is a BIGINT UNSIGNED.
         digits, scale = int(parameters.get("connect.decimal.precision", 20)), int(parameters["scale"])
@@ -53,3 +75,18 @@ def _type(kind: str, meaning: str | None, parameters: Mapping[str, str]) -> str:
     if meaning == _BITS:
         return "int64" if int(parameters.get("length", 64)) <= _MAX_BITS else "decimal(20,0)"
     return _MEANINGS.get(meaning or "") or _PLAIN.get(kind) or kind
+
+
+def has_any_digits(parameters: Mapping[str, str]) -> bool:
+    """Return whether a column with these parameters is a number that a collection has as a text."""
+    return parameters.get(TYPE) == "numeric" and _of_postgres("numeric", parameters) == "string"
+
+
+def _of_postgres(kind: str, parameters: Mapping[str, str]) -> str:
+    if kind.startswith("_"):
+        return "json"
+    if kind != "numeric" or PRECISION not in parameters:  # a numeric without digits may have any number of them
+        return _POSTGRES.get(kind, "string")
+    digits, scale = int(parameters[PRECISION]), int(parameters[SCALE])
+    digits, scale = (digits - scale, 0) if scale < 0 else (max(digits, scale), scale)
+    return f"decimal({digits},{scale})" if digits <= MAX_PRECISION else "string"

@@ -23,6 +23,7 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.ddl import Effect, effect_of, renamed_tables, table_of
 from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History, regex_of
+from millrace.flows.sources.capture.rereading import Rereading, TableReader
 from millrace.flows.sources.capture.spool import Mark, Spool, Standing
 from millrace.runtime.supervisor import RestartBackoff
 
@@ -69,6 +70,17 @@ class Database:
     def offset(self, offset: Any) -> Any:
         """Return what the engine continues from, made of the offset after a whole transaction."""
         return offset
+
+    def reader(self) -> TableReader | None:
+        """Return what reads rows beside the changes, if the engine cannot. Needs `whole_transactions`."""
+        return None
+
+    def tables(self, now: Standing) -> tuple[str, ...]:
+        """Return the tables of which a snapshot was begun; none if that is not known."""
+        return now.tables
+
+    def wake(self) -> None:
+        """Write something into the log, if the engine would otherwise not say that it got to its end."""
 
 
 @dataclass(slots=True)
@@ -134,6 +146,8 @@ class Feeder(Closeable):
         self._unread: list[str] = []
         self._asked: list[str] = []
         """Of `unread`, what this engine knows."""
+        self._rereading: Rereading | None = None
+        """In place of an engine that can."""
         self._definitions: dict[str, Any] = {}
         self._transaction = ""
         """The one that the last BEGIN began."""
@@ -170,6 +184,7 @@ class Feeder(Closeable):
         """
         end = Deadline.after(seconds)
         newest = None if self._log is None else self._log.end()
+        self._database.wake()
         with Spool(self._folder) as spool:
             while not self._has(spool.standing(), newest):
                 if not end.pause(0.1):
@@ -223,20 +238,28 @@ class Feeder(Closeable):
     def _capture(self) -> None:
         """Run the engine until it ends or this is closed. Raises what the engine does."""
         now = self._spool.standing()
-        unseen = bool(now.tables and self._tables - set(now.tables) and not self._reading)
-        if now.offset is None or not now.complete or unseen:
+        known, reader = set(self._database.tables(now)), self._database.reader()
+        added = sorted(self._tables - known) if known else []
+        if now.offset is None or not now.complete or (added and not self._reading and reader is None):
+            added = []
             self._spool.begin_epoch()  # the engine cannot continue a snapshot
-            self._spool.note(tables=sorted(self._tables), definitions={})
+            self._spool.note(tables=sorted(self._tables), definitions={}, rereading=None)
         elif set(now.tables) != self._tables:
-            added = sorted(self._tables - set(now.tables)) if now.tables and self._reading else []
             self._spool.forget(sorted(self._tables))
-            self._spool.note(tables=sorted(self._tables), unread=[*now.unread, *added])
+            if reader is None:
+                self._spool.note(tables=sorted(self._tables), unread=[*now.unread, *added])
+        self._rereading = None
+        if reader is not None:
+            # Before a snapshot begins: whatever changes a shape after it is a change.
+            self._rereading = Rereading(reader, sorted(self._tables), self._spool.fact("rereading"), added=added)
+            found = {"rereading": self._rereading.stored(), "unread": self._rereading.pending}
+            self._spool.note(tables=sorted(self._tables), **found)
         now = self._spool.standing()
-        self._unread, self._definitions = list(now.unread), self._spool.definitions()
+        self._unread, self._definitions = list(now.unread), self._spool.fact("definitions") or {}
         # The engine's offset has the tables that it was about to read.
         begun = str((now.offset or {}).get("incremental_snapshot_collections", ""))
         self._asked = [each for each in self._unread if f'"{each}"' in begun]
-        reads = bool(self._unread)
+        reads = bool(self._unread and self._reading)
         stored = self._spool.history()
         known = {_history_key(each) for each in stored}
         engine = Engine(
@@ -274,7 +297,9 @@ class Feeder(Closeable):
                         hit("capture.spooled")
                         engine.acknowledge()
                         self._backoff.reset()
-                        if self._unread and complete:
+                        if self._rereading is not None:
+                            self._rereading.wake()
+                        elif self._unread and complete:
                             if not reads:
                                 return  # it starts again as one that reads
                             self._ask(engine)
@@ -302,6 +327,9 @@ class Feeder(Closeable):
                 found = next(waiting)
                 if found.table in self._tables:
                     taken.columns.append((found.table, found.description, len(taken.changes)))
+                    if self._rereading is not None and streaming:
+                        self._rereading.look()
+                        self._unread = self._rereading.pending
             if event.operation in CHANGES and event.table in self._tables:
                 taken.moment = event.milliseconds
                 if taking.again:
@@ -311,8 +339,11 @@ class Feeder(Closeable):
                 if event.operation == "t" and not taking.whole:  # DDL commits by itself
                     self._mark(taken, event.transaction or self._transaction)
             elif event.operation == "END":
-                if taking.ends(event, self._name, taken.marked, len(taken.changes)):
+                right = self._settled(event, complete=complete)
+                if taking.ends(event, self._name, taken.marked, len(taken.changes)) or right:
                     self._mark(taken, event.transaction or "", event.milliseconds)
+                if self._rereading is not None and event.offset is not None and complete:
+                    self._read(taken, self._rereading, event)
             elif event.operation == "BEGIN":
                 if not taking.whole:
                     self._mark(taken, "")
@@ -325,6 +356,8 @@ class Feeder(Closeable):
                 taking.at(event)
             elif event.notification.startswith(_INCREMENTAL):
                 self._progress(taken, event)
+        if self._rereading is not None:
+            taken.state |= {"rereading": self._rereading.stored(), "unread": self._rereading.pending}
         partition, offset = taking.place(batch.events[-1], len(taken.changes) - taken.marked)
         self._spool.append(
             taken.changes,
@@ -338,6 +371,27 @@ class Feeder(Closeable):
             **taken.state,
         )
         return complete
+
+    def _settled(self, event: Event, *, complete: bool) -> bool:
+        """Return whether the rows that were read beside the changes are all right at the end of a transaction."""
+        if self._rereading is None or event.offset is None or not complete:
+            return False
+        right = self._rereading.settle(self._database.offset(event.offset))
+        self._unread = self._rereading.pending
+        return right
+
+    def _read(self, taken: _Taken, rereading: Rereading, event: Event) -> None:
+        """Take rows that are read beside the changes, after the end of a transaction."""
+        found = rereading.pages(self._database.offset(event.offset))
+        for table, description, lines in found:
+            if description is None:
+                taken.changes.append((table, TRUNCATION))
+            else:
+                taken.columns.append((table, description, len(taken.changes)))
+                taken.changes += [(table, line) for line in lines]
+        self._unread = rereading.pending
+        if found:
+            self._mark(taken, "")
 
     def _mark(self, taken: _Taken, transaction: str, milliseconds: int = 0) -> None:
         moment = milliseconds or taken.moment

@@ -18,8 +18,8 @@ import msgspec
 
 from millrace.base.errors import CollectionNotFound, LogRegressed, MillraceError, PositionTruncated
 from millrace.flows.batch import Batch
-from millrace.flows.records import BINARY, OPERATION, Record, is_truncation
-from millrace.flows.sources.capture.columns import table_columns
+from millrace.flows.records import BINARY, DIGITS, OPERATION, Record, is_truncation
+from millrace.flows.sources.capture.columns import has_any_digits, table_columns
 from millrace.flows.sources.capture.engine import Event
 from millrace.flows.sources.capture.spool import Change, Spool
 from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, SourceLag, task_of
@@ -167,8 +167,8 @@ class CapturedRows(LaneReader):
         if changed is not None and self._spool.end_of(self._table, changed) <= start:  # no change is before that
             columns, changed = self._spool.columns(self._table, changed)
         found, after = self._within(start, end if changed is None else min(end, changed), end, limits)
-        binary = _binary(columns)
-        records = [self._record(each, binary) for each in found]
+        lists = _lists(columns)
+        records = [self._record(each, lists) for each in found]
         for place, each in enumerate(records):
             if place and is_truncation(each):  # the first of a batch, as a sink wants it
                 records, after = records[:place], each.offset
@@ -202,22 +202,26 @@ class CapturedRows(LaneReader):
     def close(self) -> None:
         self._spool.close()
 
-    def _record(self, change: Change, binary: bytes) -> Record:
+    def _record(self, change: Change, lists: Sequence[tuple[str, bytes]]) -> Record:
         event = _event.decode(change.line)
         headers = [(OPERATION, event.operation.encode())]
         if event.transaction is not None:
             headers.append((TRANSACTION, event.transaction.encode()))
-        if binary:
-            headers.append((BINARY, binary))
+        headers += lists
         key = _key(event.key) if len(bytes(event.key)) else None
         value = None if event.operation in ("d", "t") else bytes(event.after)
         return Record(self._table, 0, change.number, key, value, event.milliseconds, headers)
 
 
-def _binary(columns: dict[str, Any] | None) -> bytes:
-    """The columns whose values are base64, with commas: bytes without another meaning, as a decimal has."""
+def _lists(columns: dict[str, Any] | None) -> list[tuple[str, bytes]]:
+    """Headers that list columns whose values are base64 (bytes without another meaning, as a decimal has), or numbers
+    of any number of digits."""
     found = (columns or {}).get("columns", ())
-    return ",".join(each["name"] for each in found if each["type"] == "bytes" and each["meaning"] is None).encode()
+    lists = {
+        BINARY: [each["name"] for each in found if each["type"] == "bytes" and each["meaning"] is None],
+        DIGITS: [each["name"] for each in found if has_any_digits(each.get("parameters", {}))],
+    }
+    return [(header, ",".join(names).encode()) for header, names in lists.items() if names]
 
 
 def _key(row: msgspec.Raw) -> bytes:

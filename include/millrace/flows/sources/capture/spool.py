@@ -205,7 +205,7 @@ class Spool(Closeable):
         return None if row is None else json.loads(row[0]), change
 
     def note(self, **state: Any) -> None:
-        """Store facts of `Standing`, synced."""
+        """Store facts, those of `Standing` or others, synced."""
         with self._writing():
             self._state(state)
 
@@ -244,7 +244,7 @@ class Spool(Closeable):
 
         A mark's number is here that of changes before it in `changes`. `columns` are descriptions of tables, each
         with the place in `changes` from which the table has them. `also` writes tables of the feeder's own in the same
-        transaction; `state` are more facts of `Standing`.
+        transaction; `state` are more facts.
         """
         with self._writing():
             (row,) = self._db.execute("select coalesce(max(value), '0') from state where name = 'next'").fetchone()
@@ -302,10 +302,10 @@ class Spool(Closeable):
         """Read tables of the feeder's own (`append`)."""
         return self._db.execute(statement, values).fetchall()
 
-    def definitions(self) -> dict[str, Any]:
-        """Return the newest definitions of tables, in the engine's form, by name."""
-        row = self._db.execute("select value from state where name = 'definitions'").fetchone()
-        return {} if row is None else json.loads(row[0])
+    def fact(self, name: str) -> Any:
+        """Return a fact that the feeder stored (`append`, `note`) and `Standing` does not have; None: there is none."""
+        row = self._db.execute("select value from state where name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
 
     def forget(self, tables: Sequence[str]) -> None:
         """Remove the changes of all tables but these."""

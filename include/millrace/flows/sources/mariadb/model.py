@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from millrace.flows.declare.part import Part, Secret, words
+from millrace.flows.declare.part import Secret, words
 from millrace.flows.kinds import SourceKind
+from millrace.flows.sources.capture.model import TablesOfDatabase
 
 TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^.`]+$")]
 
 
-class MariaDbSource(Part):
+class MariaDbSource(TablesOfDatabase):
     """The rows of tables, and then each change of them, from the server's binary log. A task for each table."""
 
     kind: Literal["mariadb"] = "mariadb"
@@ -39,23 +40,9 @@ class MariaDbSource(Part):
         "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
     )
 
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if (self.table is None) == (not self.tables):
-            raise ValueError("say one table, or several tables")
-        if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables names one twice")
-        return self
-
     @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, each with its database: the topics of its lanes."""
-        return tuple(f"{self.database}.{each}" for each in self.tables or (self.table,))
-
-    @property
-    def name(self) -> str:
-        """The tables in one text."""
-        return ",".join(self.names)
+    def place(self) -> str:
+        return self.database
 
 
 KIND: Final = SourceKind(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from millrace.flows.declare.part import Part, Secret, words
+from millrace.flows.declare.part import Secret, words
 from millrace.flows.kinds import SourceKind
+from millrace.flows.sources.capture.model import TablesOfDatabase
 
 _NAME: Final = r'^[^.,"\x00]+$'
 _SLOT: Final = r"^([a-z0-9_]{1,63})?$"
 TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=_NAME)]
 
 
-class PostgresSource(Part):
+class PostgresSource(TablesOfDatabase):
     """The rows of tables, and then each change of them, by logical decoding. A task for each table."""
 
     kind: Literal["postgres"] = "postgres"
@@ -49,40 +50,7 @@ class PostgresSource(Part):
         "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
     )
 
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if (self.table is None) == (not self.tables):
-            raise ValueError("say one table, or several tables")
-        if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables names one twice")
-        return self
-
     def local_paths(self) -> Iterator[tuple[str, str]]:
         if self.tls_ca:
             yield "tls_ca", self.tls_ca
 
-    @property
-    def relations(self) -> tuple[str, ...]:
-        """The tables without their schema."""
-        return self.tables or tuple(each for each in (self.table,) if each is not None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, each with its schema: the topics of its lanes."""
-        return tuple(f"{self.namespace}.{each}" for each in self.relations)
-
-    @property
-    def name(self) -> str:
-        """The tables in one text."""
-        return ",".join(self.names)
-
-
-KIND: Final = SourceKind(
-    "postgres",
-    PostgresSource,
-    "millrace.flows.sources.postgres.table:source_of",
-    "millrace.flows.sources.postgres.table:reader_of",
-    transactional=True,
-    feeder="millrace.flows.sources.postgres.table:feeder_of",
-    release="millrace.flows.sources.postgres.table:release",
-)

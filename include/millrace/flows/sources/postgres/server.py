@@ -17,8 +17,11 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import CaptureLost, InvalidSettings, LogUnavailable
 from millrace.base.extras import import_optional
 from millrace.flows.sources.capture.feeder import Database
+from millrace.flows.sources.capture.rereading import TableReader
 from millrace.flows.sources.capture.spool import Standing
 from millrace.flows.sources.postgres.model import PostgresSource
+from millrace.flows.sources.postgres.rows import RowReader, quoted, texts_of
+from millrace.flows.sources.postgres.values import SESSION
 
 _CONNECT_SECONDS: Final = 10
 _RELEASE_SECONDS: Final = 15.0
@@ -29,16 +32,9 @@ _REFUSED: Final = re.compile(
     r"|permission denied for database|not permitted to log in|no password supplied",
     re.IGNORECASE,
 )
+_MESSAGE: Final = "SELECT pg_logical_emit_message(true, 'millrace', '')"
+"""Changes no table, and moves the engine's position."""
 _MARK: Final = "Made by Millrace for"
-_SESSION: Final = {
-    "DateStyle": "ISO",
-    "IntervalStyle": "iso_8601",
-    "TimeZone": "UTC",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "extra_float_digits": "3",
-}
-"""Of the engine's sessions: the texts of values that java/PostgresValues.java reads."""
 
 
 class Server(Database):
@@ -89,13 +85,13 @@ class Server(Database):
         )
         if not replicates:
             raise self._wrong(
-                f"does not let {self._declared.user!r} replicate: run `ALTER ROLE {_quoted(self._declared.user)}"
+                f"does not let {self._declared.user!r} replicate: run `ALTER ROLE {quoted(self._declared.user)}"
                 " REPLICATION`"
             )
 
     def _check_table(self, db: Any, table: str) -> None:
         declared = self._declared
-        relation, name = _quoted(declared.namespace, table), f"{declared.namespace}.{table}"
+        relation, name = quoted(declared.namespace, table), f"{declared.namespace}.{table}"
         found = db.execute(
             "select c.oid, c.relkind, c.relpersistence, has_schema_privilege(n.oid, 'usage'),"
             " has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select'), c.relispartition"
@@ -115,11 +111,11 @@ class Server(Database):
             raise self._wrong(
                 f"logs no changes of {name}, which is unlogged or temporary: run `ALTER TABLE {relation} SET LOGGED`"
             )
-        role = _quoted(declared.user)
+        role = quoted(declared.user)
         if not used:
             raise self._wrong(
                 f"does not let {declared.user!r} see the schema: run `GRANT USAGE ON SCHEMA"
-                f" {_quoted(declared.namespace)} TO {role}`"
+                f" {quoted(declared.namespace)} TO {role}`"
             )
         if not readable:
             raise self._wrong(f"does not let {declared.user!r} read {name}: run `GRANT SELECT ON {relation} TO {role}`")
@@ -191,8 +187,8 @@ class Server(Database):
         """Make the publication, or check the one that exists."""
         errors = import_optional("psycopg").errors
         declared = self._declared
-        tables = ", ".join(_quoted(declared.namespace, each) for each in declared.relations)
-        name = _quoted(self.publication)
+        tables = ", ".join(quoted(declared.namespace, each) for each in declared.relations)
+        name = quoted(self.publication)
         create = f"CREATE PUBLICATION {name} FOR TABLE {tables} WITH (publish_via_partition_root = true)"
         found = db.execute(
             "select pubinsert and pubupdate and pubdelete and pubtruncate, pubviaroot from pg_publication"
@@ -222,8 +218,8 @@ class Server(Database):
             self._check_published(db, table, via_root=via_root)
 
     def _check_published(self, db: Any, table: str, *, via_root: bool) -> None:
-        namespace, name = self._declared.namespace, _quoted(self.publication)
-        relation = _quoted(namespace, table)
+        namespace, name = self._declared.namespace, quoted(self.publication)
+        relation = quoted(namespace, table)
         (divided,) = _row(
             db,
             "select relkind = 'p' from pg_class c join pg_namespace n on n.oid = relnamespace"
@@ -244,16 +240,40 @@ class Server(Database):
             (self.publication, namespace, table),
         ).fetchone()
         if row is None:
-            raise self._wrong(
-                f"does not publish {namespace}.{table} in {self.publication}: run `ALTER PUBLICATION {name} ADD TABLE"
-                f" {relation}`"
-            )
+            self._add(db, table)
+            return
         condition, columns, all_columns = row
         if condition is not None or (columns is not None and not set(all_columns) <= set(columns)):
             raise self._wrong(
                 f"publishes only some rows or columns of {namespace}.{table} in {self.publication}: run `ALTER"
                 f" PUBLICATION {name} DROP TABLE {relation}`, and then `ALTER PUBLICATION {name} ADD TABLE {relation}`"
             )
+
+    def _add(self, db: Any, table: str) -> None:
+        """Add a table to the publication, if this made it."""
+        errors = import_optional("psycopg").errors
+        name, relation = quoted(self.publication), quoted(self.namespace, table)
+        statement = f"ALTER PUBLICATION {name} ADD TABLE {relation}"
+        if self._is_ours(db):
+            try:
+                db.execute(statement)
+                return
+            except errors.DuplicateObject:
+                return  # another worker was first
+            except errors.InsufficientPrivilege:
+                pass
+        raise self._wrong(f"does not publish {self.namespace}.{table} in {self.publication}: run `{statement}`")
+
+    def _is_ours(self, db: Any) -> bool:
+        """Whether a flow made the publication."""
+        (found,) = _row(
+            db,
+            "select exists (select from pg_publication where pubname = %s"
+            " and obj_description(oid, 'pg_publication') like %s)",
+            self.publication,
+            f"{_MARK} %",
+        )
+        return bool(found)
 
     # --- around the engine -------------------------------------------------------------------------------------------
 
@@ -281,29 +301,43 @@ class Server(Database):
                 " and not attisdropped order by attnum",
                 (declared.namespace, table),
             ).fetchall()
-            # `format` uses the types' own output, as the log does: a cast to text cuts char(n), and adds to inet.
-            texts = [
-                f"case when {each} is distinct from null then format('%s', {each}) end as {each}"
-                for each in (_quoted(name) for name, computed in columns if not computed)
-            ]
+            texts = texts_of([name for name, computed in columns if not computed])
             excluded += [
                 "\\.".join(map(_literal, (declared.namespace, table, name))) for name, computed in columns if computed
             ]
             found[f"snapshot.select.statement.overrides.{declared.namespace}.{table}"] = (
-                f"SELECT {', '.join(texts)} FROM {_quoted(declared.namespace, table)}"
+                f"SELECT {', '.join(texts)} FROM {quoted(declared.namespace, table)}"
             )
-        return found | {"values.domains": self._domains(db), "column.exclude.list": ",".join(excluded)}
+        domains = ",".join(f"{name}={base}" for name, base in self.domains(db).items())
+        return found | {
+            "values.domains": domains,
+            "values.digits": self._digits_of_domains(db),
+            "column.exclude.list": ",".join(excluded),
+        }
 
-    def _domains(self, db: Any) -> str:
-        """The base type of each domain and of each array of one, for java/PostgresValues.java."""
+    def domains(self, db: Any) -> dict[str, str]:
+        """Return the base type of each domain and of each array of one."""
+        found = dict(
+            db.execute(
+                "select typname, base from (select t.typname, t.oid, b.typname as base from pg_type t"
+                " join pg_type b on b.oid = t.typbasetype where t.typtype = 'd' union all"
+                " select a.typname, a.oid, '_' || b.typname from pg_type t join pg_type a on a.oid = t.typarray"
+                " join pg_type b on b.oid = t.typbasetype where t.typtype = 'd') found"
+                " where typname !~ '[,=]' order by oid"
+            ).fetchall()
+        )
+        return {name: _base(name, found) for name in found}
+
+    def _digits_of_domains(self, db: Any) -> str:
+        """The digits of domains of a numeric, for java/PostgresValues.java."""
         found = db.execute(
-            "select typname, base from (select t.typname, t.oid, b.typname as base from pg_type t"
-            " join pg_type b on b.oid = t.typbasetype where t.typtype = 'd' union all"
-            " select a.typname, a.oid, '_' || b.typname from pg_type t join pg_type a on a.oid = t.typarray"
-            " join pg_type b on b.oid = t.typbasetype where t.typtype = 'd') found"
-            " where typname !~ '[,=]' order by oid"
+            "with recursive base as (select oid, typname, typbasetype as type, typtypmod as modifier from pg_type"
+            " where typtype = 'd' union all select base.oid, base.typname, t.typbasetype,"
+            " case when modifier = -1 then t.typtypmod else modifier end from base join pg_type t on t.oid = type"
+            " where t.typtype = 'd') select typname, modifier from base where type = 'numeric'::regtype"
+            " and modifier >= 4 and typname !~ '[,=]' order by oid"
         ).fetchall()
-        return ",".join(f"{name}={_base(name, dict(found))}" for name, _ in found)
+        return ",".join(f"{name}={modifier}" for name, modifier in found)
 
     def before_change(self, now: Standing) -> None:
         # The engine makes a slot that is missing, without a word. Until it got an acknowledgement, a slot that stands
@@ -320,6 +354,38 @@ class Server(Database):
         """
         place = offset.get("lsn_commit") or offset.get("lsn") or self._confirmed()
         return {"lsn": place, "lsn_commit": place, "ts_usec": offset.get("ts_usec", 0)} | self._history
+
+    def tables(self, now: Standing) -> tuple[str, ...]:
+        # An earlier build kept them in its offset.
+        named = (now.offset or {}).get("tables", "")
+        return now.tables or tuple(named.split(",") if named else ())
+
+    def reader(self) -> TableReader:
+        return RowReader(self)
+
+    def wake(self) -> None:
+        with self.connect() as db:
+            db.execute(_MESSAGE)
+
+    def end(self) -> dict[str, Any]:
+        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        with self.connect() as db:
+            (place,) = _row(db, "select (pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint")
+        return {"lsn": int(place)}
+
+    def behind(self, offset: Any, end: Any, /) -> int:
+        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        return int(end["lsn"]) - int(offset["lsn"])
+
+    def moment(self, offset: Any, /) -> float:
+        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        return float(offset.get("ts_usec", 0)) / 1e6
+
+    def admit(self, table: str) -> None:
+        """Publish a table that was created anew. Raises InvalidSettings with the statement to run, LogUnavailable."""
+        with self.connect() as db:
+            self._check_table(db, table)
+            self._publish(db)
 
     def _confirmed(self) -> int:
         """Where the slot begins, for a capture without a snapshot."""
@@ -338,13 +404,10 @@ class Server(Database):
         """
         with self.connect(replication="database") as db:
             system, timeline = _row(db, "IDENTIFY_SYSTEM")[:2]
-            self._history = {"system": system, "timeline": int(timeline), "tables": ",".join(self._declared.names)}
+            self._history = {"system": system, "timeline": int(timeline)}
             known = self._history | (now.offset or {"lsn": 0})
             if known["system"] != system:
                 raise CaptureLost(f"{self._declared.name}: {self._place} is another database cluster than before")
-            added = sorted(set(self._declared.names) - set(known["tables"].split(",")))
-            if added:
-                raise CaptureLost(f"{', '.join(added)}: the flow has them since its snapshot, which has not their rows")
             before, place = known["timeline"], int(known["lsn"])
             if before == int(timeline):
                 return
@@ -384,15 +447,8 @@ class Server(Database):
         """Drop the slot, and the publication if this made it. Raises InvalidSettings, LogUnavailable."""
         with self.connect() as db:
             self._drop_slot(db)
-            (ours,) = _row(
-                db,
-                "select exists (select from pg_publication where pubname = %s"
-                " and obj_description(oid, 'pg_publication') like %s)",
-                self.publication,
-                f"{_MARK} %",
-            )
-            if ours:
-                db.execute(f"DROP PUBLICATION IF EXISTS {_quoted(self.publication)}")
+            if self._is_ours(db):
+                db.execute(f"DROP PUBLICATION IF EXISTS {quoted(self.publication)}")
 
     def _drop_slot(self, db: Any) -> None:
         """Drop the slot if it exists, once an engine that was killed is gone from it."""
@@ -450,6 +506,11 @@ class Server(Database):
             raise self._wrong(f"refuses a statement of the capture: {' '.join(str(error).split())}") from None
 
     @property
+    def namespace(self) -> str:
+        """The schema of the tables."""
+        return self._declared.namespace
+
+    @property
     def _place(self) -> str:
         return f"PostgreSQL {self._declared.host}:{self._declared.port}"
 
@@ -484,12 +545,12 @@ def properties_of(declared: PostgresSource, group: str, server: Server) -> dict[
         "snapshot.select.statement.overrides": ",".join(declared.names),
         "include.unknown.datatypes": "true",
         "datatype.propagate.source.type": ".+",
-        "driver.options": " ".join(f"-c {name}={value}" for name, value in _SESSION.items()),
+        "driver.options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),
         "event.converting.failure.handling.mode": "fail",
         "event.processing.failure.handling.mode": "fail",
         "heartbeat.interval.ms": str(declared.heartbeat_seconds * 1000),
         # An idle database gets no changes to confirm while others on its server write. This is one.
-        "heartbeat.action.query": "SELECT pg_logical_emit_message(true, 'millrace', '')",
+        "heartbeat.action.query": _MESSAGE,
         "status.update.interval.ms": "1000",
         "notification.enabled.channels": "sink",
         "notification.sink.topic.name": "notifications",
@@ -520,10 +581,6 @@ def _row(db: Any, query: str, *values: Any) -> tuple[Any, ...]:
     row: tuple[Any, ...] | None = db.execute(query, values or None).fetchone()
     assert row is not None, "it returns a row"
     return row
-
-
-def _quoted(*names: str) -> str:
-    return ".".join('"{}"'.format(each.replace('"', '""')) for each in names)
 
 
 def _literal(name: str) -> str:

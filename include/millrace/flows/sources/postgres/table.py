@@ -37,6 +37,7 @@ def feeder_of(declared: PostgresSource, settings: Settings, *, group: str) -> Fe
         max_bytes=declared.spool_mib << 20,
         snapshot_again=declared.on_loss == "snapshot",
         database=server,
+        log=server,
     )
 
 

@@ -156,7 +156,7 @@ _binary: Final = msgspec.json.Decoder(_Binary)
 class PolledRows(CapturedRows):
     """Reads changes that a poller found: each says which of its columns are bytes."""
 
-    def _record(self, change: Change, binary: bytes) -> Record:
-        found = super()._record(change, binary)
+    def _record(self, change: Change, lists: Sequence[tuple[str, bytes]]) -> Record:
+        found = super()._record(change, lists)
         names = _binary.decode(change.line).names
         return found._replace(headers=[*found.headers, (BINARY, names.encode())]) if names else found

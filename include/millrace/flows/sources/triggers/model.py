@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from millrace.flows.declare.part import words
 from millrace.flows.kinds import SourceKind
+from millrace.flows.sources.capture.model import TablesOfDatabase
 from millrace.flows.sources.sql.model import NAME, SqlDatabase
 
 TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=48, pattern=r"^[^.`'\"\x00]+$")]
 
 
-class TriggersSource(SqlDatabase):
+class TriggersSource(SqlDatabase, TablesOfDatabase):
     """The rows of tables, and then each change of them, by triggers that the user creates. A task for each table."""
 
     kind: Literal["triggers"] = "triggers"
@@ -33,29 +34,6 @@ class TriggersSource(SqlDatabase):
     spool_mib: int = words(
         "changes that wait for the flow; beyond it the source is not read", default=1024, ge=1, le=1 << 20
     )
-
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if (self.table is None) == (not self.tables):
-            raise ValueError("say one table, or several tables")
-        if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables names one twice")
-        return self
-
-    @property
-    def relations(self) -> tuple[str, ...]:
-        """The tables without their schema."""
-        return self.tables or tuple(each for each in (self.table,) if each is not None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, each with its database or schema: the topics of its lanes."""
-        return tuple(f"{self.place}.{each}" for each in self.relations)
-
-    @property
-    def name(self) -> str:
-        """The tables in one text."""
-        return ",".join(self.names)
 
 
 KIND: Final = SourceKind(

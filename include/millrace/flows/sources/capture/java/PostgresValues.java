@@ -18,7 +18,8 @@ import org.apache.kafka.connect.data.SchemaBuilder;
  * Converts the texts of PostgreSQL's values, from the snapshot and from the replication stream alike, as docs/capture.md lists them.
  *
  * <p>The sessions have DateStyle ISO, IntervalStyle iso_8601, bytea_output hex, lc_monetary C and the zone UTC. The property "domains" has the base
- * type of each domain and of each array of one: posint=int4,_posint=_int4. A column of schema {@link #JSON} holds a text that is JSON.
+ * type of each domain and of each array of one: posint=int4,_posint=_int4. The property "digits" has the modifier of each domain of a numeric
+ * that limits them. The parameters "millrace.type", "millrace.precision" and "millrace.scale" of a column's schema say what it is. A column of schema {@link #JSON} holds a text that is JSON.
  */
 public final class PostgresValues implements CustomConverter<SchemaBuilder, RelationalColumn> {
     /** Name of the schema of a text that is JSON, to be written as it is. */
@@ -32,13 +33,19 @@ public final class PostgresValues implements CustomConverter<SchemaBuilder, Rela
     private static final Pattern MOMENT = Pattern.compile("([0-9]{4,}-[0-9]{2}-[0-9]{2}) ([0-9:]{8})(\\.[0-9]+)?(\\+00)?");
     private static final Pattern CLOCK = Pattern.compile("([0-9:]{8})(\\.[0-9]+)?([-+][0-9:]+)?");
     private final Map<String, String> domains = new HashMap<>();
+    private final Map<String, String> digits = new HashMap<>();
 
     @Override
     public void configure(Properties properties) {
-        for (String each : properties.getProperty("domains", "").split(",")) {
+        pairs(properties.getProperty("domains", ""), domains);
+        pairs(properties.getProperty("digits", ""), digits);
+    }
+
+    private static void pairs(String text, Map<String, String> found) {
+        for (String each : text.split(",")) {
             int place = each.indexOf('=');
             if (place > 0) {
-                domains.put(each.substring(0, place), each.substring(place + 1));
+                found.put(each.substring(0, place), each.substring(place + 1));
             }
         }
     }
@@ -54,6 +61,10 @@ public final class PostgresValues implements CustomConverter<SchemaBuilder, Rela
         boolean binary = type.equals("bytea");
         Function<String, String> json = type.startsWith("_") ? json(type.substring(1)) : json(type);
         SchemaBuilder schema = binary ? SchemaBuilder.bytes() : json == null && !type.startsWith("_") ? SchemaBuilder.string() : named();
+        schema.parameter("millrace.type", type);
+        if (type.equals("numeric")) {
+            digits(column, schema);
+        }
         registration.register(schema.optional(), value -> {
             if (value == null) {
                 return null;
@@ -75,13 +86,32 @@ public final class PostgresValues implements CustomConverter<SchemaBuilder, Rela
         });
     }
 
+    /** The digits of a numeric, if their number is limited. A scale has eleven bits and may be negative. */
+    private void digits(RelationalColumn column, SchemaBuilder schema) {
+        int length = column.length().orElse(0);
+        int scale = column.scale().orElse(0);
+        String modifier = digits.get(plain(column.typeName()));
+        if (modifier != null) {
+            length = Integer.parseInt(modifier) - 4 >> 16 & 0xFFFF;
+            scale = Integer.parseInt(modifier) - 4;
+        }
+        if (length > 0 && length <= 1000) {
+            schema.parameter("millrace.precision", Integer.toString(length));
+            schema.parameter("millrace.scale", Integer.toString(((scale & 0x7FF) ^ 0x400) - 0x400));
+        }
+    }
+
     private static SchemaBuilder named() {
         return SchemaBuilder.string().name(JSON);
     }
 
+    private static String plain(String name) {
+        return name.substring(name.lastIndexOf('.') + 1).replace("\"", "").replaceAll("\\(.*\\)", "");
+    }
+
     /** The name of a base type, without schema, quotes and modifiers. */
     private String type(String name) {
-        String found = name.substring(name.lastIndexOf('.') + 1).replace("\"", "").replaceAll("\\(.*\\)", "");
+        String found = plain(name);
         found = domains.getOrDefault(found, found).toLowerCase(Locale.ROOT);
         return switch (found) {
             case "serial", "serial4" -> "int4";

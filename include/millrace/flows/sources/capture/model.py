@@ -1,0 +1,45 @@
+"""What declarations of captured tables have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
+
+from millrace.flows.declare.part import Part
+
+
+class TablesOfDatabase(Part):
+    """A source of one `table`, or of several `tables`. A kind declares both, with the names that its database takes."""
+
+    if TYPE_CHECKING:
+        table: str | None
+        tables: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if (self.table is None) == (not self.tables):
+            raise ValueError("say one table, or several tables")
+        if len(set(self.tables)) < len(self.tables):
+            raise ValueError("tables names one twice")
+        return self
+
+    @property
+    def place(self) -> str:
+        """What stands before a table's name in its topic: its database, or its schema."""
+        raise NotImplementedError
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The tables without their place."""
+        return self.tables or tuple(each for each in (self.table,) if each is not None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, each with its place: the topics of its lanes."""
+        return tuple(f"{self.place}.{each}" for each in self.relations)
+
+    @property
+    def name(self) -> str:
+        """The tables in one text."""
+        return ",".join(self.names)
