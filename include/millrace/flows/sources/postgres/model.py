@@ -54,3 +54,18 @@ class PostgresSource(TablesOfDatabase):
         if self.tls_ca:
             yield "tls_ca", self.tls_ca
 
+    @property
+    def place(self) -> str:
+        return self.namespace
+
+
+KIND: Final = SourceKind(
+    "postgres",
+    PostgresSource,
+    "millrace.flows.sources.postgres.table:source_of",
+    "millrace.flows.sources.postgres.table:reader_of",
+    tables=True,
+    transactional=True,
+    feeder="millrace.flows.sources.postgres.table:feeder_of",
+    release="millrace.flows.sources.postgres.table:release",
+)
