@@ -1,5 +1,8 @@
 """The page of flows, whichever host runs them: one graph of what feeds what, and one table of how each is doing.
 
+A flow that the management service does not manage has a page here, with the buttons that a managed one has on its own;
+they call the API, which checks who asks.
+
 A pipeline of the management service is shown to those who may see it. `/streams` and `/pipelines` of earlier builds
 lead here.
 """
@@ -7,14 +10,17 @@ lead here.
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException
 
 from millrace.access.grants import Caller, Role
-from millrace.base.errors import MillraceError
+from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.catalog.sqlite_file import collection_names
 from millrace.flows.directory import flow_statuses
+from millrace.flows.errors.selection import Selection
 from millrace.flows.status import FlowStatus
 from millrace.observe.flows import graph_of
 from millrace.observe.observer import Observer
@@ -26,6 +32,7 @@ from millrace_airflow.ui.flow_graph import graph_layout
 from millrace_airflow.ui.pages import Renderer
 
 PER_PAGE: Final = 50
+VIEWS: Final = {"state": "State", "errors": "Errors"}
 Short = Annotated[str, Query(max_length=200)]
 Offset = Annotated[int, Query(ge=0, le=1 << 31)]
 
@@ -52,6 +59,35 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
             managed={row["flow"].node for row in rows if row["record"] is not None},
         )  # fmt: skip
 
+    @made.get("/flows/{name}")
+    def one(
+        request: Request,
+        user: Reader,
+        name: Annotated[str, Path(max_length=128)],
+        view: Short = "state",
+        lane: Annotated[str, Query(max_length=512)] = "",
+        low: Short = "",
+        high: Short = "",
+        reason: Short = "",
+    ) -> Response:
+        caller = management.known(Caller(principal_of(user)))
+        if any(each.id == name for each in management.seen_by(caller)):
+            return RedirectResponse(f"{request.scope.get('root_path', '')}/pipelines/{quote(name)}", status_code=307)
+        if view not in VIEWS:
+            raise HTTPException(404, f"A flow has the views {', '.join(VIEWS)}.")
+        values: dict[str, Any] = {"letters": None, "chosen": None, "problem": None}
+        if view == "errors":
+            try:
+                chosen = chosen_by(lane=lane, low=low, high=high, reason=reason)
+                values["chosen"] = given_of(chosen)
+                values |= {"letters": management.flow_errors(caller, name, chosen)}
+            except MillraceError as error:
+                values["problem"] = f"{error.code}: {error}"
+        return renderer.page(
+            request, "flow.html", tab="flows", overview=observer.overview(), flow=management.show_flow(caller, name),
+            view=view, views=VIEWS, may=caller.principal.has_role((Role.OPERATE,), ()), **values,
+        )  # fmt: skip
+
     @made.get("/streams")
     @made.get("/pipelines")
     def moved(request: Request, user: Reader) -> RedirectResponse:
@@ -59,6 +95,24 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         return RedirectResponse(f"{request.scope.get('root_path', '')}/flows{asked}", status_code=308)
 
     return made
+
+
+def chosen_by(*, lane: str, low: str, high: str, reason: str, step: str = "", kind: str = "") -> Selection:
+    """Return the dead letters that a form asks for. Raises InvalidArgument if a position is no number."""
+    return Selection(
+        step=step, kind=kind, reason=reason, lane=lane.strip(), low=_position(low.strip()), high=_position(high.strip())
+    )
+
+
+def _position(text: str) -> int | None:
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise InvalidArgument(f"{text[:40]!r} is no position: give a number, of a topic the offset")
+    return int(text) if text else None
+
+
+def given_of(selection: Selection) -> dict[str, Any]:
+    """Return the conditions that are given, as the API takes them."""
+    return {field: each for field, each in selection.to_json().items() if each not in ("", None, [])}
 
 
 def row_of(management: Management, record: Record) -> dict[str, Any]:

@@ -16,15 +16,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from millrace.access.grants import Caller, Role
-from millrace.base.errors import MillraceError
+from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.flows.declare.worker import Resources
-from millrace.flows.errors.selection import Selection
 from millrace.flows.registry import SinkKind, SourceKind, sink_kinds, source_kinds
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
-from millrace_airflow.ui.flows import row_of
+from millrace_airflow.ui.flows import chosen_by, given_of, row_of
 from millrace_airflow.ui.pages import Renderer
 
 VIEWS: Final = {
@@ -73,6 +72,9 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         step: Short = "",
         kind: Short = "",
         reason: Short = "",
+        lane: Annotated[str, Query(max_length=512)] = "",
+        low: Short = "",
+        high: Short = "",
         before: Annotated[str, Query(max_length=20_000)] = "",
     ) -> HTMLResponse:
         caller = management.admit(CALLS, Caller(principal_of(user)), "pipeline", {"pipeline": pipeline})
@@ -80,10 +82,15 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
             raise HTTPException(404, f"A pipeline has the views {', '.join(VIEWS)}.")
         record = management.get(pipeline)
         row = row_of(management, record)
-        values: dict[str, Any] = {"errors": None, "events": None, "problem": None}
+        values: dict[str, Any] = {"errors": None, "events": None, "problem": None, "chosen": None}
         if view == "errors":
-            chosen = Selection(step=step, kind=kind, reason=reason)
-            values |= _asked(lambda: {"errors": management.errors(pipeline, chosen, before=before)})
+            try:
+                chosen = chosen_by(lane=lane, low=low, high=high, step=step, kind=kind, reason=reason)
+            except InvalidArgument as error:
+                values["problem"] = f"{error.code}: {error}"
+            else:
+                values["chosen"] = given_of(chosen)
+                values |= _asked(lambda: {"errors": management.errors(pipeline, chosen, before=before)})
         elif view == "history":
             values["events"] = management.history(pipeline, before=None, limit=200)
         return show(

@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
-from millrace.base.errors import InvalidSettings, LogUnavailable, MetaUnavailable, SecretUnreadable
+from millrace.base.errors import InvalidSettings, LogUnavailable, MetaUnavailable, SecretUnreadable, StreamBusy
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
@@ -37,6 +37,10 @@ from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.status import PipelineStatus, State, metrics_path, status_path
 from millrace.flows.registry import SINKS, SOURCES
 from millrace.flows.sources.source import Ends
+from millrace.flows.spark_host.error_window import resets_of
+from millrace.flows.spark_host.incarnations import Kept as KeptStream
+from millrace.flows.spark_host.incarnations import sink_folder
+from millrace.flows.spark_host.redrive import redrive
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.declaration import pipeline_of
@@ -233,7 +237,9 @@ def test_any_flow_is_listed_shown_and_moved_by_one_route(streams: Service) -> No
     assert service.ask("PUT", "flows/flights/stop")[0] == 200
     assert not service.deployment.running("flights")
     told = service.ask("GET", "flows/by_hour")[1]
-    assert (told["guarantee"], told["promise"], told["positions"]) == ("exactly once", "exactly once", {})
+    assert (told["guarantee"], told["promise"], told["positions"]) == (
+        "exactly once", "exactly once: the sink stores the micro-batch's number with its rows", {}
+    )  # fmt: skip
     assert service.ask("PUT", "flows/by_hour/pause")[1]["state"] == "paused"
     status, found = service.ask("PUT", "flows/by_hour/resume")
     assert (status, found["error"]["code"]) == (422, "INVALID_STREAM")
@@ -256,6 +262,34 @@ def test_a_flow_is_seen_and_moved_by_whoever_may_and_a_name_is_no_file(streams: 
     for name in ("absent", "absent.yaml"):
         status, found = service.ask("GET", f"flows/{name}", token=some)
         assert (status, found["error"]["message"]) == (404, f"no flow {name!r}"), "other flows are not named"
+
+
+def test_a_stream_s_count_begins_anew_and_its_letters_are_asked_for_by_place(streams: Service) -> None:
+    service = streams
+    settings = service.management._settings
+    stream = declared_flow(settings, "hourly")
+    assert service.ask("PUT", "flows/hourly/errors/reset")[0] == 200
+    assert resets_of(sink_folder(KeptStream(settings, "hourly").checkpoint(KeptStream(settings, "hourly").state))) == 1
+    assert service.ask("GET", "flows/hourly/errors?lane=in-0&low=3&high=9") == (200, {"place": "", "letters": []})
+    for asked, status, code in (
+        ("flows/hourly/errors?low=3", 422, "INVALID_ARGUMENT"),
+        ("flows/hourly/errors?low=-3&lane=in-0", 422, "INVALID_ARGUMENT"),
+    ):
+        assert (service.ask("GET", asked)[0], service.ask("GET", asked)[1]["error"]["code"]) == (status, code)
+    status, found = service.ask("PUT", "flows/hourly/redrive", {})
+    assert (status, "has no dead letters" in found["error"]["message"]) == (422, True)
+    with KeptStream(settings, "hourly").locked():
+        lettered = stream.model_copy(update={"sink": stream.sink.model_copy(update={"dead_letters": "dead"})})
+        with pytest.raises(StreamBusy):
+            redrive(settings, lettered)
+    one = service.token("one", Grant(Role.OPERATE, ("pipeline:hourly",)))
+    for method, path in (("GET", "errors"), ("PUT", "redrive"), ("PUT", "errors/reset")):
+        status, found = service.ask(method, f"flows/hourly/{path}", {} if path == "redrive" else None, token=one)
+        assert (status, found["error"]["code"]) == (403, "PERMISSION_DENIED"), path
+    assert service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201
+    status, found = service.ask("PUT", "flows/flights/redrive", {})
+    assert (status, "PUT /pipelines/flights/redrive" in found["error"]["message"]) == (422, True)
+    assert service.ask("PUT", "flows/flights/errors/reset")[0] == 200
 
 
 def test_a_pipeline_and_a_stream_never_have_one_name(streams: Service) -> None:

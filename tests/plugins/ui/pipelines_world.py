@@ -9,8 +9,9 @@ import json
 import time
 from typing import Any
 
-from millrace.access.grants import LOCAL_ADMIN
+from millrace.access.grants import LOCAL_ADMIN, Caller
 from millrace.base.settings import Settings
+from millrace.flows.errors.letter import Letter
 from millrace.flows.errors.listing import ErrorPage, _row
 from millrace.flows.errors.selection import Selection
 from millrace.flows.errors.topic import headers_of
@@ -19,6 +20,7 @@ from millrace.flows.range_host.supervision import read_status
 from millrace.flows.range_host.trend import sample_of, samples_path
 from millrace.flows.records import Failure, Record
 from millrace.node.range_loop.samples import SampleFile
+from millrace.pipelines.api.any_flow import FlowErrors
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.store.store import PipelineStore
 from tests.pipelines.api.test_routes import DECLARED, Kept, NoProcess, NoRun, NoServers
@@ -51,6 +53,16 @@ class Failing(Management):
             record = origin._replace(topic=known.errors_topic, offset=offset, headers=list(told.items()))
             rows += [_row(record)] if selection.takes(record) else []
         return ErrorPage(topic=known.errors_topic, total=3, errors=rows[::-1], next=None, complete=True)
+
+    def flow_errors(self, caller: Caller, name: str, selection: Selection, *, limit: int = 50) -> FlowErrors:
+        """Two letters of a stream: a record that does not decode, and a hostile row."""
+        letters = [
+            Letter(id="s/source/in-0-7", flow=name, lane="in-0", position=7, stage="VALUE_CONVERTER",
+                   reason="JSON is malformed", payload="{", timestamp=1_790_000_000_000),
+            Letter(id="s/1/3/0", flow=name, lane=f"stream-{name}", position=3, stage="TASK_PUT",
+                   reason=HOSTILE, payload=HOSTILE),
+        ]  # fmt: skip
+        return FlowErrors(place="dead", letters=[each for each in letters if selection.takes_letter(each)])
 
 
 def make_management(settings: Settings, store: Any) -> Failing:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,11 +201,74 @@ def test_buttons_are_alive_for_whom_the_api_lets_do_it(shown: Site) -> None:
     assert "Change…" not in shown.page("pipelines/flights", view="declaration")
 
 
+def test_a_stream_has_the_buttons_of_a_pipeline_and_only_who_operates_everything_may_press_them(shown: Site) -> None:
+    def buttons(role: str, **query: str) -> dict[str, bool]:
+        page = shown.get("flows/flights_hourly", html=True, role=role, **query).text.partition("<main")[2]
+        found = re.findall(r"<button type=\"button\"([^>]*)>([^<]+)</button>", page)
+        return {label: "disabled" not in how for how, label in found}
+
+    assert buttons("viewer") == {"Run": False, "Pause": False, "Reset errors": False}
+    assert buttons("op") == {"Run": True, "Pause": True, "Reset errors": True}
+    assert buttons("viewer", view="errors")["Redrive"] is False
+    assert buttons("op", view="errors")["Redrive"] is True
+    assert ask(shown, "PUT", "flows/flights_hourly/errors/reset", role="viewer")[0] == 403
+    assert ask(shown, "PUT", "flows/flights_hourly/redrive", {}, role="viewer")[0] == 403
+    assert ask(shown, "PUT", "flows/flights_hourly/errors/reset", role=None)[0] == 401
+    assert ask(shown, "PUT", "flows/flights_hourly/errors/reset", role="op")[0] == 200
+    assert ask(shown, "PUT", "flows/flights_hourly/pause", role="op")[1]["state"] == "paused"
+    assert "Run" in buttons("op")
+    assert "Pause" not in buttons("op")
+    assert ask(shown, "PUT", "flows/flights_hourly/resume", role="op")[0] == 422, "its collections are not there"
+    page = shown.page("flows/flights_hourly")
+    for words in ("collection:flights_by_hour", "exactly once: the sink stores", 'href="/dags/stream_flights_hourly"'):
+        assert words in page, words
+    moved = shown.client.get(
+        "/millrace/flows/flights", headers={"Authorization": f"Bearer {shown.tokens['op']}"}, follow_redirects=False
+    )
+    assert (moved.status_code, moved.headers["location"]) == (307, "/millrace/pipelines/flights")
+
+
+def test_letters_of_a_stream_are_chosen_by_their_place(shown: Site) -> None:
+    def page(**query: Any) -> str:
+        answer = shown.get("flows/flights_hourly", html=True, role="op", view="errors", **query)
+        return answer.text.partition("<main")[2]
+
+    assert "JSON is malformed" in page()
+    assert "alert(1)" in page()
+    assert "<script>alert" not in page()
+    low = page(lane="in-0", low="7", high="9")
+    assert "JSON is malformed" in low
+    assert "alert(1)" not in low
+    (body,) = re.findall(r'data-body="([^"]*)"', low)
+    assert json.loads(unescape(body)) == {"lane": "in-0", "low": 7, "high": 9}
+    assert "Redrive what fits" in low
+    assert "No dead letter fits this search" in page(lane="in-0", high="6")
+    for wrong in ({"lane": "in-0", "low": "x"}, {"low": "7"}):
+        told = page(**wrong)
+        assert "INVALID_ARGUMENT" in told
+        assert "Redrive" not in told, "what does not fit a search is not everything"
+    of_pipeline = shown.page("pipelines/flights", view="errors", lane="in-0", low="7", high="7")
+    assert "no JSON" in of_pipeline
+    assert "12a is no int" not in of_pipeline
+    wrong_page = shown.get("pipelines/flights", html=True, role="op", view="errors", lane="in-0", low="x").text
+    assert re.search(r'data-redrive="all" disabled', wrong_page)
+
+
 def test_who_may_not_read_gets_no_page_and_what_is_not_there_is_said(shown: Site) -> None:
-    for path in ("flows", "pipelines", "streams", "pipelines-new", "pipelines/flights", "pipelines/flights/edit"):
+    for path in (
+        "flows",
+        "flows/flights_hourly",
+        "pipelines",
+        "streams",
+        "pipelines-new",
+        "pipelines/flights",
+        "pipelines/flights/edit",
+    ):
         assert shown.get(path, role=None, html=True).status_code == 401, path
         assert shown.get(path, role="stranger", html=True).status_code == 403, path
     assert shown.get("pipelines/absent", html=True).status_code == 404
+    assert shown.get("flows/absent", html=True).status_code == 404
+    assert shown.get("flows/flights_hourly", html=True, view="nothing").status_code == 404
     assert shown.get("pipelines/flights", html=True, view="nothing").status_code == 404
 
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from millrace.access.grants import Caller, Role
-from millrace.base.errors import PipelineBusy, PipelineNotFound, StreamNotFound
+from millrace.base.errors import InvalidArgument, PipelineBusy, PipelineNotFound, StreamNotFound
 from millrace.base.settings import Settings
 from millrace.flows.control import pause_pipeline, pause_stream, start_flow, stop_flow
 from millrace.flows.declare.checks import check, require_runnable
-from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.flow import Flow, letters_place
 from millrace.flows.directory import SUFFIXES, NamedFlow, find_flow, flow_statuses, status_of
+from millrace.flows.errors.letter import Letter, of_topic, stream_letters
+from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host import observed
-from millrace.flows.range_host.positions import positions_of
+from millrace.flows.range_host.positions import positions_of, reset_windows
 from millrace.flows.range_host.status import TaskStatus
 from millrace.flows.spark_host import status as streams
+from millrace.flows.spark_host.error_window import reset_window, window_of
 from millrace.flows.spark_host.incarnations import Kept, position
 from millrace.flows.status import FlowStatus, processes_of
 from millrace.pipelines.api.rights import sees
@@ -39,6 +42,23 @@ class FlowView(FlowStatus):
         default_factory=dict, description="the next position of each lane: an offset, or a time tick"
     )
     tasks: tuple[TaskStatus, ...] = Field(default=(), description="the lanes of a flow on the range loop, with lag")
+
+
+class FlowErrors(BaseModel):
+    """Dead letters of a flow, the newest first."""
+
+    place: str = Field(description="the collection or topic that holds them; empty: the flow has none")
+    letters: list[Letter]
+
+
+class FlowRedriven(BaseModel):
+    """What became of the dead letters of a flow."""
+
+    looked_at: int
+    selected: int
+    written: int
+    failed_again: int
+    queued: int = Field(description="records of its source, which it reads again when it runs next")
 
 
 class AnyFlow:
@@ -101,6 +121,54 @@ class AnyFlow:
             self._move_own(name, flow, move)
         return self.show_flow(caller, name)
 
+    def flow_errors(self, caller: Caller, name: str, selection: Selection, *, limit: int = 50) -> FlowErrors:
+        """Return dead letters of a flow, which are rows and records of what it reads.
+
+        Raises PermissionDenied, PipelineNotFound, CollectionNotFound, LogUnavailable, ChannelNotFound.
+        """
+        from millrace.flows.errors.listing import error_page
+
+        record = self._managed(caller, name)
+        flow = NamedFlow(name, managed=True) if record is not None else self._named(name)
+        if flow.stream is not None:
+            caller.principal.require_role((Role.READ,), (), f"the dead letters of {name}")
+            found = stream_letters(self._settings, flow.stream, selection, limit=limit)
+            return FlowErrors(place=letters_place(flow.stream), letters=found)
+        declared = self._pipeline(record) if record is not None else flow.pipeline(self._settings)
+        page = error_page(self._settings, declared, selection, limit=limit)
+        return FlowErrors(place=page.topic, letters=of_topic(name, page.errors))
+
+    def redrive_flow(self, caller: Caller, name: str, selection: Selection, *, dry_run: bool = False) -> FlowRedriven:
+        """Send dead letters of a stopped stream again.
+
+        Raises PermissionDenied, PipelineNotFound, StreamBusy while it runs, InvalidArgument for a flow of the range
+        loop, and what the sink raises.
+        """
+        from millrace.flows.spark_host.redrive import redrive
+
+        flow = NamedFlow(name, managed=True) if self._managed(caller, name) is not None else self._named(name)
+        if flow.stream is None:
+            how = f"PUT /pipelines/{name}/redrive" if flow.managed else f"`millrace flows errors redrive {name}`"
+            raise InvalidArgument(f"{name!r} runs in the range loop: use {how}")
+        caller.principal.require_role((Role.OPERATE,), (), f"redrive {name}")
+        found = redrive(self._settings, flow.stream, selection, dry_run=dry_run)
+        return FlowRedriven(**{each: getattr(found, each) for each in FlowRedriven.model_fields})
+
+    def reset_flow_errors(self, caller: Caller, name: str) -> FlowView:
+        """Begin the count of a flow's failed records anew (`errors.limit`).
+
+        Raises PermissionDenied, PipelineNotFound.
+        """
+        managed = self._managed(caller, name) is not None
+        flow = NamedFlow(name, managed=True) if managed else self._named(name)
+        if not managed:
+            caller.principal.require_role((Role.OPERATE,), (), f"reset the count of errors of {name}")
+        if flow.stream is not None:
+            reset_window(self._settings, flow.stream)
+        else:
+            reset_windows(self._settings, name)
+        return self.show_flow(caller, name)
+
     def _move_stream(self, name: str, flow: NamedFlow, move: Move) -> None:
         assert flow.stream is not None
         settings, job = self._settings, flow.stream.job
@@ -111,6 +179,7 @@ class AnyFlow:
         if move == "resume":
             require_runnable(flow.stream, check(settings, flow.stream))
             Kept(settings, name).startable(flow.stream)
+            window_of(settings, flow.stream).require_within()
             start_flow(settings, flow)
 
     def _move_own(self, name: str, flow: NamedFlow, move: Move) -> None:

@@ -22,13 +22,15 @@ from millrace.flows.range_host.status import PipelineStatus
 from millrace.flows.range_host.trend import Trend
 from millrace.flows.registry import kinds_listed, sink_kinds, source_kinds
 from millrace.flows.status import FlowState, FlowStatus
-from millrace.pipelines.api.any_flow import FlowView
+from millrace.pipelines.api.any_flow import FlowErrors, FlowRedriven, FlowView
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
 from millrace.pipelines.declaration import as_pipeline
 from millrace.pipelines.deploy.redriving import RedriveStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
 
 SERVICE: Final = "millrace-pipelines"
+_MOST: Final = (1 << 63) - 1
+"""The largest position."""
 
 
 def _over(role: Role, words: str) -> Requirement:
@@ -63,6 +65,9 @@ CALLS: Final[Mapping[str, Requirement]] = {
     "resume_flow": _over(Role.OPERATE, "run a flow; a stream needs operate on everything"),
     "pause_flow": _over(Role.OPERATE, "have a flow take nothing; a stream needs operate on everything"),
     "stop_flow": _over(Role.OPERATE, "end a flow's processes; a stream needs operate on everything"),
+    "flow_errors": _over(Role.READ, "a flow's dead letters; those of a stream need read on everything"),
+    "redrive_flow": _over(Role.OPERATE, "send a stream's dead letters again, which needs operate on everything"),
+    "reset_flow_errors": _over(Role.OPERATE, "begin a flow's count of failed records anew; a stream: on everything"),
     "update_pipeline": _over(Role.OPERATE, "change a pipeline's declaration"),
     "delete_pipeline": _over(Role.ADMIN, "delete a pipeline, and what was made for it"),
     "pipeline_status": _over(Role.READ, "how a pipeline and its tasks are"),
@@ -164,7 +169,22 @@ class Redrive(BaseModel):
     ids: list[Annotated[str, Field(max_length=40)]] = Field(
         default_factory=list, max_length=MAX_IDS, description="just these places"
     )
+    lane: str = Field(default="", max_length=512, description="of this lane of the source, such as flights-0")
+    low: int | None = Field(default=None, ge=0, le=_MOST, description="from this position of the lane on")
+    high: int | None = Field(default=None, ge=0, le=_MOST, description="up to this one")
     again: bool = Field(default=False, description="of all of it: from the beginning")
+    dry_run: bool = Field(default=False, description="count alone")
+
+
+class RedriveLetters(BaseModel):
+    """All dead letters of a stream, or those that everything given here fits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(default="", max_length=200, description="words of the reason")
+    lane: str = Field(default="", max_length=512, description="of its source; of rows, stream-NAME")
+    low: int | None = Field(default=None, ge=0, le=_MOST, description="from this position of the lane on")
+    high: int | None = Field(default=None, ge=0, le=_MOST, description="up to this one")
     dry_run: bool = Field(default=False, description="count alone")
 
 
@@ -284,6 +304,32 @@ def _any_flow(made: APIRouter, management: Management) -> None:
     def stop_flow(request: Request, pipeline: FlowName) -> FlowView:
         """End its processes between two batches. The job of a group of streams ends as a whole."""
         return management.move_flow(_caller(request), pipeline, "stop")
+
+    @made.get("/flows/{pipeline}/errors")
+    def flow_errors(
+        request: Request,
+        pipeline: FlowName,
+        reason: Annotated[str, Query(max_length=200, description="words of the reason")] = "",
+        lane: Annotated[str, Query(max_length=512, description="of its source; of rows, stream-NAME")] = "",
+        low: Annotated[int | None, Query(ge=0, le=_MOST, description="from this position of the lane on")] = None,
+        high: Annotated[int | None, Query(ge=0, le=_MOST, description="up to this one")] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> FlowErrors:
+        """Dead letters of a flow, the newest first: what it could not process, with the reason and the place."""
+        chosen = Selection(reason=reason, lane=lane, low=low, high=high)
+        return management.flow_errors(_caller(request), pipeline, chosen, limit=limit)
+
+    @made.put("/flows/{pipeline}/redrive")
+    def redrive_flow(request: Request, pipeline: FlowName, asked: RedriveLetters) -> FlowRedriven:
+        """Send dead letters of a stopped stream again. Idempotent. 409 while it runs."""
+        options = asked.model_dump()
+        dry_run = options.pop("dry_run")
+        return management.redrive_flow(_caller(request), pipeline, Selection(**options), dry_run=dry_run)
+
+    @made.put("/flows/{pipeline}/errors/reset")
+    def reset_flow_errors(request: Request, pipeline: FlowName) -> FlowView:
+        """Begin its count of failed records anew (errors.limit). Its dead letters stay."""
+        return management.reset_flow_errors(_caller(request), pipeline)
 
 
 def _view(management: Management, record: Record) -> PipelineView:

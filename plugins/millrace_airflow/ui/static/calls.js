@@ -44,9 +44,9 @@
     if (button.dataset.confirm && !(await sure(button))) return;
     button.disabled = true;
     try {
-      await call(button.dataset.method, button.dataset.path, button.dataset.body ? JSON.parse(button.dataset.body) : undefined);
+      const found = await call(button.dataset.method, button.dataset.path, button.dataset.body ? JSON.parse(button.dataset.body) : undefined);
       if (button.dataset.then) window.location.assign(button.dataset.then);
-      else window.millrace.notice(button.dataset.words);
+      else window.millrace.notice(button.dataset.words.replace(/\{(\w+)\}/g, (_, name) => found?.[name] ?? ""));
     } catch (error) { window.millrace.notice(error.message, true); }
     finally { button.disabled = false; }
   });
