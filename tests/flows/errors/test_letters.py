@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -237,3 +238,38 @@ def test_a_topic_that_refuses_a_message_by_its_size(db: Deployment, letters: str
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[larger])
     admin.incremental_alter_configs([resource])[resource].result(30)
     assert redrive(db.settings, stream) == sent(1, left=0)
+
+
+@pytest.mark.slow
+def test_a_row_that_a_transaction_leaves_out_is_a_letter_through_a_kill(
+    db: Deployment, letters: str, tmp_path: Path
+) -> None:
+    address, topic = running_brokers.kafka().address, f"l{uuid.uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "2000"})])[topic].result(30)
+    stream = stream_of(
+        {
+            "name": f"s_{letters}",
+            "source": {"kafka": "h:1", "topics": ["t"], "columns": {"id": "string", "n": "int64"}},
+            "sink": {"kafka": address, "topic": topic, "key": "id", "dead_letters": letters},
+            "guarantee": "exactly once",
+        }
+    )
+
+    class Killed(BaseException):
+        """The process ends between the transaction's commit and the letter."""
+
+    def dies(name: str) -> None:
+        if name == "sink.sent":
+            raise Killed
+
+    first = sink_of(db.settings, stream, tmp_path / "sink")
+    with patch("millrace.flows.sinks.kafka.sink.hit", dies), pytest.raises(Killed):
+        put(first, 0, ("a", 1), ("x" * 5000, 2), ("b", 3))
+    assert len(db.collection(letters).read()) == 0
+    sink = sink_of(db.settings, stream, tmp_path / "sink")
+    assert put(sink, 0, ("a", 1), ("x" * 5000, 2), ("b", 3))[1] == 1
+    sink.close()
+    [letter] = db.collection(letters).read().to_pylist()
+    assert letter["reason"].startswith("MSG_SIZE_TOO_LARGE")
+    assert json.loads(letter["row"])["n"] == 2

@@ -267,9 +267,10 @@ def test_letters_of_the_source_are_read_again_once_through_the_transform(
     def killed(self: Undecoded) -> None:
         raise RuntimeError("killed before Spark notes the batch")
 
-    with monkeypatch.context() as patch, pytest.raises(StreamingQueryException, match="killed before Spark"):
+    with monkeypatch.context() as patch:
         patch.setattr(Undecoded, "done", killed)
-        run(spark, db, texts)
+        with pytest.raises(StreamingQueryException, match="killed before Spark"):
+            run(spark, db, texts)
     run(spark, db, texts)
     assert (rows(), letters()) == (["n1", "nfour", "ntwo"], mine[1:2])
     send(kafka, "again", [{"n": "5"}])

@@ -213,7 +213,7 @@ def again_of(checkpoint: Path, batch: int) -> int:
         lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return 0
-    return int(json.loads(lines[2]).get("again", 0))
+    return 0 if lines[2] == "-" else int(json.loads(lines[2]).get("again", 0))  # "-": Spark asked it for nothing yet
 
 
 def position(checkpoint: Path) -> dict[str, int] | None:
