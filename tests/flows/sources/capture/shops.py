@@ -8,7 +8,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,8 +120,13 @@ def kill_engine(feeder: Feeder) -> None:
 
 
 def engines() -> list[psutil.Process]:
-    """The engines that this process has started."""
-    return [each for each in psutil.Process().children() if "millrace.CaptureEngine" in each.cmdline()]
+    """The engines that this process has started and that run."""
+    found = []
+    for each in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # one that was killed is a zombie
+            if "millrace.CaptureEngine" in each.cmdline():
+                found.append(each)
+    return found
 
 
 def kill_engines() -> None:

@@ -147,8 +147,8 @@ def test_collections_are_made_and_follow_their_tables_while_rows_flow(tmp_path: 
             found = db.execute(f"select * from {name}").fetchall()
             db.execute("set intervalstyle = iso_8601")
             for row in found if name == "items" else ():
-                of_row = "select format('%%s', span) as span, r::text from items where id = %s"
-                row |= db.execute(of_row, (row["id"],)).fetchone() or {}
+                of_row = "select case when span is not null then format('%%s', span) end as span, r::text from items"
+                row |= db.execute(f"{of_row} where id = %s", (row["id"],)).fetchone() or {}
                 row["tags"] = None if row["tags"] is None else json.dumps(row["tags"], separators=(",", ":"))
             return found
 

@@ -151,6 +151,8 @@ class Feeder(Closeable):
         self._definitions: dict[str, Any] = {}
         self._transaction = ""
         """The one that the last BEGIN began."""
+        self._named = ""
+        """The last one that has a mark: rows that are read beside the changes come after it."""
         self._backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._stop = threading.Event()
         self._engine: Engine | None = None
@@ -255,6 +257,7 @@ class Feeder(Closeable):
             found = {"rereading": self._rereading.stored(), "unread": self._rereading.pending}
             self._spool.note(tables=sorted(self._tables), **found)
         now = self._spool.standing()
+        self._named = self._spool.last_source() if now.complete else ""
         self._unread, self._definitions = list(now.unread), self._spool.fact("definitions") or {}
         # The engine's offset has the tables that it was about to read.
         begun = str((now.offset or {}).get("incremental_snapshot_collections", ""))
@@ -395,7 +398,8 @@ class Feeder(Closeable):
 
     def _mark(self, taken: _Taken, transaction: str, milliseconds: int = 0) -> None:
         moment = milliseconds or taken.moment
-        taken.marks.append(Mark(len(taken.changes), transaction, moment, whole=not self._unread))
+        self._named = transaction or self._named
+        taken.marks.append(Mark(len(taken.changes), self._named, moment, whole=not self._unread))
 
     def _follow(self, taken: _Taken, event: Event, *, streaming: bool) -> None:
         """Note what a statement makes of captured tables, and which of them are read again for it."""

@@ -340,6 +340,11 @@ class Spool(Closeable):
         (first,) = found.fetchone()
         return None if first is None else int(first)
 
+    def last_source(self) -> str:
+        """Return the source of the newest mark that has one; empty: there is none."""
+        row = self._db.execute("select source from marks where source <> '' order by number desc limit 1").fetchone()
+        return "" if row is None else str(row[0])
+
     def mark(self, after: int, until: int) -> Mark | None:
         """Return the last mark that is greater than `after`, and at most `until`."""
         row = self._db.execute(
