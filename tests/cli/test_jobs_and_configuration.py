@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from millrace.base.settings import Settings, describe
+from millrace.base.settings import LIVE, Settings, describe
 from millrace.commands import configuration, jobs
 from millrace.commands.main import app
 from tests.cli.deployment import Deployment
@@ -97,3 +97,16 @@ def test_the_version_names_the_chain_and_the_libraries() -> None:
     assert found["millrace"]
     assert found["chain_version"] >= 1
     assert found["pyarrow"]
+
+
+def test_live_settings_are_shown_changed_and_given_back(deployment: Deployment) -> None:
+    def shown(*options: str) -> dict[str, dict[str, Any]]:
+        return {row["setting"]: row for row in deployment.as_json("config", "show", *options)}
+
+    assert shown("--live").keys() == LIVE
+    deployment.ok("config", "set", "flush_interval", "5")
+    assert (shown()["flush_interval"]["value"], shown()["flush_interval"]["source"]) == (5.0, "config set")
+    for refused in (("set", "pchannels", "5"), ("set", "flush_interval", "soon"), ("unset", "pchannels")):
+        deployment.fails("INVALID_SETTINGS", "config", *refused)
+    deployment.ok("config", "unset", "flush_interval")
+    assert shown()["flush_interval"]["source"] != "config set"

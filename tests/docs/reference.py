@@ -10,7 +10,7 @@ import re
 from millrace.access.grants import ResourceKind
 from millrace.access.permissions import MESSAGE_REQUIREMENTS, Requirement, Scope
 from millrace.base.metrics import FAMILIES, NAMESPACE
-from millrace.base.settings import describe
+from millrace.base.settings import LIVE, describe
 from millrace.pipelines.api import routes as pipelines
 from millrace.rpc.calls import SERVER_CALLS, Repeat, ServerCall
 from millrace.service import cluster_routes, read_routes
@@ -30,6 +30,7 @@ def settings_table() -> str:
     """Return one row for each setting."""
     text = _row("setting", "variable", "default", "meaning") + "|---|---|---|---|\n"
     for name, env, default, words in describe():
+        words = f"{words} *Live.*" if name in LIVE else words
         text += _row(f"`{name}`", f"`{env}`", f"`{default or '(empty)'}`", words)
     return text
 
@@ -96,7 +97,7 @@ def _over(need: Requirement) -> str:
 
 
 TABLES = {
-    (OPERATING, "Settings"): settings_table,
+    (OPERATING, "All settings"): settings_table,
     (OPERATING, "Metrics"): metrics_table,
     (OPERATING, "Thresholds of the chain"): thresholds_table,
     (ACCESS, "Calls"): calls_table,

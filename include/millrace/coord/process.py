@@ -15,12 +15,14 @@ from typing import Any, Final, Protocol
 
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
+from millrace.base.settings.live import LiveSettings
 from millrace.catalog.sqlite_file import catalog_path, open_read_only, pchannel_names, select_vchannels
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.vchannelfair import find_policy
 from millrace.coord.clock import Clock
 from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
+from millrace.coord.live_settings import SettingsCopy
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import moving_roles
 from millrace.message.ids import pchannel_of
@@ -51,7 +53,9 @@ def run_coordinator(
         with (
             FlightOrders(settings, seconds=settings.session_seconds / 2) as orders,
             ThreadRunner("orders") as together,
+            SettingsCopy(settings, store) as copying,
         ):
+            copying.start()
             while not stop.wait(ROUND_SECONDS):
                 if leadership.epoch:
                     _log.info("%s leads", name)
@@ -77,6 +81,7 @@ def _lead(
     stop: threading.Event,
 ) -> None:
     epoch, seconds = leadership.epoch, settings.session_seconds
+    live = LiveSettings(settings)
     stats = ClusterStats(CatalogStats(settings), orders)
     balancer = Balancer(
         leadership,
@@ -86,12 +91,7 @@ def _lead(
         pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
         run_all=together,
         stats=stats,
-        limits=RebalanceLimits(
-            min_interval=settings.balance_interval,
-            max_recovery_lag=settings.balance_lag,
-            refusal_seconds=seconds / 2,
-            eviction_seconds=1.5 * seconds,
-        ),
+        limits=rebalance_limits(live.current()),
         session_seconds=seconds,
         roles=moving_roles(settings.log),
     )
@@ -102,6 +102,7 @@ def _lead(
     try:
         while leadership.epoch == epoch:
             try:
+                balancer.limits = rebalance_limits(live.current())
                 balancer.step()
             except NotLeader:
                 return
@@ -111,6 +112,16 @@ def _lead(
                 return
     finally:
         asking.join()
+
+
+def rebalance_limits(settings: Settings) -> RebalanceLimits:
+    """Return the balancer's limits of the settings."""
+    return RebalanceLimits(
+        min_interval=settings.balance_interval,
+        max_recovery_lag=settings.balance_lag,
+        refusal_seconds=settings.session_seconds / 2,
+        eviction_seconds=1.5 * settings.session_seconds,
+    )
 
 
 def _ask_nodes(

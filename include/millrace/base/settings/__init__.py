@@ -1,9 +1,9 @@
 """Settings: read and checked once at the edge, then passed inward as one frozen value.
 
 Precedence: defaults < the ``[millrace]`` table of a file (TOML, or INI such as airflow.cfg) < ``MILLRACE_*`` in the
-environment. An unknown name or an invalid value raises InvalidSettings with the name and the reason. Nothing is
-guessed, and nothing is read elsewhere later. The settings that the chain decides by are not here: they enter the log as
-messages (docs/chain.md).
+environment < live settings that were changed since (millrace.base.settings.live). An unknown name or an invalid value
+raises InvalidSettings with the name and the reason. Nothing is guessed, and nothing is read elsewhere later. The
+settings that the chain decides by are not here: they enter the log as messages (docs/chain.md).
 """
 
 from __future__ import annotations
@@ -135,7 +135,12 @@ class Settings:
     append_deadline: float = setting(30.0, "Timeout for an append's result.", low=0.001, high=86400)
 
     max_bytes_per_trigger: int = setting(
-        256 << 20, "Maximum log bytes of a PChannel in one micro-batch.", low=1 << 10, high=16 << 30, is_bytes=True
+        256 << 20,
+        "Maximum log bytes of a PChannel in one micro-batch.",
+        low=1 << 10,
+        high=16 << 30,
+        is_bytes=True,
+        live=True,
     )
     trigger_interval: float = setting(
         0.0, "Minimum time between micro-batches of the streaming node; 0: no delay.", low=0, high=86400
@@ -153,6 +158,7 @@ class Settings:
         " published, `publish_interval` counts where it is shorter.",
         low=0,
         high=86400,
+        live=True,
     )
     flush_bytes: int = setting(
         16 << 20,
@@ -160,6 +166,7 @@ class Settings:
         low=0,
         high=16 << 30,
         is_bytes=True,
+        live=True,
     )
     publish: bool = setting(True, "Publish each collection as a plain Delta table (docs/published-tables.md).")
     publish_interval: float = setting(
@@ -167,6 +174,7 @@ class Settings:
         "About the longest time from an append to the published version that has it; 0: publish after each flush.",
         low=0,
         high=86400,
+        live=True,
     )
     publish_change_feed: bool = setting(
         False,
@@ -182,10 +190,14 @@ class Settings:
     read_deadline: float = setting(30.0, "Timeout of a read for its time tick.", low=0.001, high=86400)
 
     flow_memory_slow: float = setting(
-        0.9, "Fraction of this host's memory in use above which appends are throttled; 0: off.", low=0, high=1
+        0.9,
+        "Fraction of this host's memory in use above which appends are throttled; 0: off.",
+        low=0,
+        high=1,
+        live=True,
     )
     flow_memory_reject: float = setting(
-        0.97, "Fraction of this host's memory in use above which appends are rejected.", low=0, high=1
+        0.97, "Fraction of this host's memory in use above which appends are rejected.", low=0, high=1, live=True
     )
     flow_disk_slow: int = setting(
         2 << 30,
@@ -193,23 +205,24 @@ class Settings:
         low=0,
         high=1 << 50,
         is_bytes=True,
+        live=True,
     )
     flow_disk_reject: int = setting(
-        512 << 20, "Free disk space below which appends are rejected.", low=0, high=1 << 50, is_bytes=True
+        512 << 20, "Free disk space below which appends are rejected.", low=0, high=1 << 50, is_bytes=True, live=True
     )
     flow_lag_slow: float = setting(
-        0.0,
-        "Flusher lag above which appends are throttled; 0: off.",
-        low=0,
-        high=31_536_000,
+        0.0, "Flusher lag above which appends are throttled; 0: off.", low=0, high=31_536_000, live=True
     )
-    flow_lag_reject: float = setting(0.0, "Flusher lag above which appends are rejected.", low=0, high=31_536_000)
+    flow_lag_reject: float = setting(
+        0.0, "Flusher lag above which appends are rejected.", low=0, high=31_536_000, live=True
+    )
     flow_start_rate: int = setting(
         64 << 20,
         "Append rate, in bytes per second, at which throttling starts.",
         low=1 << 10,
         high=1 << 40,
         is_bytes=True,
+        live=True,
     )
     flow_least_rate: int = setting(
         256 << 10,
@@ -217,6 +230,7 @@ class Settings:
         low=1 << 10,
         high=1 << 40,
         is_bytes=True,
+        live=True,
     )
 
     node: str = setting(
@@ -236,9 +250,11 @@ class Settings:
     )
     service_port: int = setting(0, "Port of a coordinator's HTTP service; 0: any free port.", low=0, high=65535)
     balance_interval: float = setting(
-        300.0, "Minimum time between two moves of a PChannel for balance only.", low=0, high=86400
+        300.0, "Minimum time between two moves of a PChannel for balance only.", low=0, high=86400, live=True
     )
-    balance_lag: float = setting(1.0, "Maximum lag of a PChannel that moves for balance only.", low=0, high=86400)
+    balance_lag: float = setting(
+        1.0, "Maximum lag of a PChannel that moves for balance only.", low=0, high=86400, live=True
+    )
 
     backfill_parallel: int = setting(2, "Slices of a backfill rebuilt in parallel.", low=1, high=64)
     derived_modules: str = setting("", "Modules with your derived tables, separated by commas.")
@@ -470,6 +486,9 @@ _SPECS: Final[dict[str, SettingSpec]] = {
     for item in dataclasses.fields(Settings)
 }
 
+LIVE: Final = frozenset(spec.name for spec in _SPECS.values() if spec.metadata["live"])
+"""The settings that may change while Millrace runs (millrace.base.settings.live)."""
+
 _DEFAULTS_IN_WORDS: Final = {
     "data_dir": "${XDG_DATA_HOME:-~/.local/share}/millrace",
     "cache_dir": "${XDG_CACHE_HOME:-~/.cache}/millrace",
@@ -482,6 +501,13 @@ def describe() -> list[tuple[str, str, str, str]]:
         (spec.name, spec.env, _DEFAULTS_IN_WORDS.get(spec.name, str(spec.default)), spec.metadata["words"])
         for spec in _SPECS.values()
     ]
+
+
+def parse_setting(name: str, text: str) -> Any:
+    """Parse the value of a setting. Raises InvalidSettings, also for an unknown name."""
+    if name not in _SPECS:
+        raise InvalidSettings(f"{name} is not a setting{_closest(name, _SPECS)}")
+    return parse(_SPECS[name], text, name)
 
 
 def non_default_settings(settings: Settings) -> dict[str, Any]:

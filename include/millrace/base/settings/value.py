@@ -30,8 +30,12 @@ def setting(
     pattern: re.Pattern[str] | None = None,
     allowed: str | None = None,
     is_bytes: bool = False,
+    live: bool = False,
 ) -> Any:
-    """Declare a field of Settings with its checks and its description. `allowed` describes `pattern` for people."""
+    """Declare a field of Settings with its checks and its description. `allowed` describes `pattern` for people.
+
+    A `live` setting may change while Millrace runs (millrace.base.settings.live).
+    """
     metadata = {
         "words": words,
         "env": env,
@@ -40,6 +44,7 @@ def setting(
         "pattern": pattern,
         "allowed": allowed,
         "bytes": is_bytes,
+        "live": live,
     }
     return field(default=default, metadata=metadata)
 

@@ -103,7 +103,7 @@ class Balancer:
         self._pchannels = pchannels
         self._together = run_all
         self._stats = stats
-        self._guards = limits or RebalanceLimits()
+        self.limits = limits or RebalanceLimits()
         self._session_seconds = session_seconds
         self._roles = roles
         self._progress: dict[str, HandoverProgress] = {}
@@ -228,7 +228,7 @@ class Balancer:
         All drains of a node are planned at once and made over the next rounds: an evaluation costs as much as all
         channels.
         """
-        guards = self._guards
+        guards = self.limits
         leaving = {each.pchannel for each in channels if each.owner is not None and each.owner not in able}
         planned_for, queue = self._drains.pop(role, (frozenset(), []))
         queue = [move for move in queue if move.pchannel in leaving]
@@ -262,15 +262,15 @@ class Balancer:
             known.vchannels,
             known.collections,
             movable=record.state is AssignmentState.ASSIGNED
-            and now >= progress.moved_at + self._guards.min_interval
-            and known.recovery_lag <= self._guards.max_recovery_lag,
+            and now >= progress.moved_at + self.limits.min_interval
+            and known.recovery_lag <= self.limits.max_recovery_lag,
         )
 
     def _instead(self, record: ChannelRecord, to: str, able: Mapping[str, NodeInfo], now: float) -> str:
         """Return another session if `to` recently refused the role and there is one."""
         refused = self._progress.setdefault(record.key, HandoverProgress()).refused
         for session, at in list(refused.items()):
-            if now >= at + self._guards.refusal_seconds or session not in self.nodes:
+            if now >= at + self.limits.refusal_seconds or session not in self.nodes:
                 del refused[session]
         if to not in refused:
             return to
@@ -296,7 +296,7 @@ class Balancer:
             progress = self._progress.setdefault(key, HandoverProgress())
             if progress.term != record.term:
                 progress.term, progress.since = record.term, self._clock.monotonic()
-            elif self._clock.monotonic() >= progress.since + self._guards.eviction_seconds / 2:
+            elif self._clock.monotonic() >= progress.since + self.limits.eviction_seconds / 2:
                 progress.refused[record.owner.session] = self._clock.monotonic()
             return
         self.manager.change(record.complete_assignment(self._clock.wall()))
@@ -312,7 +312,7 @@ class Balancer:
             now = self._clock.monotonic()
             if progress.term != record.term:
                 progress.term, progress.since = record.term, now
-            if owner.session in self.nodes and now >= progress.since + self._guards.eviction_seconds:
+            if owner.session in self.nodes and now >= progress.since + self.limits.eviction_seconds:
                 try:
                     self._put_out(owner.session)
                 except MetaAmbiguous:

@@ -119,6 +119,14 @@ class FlowControl:
     _refused: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def change_limits(self, limits: FlowLimits) -> None:
+        """Use other limits from the next readings on. A watermark that is off now is calm at once."""
+        with self._lock:
+            self.limits = limits
+            there = {mark.name for mark in limits.watermarks}
+            self._levels = {name: level for name, level in self._levels.items() if name in there}
+            self._readings = {name: reading for name, reading in self._readings.items() if name in there}
+
     def observe(self, readings: Mapping[str, float], *, now: float) -> Mode:
         """Take new readings by watermark and return the new mode. A missing reading keeps its level."""
         with self._lock:

@@ -24,8 +24,10 @@ import psutil
 import pyarrow as pa
 
 from millrace.base.deadline import Deadline
+from millrace.base.errors import InvalidSettings
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.base.settings.live import LiveSettings
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.log_entries import ENTRY_SCHEMA
@@ -92,7 +94,9 @@ class FlowMonitor(PeriodicTask):
         self._metrics = metrics
         self._relief_pause = relief_pause
         self._clock = clock
-        self.control = FlowControl(limits_of(settings))
+        self._live = LiveSettings(settings)
+        self._limited_by = self._live.current()
+        self.control = FlowControl(limits_of(self._limited_by))
         self._lag = FlushLag()
         self._newest: dict[str, tuple[ChannelState, int]] = {}
         """By PChannel, the state of the last look and the newest visible tick up to it."""
@@ -125,9 +129,21 @@ class FlowMonitor(PeriodicTask):
         if wait > 0:
             self._closed.wait(wait)
 
+    def _follow_settings(self) -> None:
+        """Take over limits that were changed while the host runs; those that exclude one another are left out."""
+        found = self._live.current()
+        if found is self._limited_by:
+            return
+        self._limited_by = found
+        try:
+            self.control.change_limits(limits_of(found))
+        except InvalidSettings as error:
+            _log.warning("flow control goes on with its former limits: %s", error)
+
     def sample(self) -> Mode:
         """Take all readings once, update the mode and return it. Starts to relieve the disk if due."""
         now = self._clock()
+        self._follow_settings()
         mode = self.control.observe(self._readings(now), now=now)
         under_way = self._relief is not None and self._relief.is_alive()
         if self.control.level(DISK) > Level.CALM and not under_way and now - self._relieved >= self._relief_pause:

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import ClassVar, Final
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.base.settings.live import LiveSettings
 from millrace.message.types import MessageType
 from millrace.node.flush.committer import FlushCommitter
 from millrace.node.flush.flushed_segments import FlushedSegments
@@ -147,18 +149,25 @@ class FlushCadence:
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._live = LiveSettings(settings, clock=clock)
+        self._set(self._live.current())
+        self._clock = clock
+        self._started = False
+        self._waiting: dict[str, _Waiting] = {}
+
+    def _set(self, settings: Settings) -> None:
+        self._by = settings
         self._bytes = settings.flush_bytes
         limits = (settings.flow_lag_slow, settings.flow_lag_reject)
         wait = settings.publish_interval if settings.publish and settings.publish_interval else inf
         published = max(wait - settings.wal_linger, wait / 2)  # rows have waited for `wal` already
         # Flow control must not throttle appends for a lag that the flusher has on purpose.
         self._seconds = min(settings.flush_interval, published, *(limit / 2 for limit in limits if limit))
-        self._clock = clock
-        self._started = False
-        self._waiting: dict[str, _Waiting] = {}
 
     def due(self, wal: WalSnapshot, plans: Sequence[FlushPlan]) -> tuple[list[FlushPlan], float]:
         """Return those of `plans` that are due, and the time at which the next one is, if the WAL stays as it is."""
+        if (settings := self._live.current()) is not self._by:
+            self._set(settings)
         now, waiting = self._clock(), {}
         for plan in plans:
             base, known = plan.checkpoint.time_tick, self._waiting.get(plan.channel)
@@ -195,13 +204,18 @@ class FlushLoop(LoopDefinition[FlushPlan, FlushReport]):
     settings: Settings
     up_to_tick: int = MAX_TICK
 
+    @cached_property
+    def live(self) -> LiveSettings:
+        """The settings as they are now."""
+        return LiveSettings(self.settings)
+
     @property
     def max_bytes(self) -> int:
-        return RANGE_FACTOR * self.settings.max_bytes_per_trigger
+        return RANGE_FACTOR * self.live.current().max_bytes_per_trigger
 
     @property
     def interval(self) -> float:
-        return min(self.settings.flush_interval, LOOK_SECONDS)
+        return min(self.live.current().flush_interval, LOOK_SECONDS)
 
     def planner(self) -> FlushPlanner:
         return FlushPlanner(self.settings, self.up_to_tick)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an ar
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.base.settings.live import LiveSettings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.node.ingest.committer import KEPT_STATES, WalCommitter
@@ -38,13 +39,18 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
     table: WalTable | None = None
     """Log and table for a loop in this process. If None, each process opens its own."""
 
+    @cached_property
+    def live(self) -> LiveSettings:
+        """The settings as they are now."""
+        return LiveSettings(self.settings)
+
     @property
     def parked(self) -> Path:
         return self.settings.parked_path
 
     @property
     def max_bytes(self) -> int:
-        return self.settings.max_bytes_per_trigger
+        return self.live.current().max_bytes_per_trigger
 
     @property
     def interval(self) -> float:

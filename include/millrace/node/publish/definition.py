@@ -25,6 +25,7 @@ import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an ar
 from millrace.base.errors import CommitFenced, MillraceError, TickNotReached
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.base.settings.live import LiveSettings
 from millrace.message.ids import tick_physical_ms
 from millrace.node.publish.progress import ConfirmTicks, LogTicks, ProgressReader, TablesProgress
 from millrace.node.publish.publisher import (
@@ -235,6 +236,7 @@ class PublishPlanner(Planner[PublishPlan, int]):
 
     def __init__(self, settings: Settings, state: PublishState, confirm: ConfirmTicks, only: Collection[int]) -> None:
         self._settings = settings
+        self._live = LiveSettings(settings)
         self._state = state
         self._only = frozenset(only)
         self._reader = ProgressReader(settings, confirm)
@@ -272,7 +274,7 @@ class PublishPlanner(Planner[PublishPlan, int]):
 
     def _refresh(self) -> None:
         reader = self._reader
-        if self._settings.publish_interval < self._settings.wal_linger:
+        if self._live.current().publish_interval < self._settings.wal_linger:
             follow(self._settings)
         reader.refresh()
         changed, reader.changed = reader.changed, set()
@@ -291,7 +293,7 @@ class PublishCommitter:
 
     def __init__(self, settings: Settings, state: PublishState, metrics: Metrics | None, *, bounded: bool) -> None:
         """`bounded`: a collection that waits for a PChannel counts as published, because nobody looks again."""
-        self._settings = settings
+        self._live = LiveSettings(settings)
         self._remover = DeploymentFileRemover(settings)
         self._state = state
         self._metrics = metrics
@@ -329,7 +331,7 @@ class PublishCommitter:
             if planned.change is not None and table is not None:
                 self._remover.after_publish(table)
                 if not self._bounded:
-                    pause = pause_after(table.commit_info, self._settings.publish_interval)
+                    pause = pause_after(table.commit_info, self._live.current().publish_interval)
             self._state.lags.pop(report.collection_id, None)
             if not planned.view.whole:
                 self._state.lags[report.collection_id] = tick_physical_ms(report.tick) / 1000
@@ -362,9 +364,11 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
     bounded: bool = False
     """Whether the loop ends: what waits for a PChannel is left."""
     state: PublishState = field(init=False)
+    live: LiveSettings = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = PublishState(self.settings)
+        self.live = LiveSettings(self.settings)
 
     @property
     def max_bytes(self) -> int:
@@ -374,7 +378,7 @@ class PublishLoop(LoopDefinition[PublishPlan, PublishReport]):
     def interval(self) -> float:
         # The flusher decides how long rows wait. A round that found nothing to publish, or rows that wait for a
         # PChannel, must not delay the next flush by half an interval.
-        half = self.settings.publish_interval / 2
+        half = self.live.current().publish_interval / 2
         return half if self.state.published else min(half, WAIT_SECONDS)
 
     @property
