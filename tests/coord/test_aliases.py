@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import settings as hypothesis
@@ -301,7 +302,7 @@ class Machines(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         meta, log = FaultyStore(), ChainLog()
-        self.folder = Path(self.tmp) / str(id(self))
+        self.folder = Path(mkdtemp(dir=self.tmp))
         self.machines = [
             Coordinator(
                 Settings(data_dir=self.folder / str(number), cache_dir=self.folder / "cache"),
