@@ -11,7 +11,8 @@ from millrace.base.errors import ChannelNotFound, DeadlineExceeded, EntryTooLarg
 from millrace.log.protocol import LogService
 from millrace.message.types import MessageType
 from millrace.msgstream.messages import GenericMsg, TimeTickMsg
-from millrace.msgstream.pack import MsgPack, MsgPosition
+from millrace.msgstream.pack import MsgPack, MsgPosition, common_trace_ctx
+from millrace.msgstream.protocol import TsMsg
 from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.stream import LogMsgStream
 from tests.conformance.backends import MAX_ENTRY_BYTES
@@ -43,6 +44,24 @@ def test_what_is_produced_is_consumed_with_its_trace_and_its_position(service: L
     assert [msg.trace_ctx["traceparent"] for msg in pack.msgs] == ["own", "given", "given"]
     assert [msg.position.log_id for msg in pack.msgs if msg.position] == produced[names[0]] + produced[names[1]]
     assert (pack.begin_ts, pack.end_ts) == (1, 3)
+
+
+def test_a_pack_has_a_trace_of_its_own(service: LogService, channels: Make) -> None:
+    mine, own = {"traceparent": "pack", "tracestate": "a"}, {"traceparent": "own", "tracestate": "a"}
+    sent = [message(1, 1), message(1, 2), message(1, 3)]
+    sent[1].trace_ctx = own
+    with opened(service, channels(1)) as stream:
+        stream.produce(MsgPack(msgs=list(sent), trace_ctx=mine), trace_ctx={"traceparent": "the call's"})
+        found: list[TsMsg] = []
+        while len(found) < 3:
+            pack = stream.consume()
+            assert pack.trace_ctx == common_trace_ctx(pack.msgs)
+            found += pack.msgs
+    assert [msg.trace_ctx for msg in found] == [mine, own, mine]
+    assert common_trace_ctx(found) == {"tracestate": "a"}, "what all have"
+    assert common_trace_ctx([found[0], found[2]]) == mine
+    assert common_trace_ctx([found[0], message(1, 4)]) == common_trace_ctx([message(1, 4), found[0]]) == {}
+    assert common_trace_ctx([]) == {}
 
 
 def test_a_broadcast_reaches_every_channel(service: LogService, channels: Make) -> None:

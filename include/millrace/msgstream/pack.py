@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
@@ -100,3 +100,22 @@ class MsgPack:
     start_positions: list[MsgPosition] = field(default_factory=list)
     end_positions: list[MsgPosition] = field(default_factory=list)
     refused: list[RefusedMsg] = field(default_factory=list)
+    trace_ctx: Mapping[str, str] = field(default_factory=dict)
+    """The pack's own trace context.
+
+    To produce: that of its messages that have none. Consumed: what all of its messages have in common, so that a pack
+    of one trace continues it; a message keeps its own.
+    """
+
+
+def common_trace_ctx(msgs: Sequence[TsMsg]) -> dict[str, str]:
+    """Return the entries that the trace contexts of all messages have; empty for messages of different traces."""
+    if not msgs or not msgs[0].trace_ctx:
+        return {}
+    common = dict(msgs[0].trace_ctx)
+    for msg in msgs:
+        if msg.trace_ctx != common:
+            common = {key: value for key, value in common.items() if msg.trace_ctx.get(key) == value}
+            if not common:
+                break
+    return common

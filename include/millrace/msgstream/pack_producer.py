@@ -62,10 +62,10 @@ class PackProducer:
     def _checked(self, pack: MsgPack, trace_ctx: Mapping[str, str] | None) -> list[tuple[str, Log]]:
         if not self._channels:
             raise InvalidArgument("this stream produces to no channel: call as_producer first")
-        if trace_ctx:
+        if given := pack.trace_ctx or trace_ctx:
             for msg in pack.msgs:
                 if not msg.trace_ctx:
-                    msg.trace_ctx = dict(trace_ctx)
+                    msg.trace_ctx = dict(given)
         return self._channels
 
     def _append(self, divided: Mapping[int, Sequence[TsMsg]], timeout: float) -> dict[str, Sequence[LogId]]:

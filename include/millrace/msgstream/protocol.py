@@ -124,7 +124,8 @@ class MsgStream(Protocol):
         durable.
 
         Each channel's messages are one atomic batch; the pack as a whole is not atomic. A note on an error lists the
-        finished channels. Messages without a trace context get `trace_ctx`.
+        finished channels. Messages without a trace context get the pack's, or else
+        `trace_ctx`.
         Raises the log's append errors, DeadlineExceeded.
         """
         ...

@@ -30,7 +30,7 @@ from millrace.message.log_entries import LogEntries
 from millrace.msgstream import wire
 from millrace.msgstream.memory import MessageTable
 from millrace.msgstream.messages import msg_type
-from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg, id_to_bytes
+from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg, common_trace_ctx, id_to_bytes
 from millrace.msgstream.pack_producer import PackProducer
 from millrace.msgstream.protocol import RepackFunc, TsMsg, UnmarshalDispatcherFactory
 from millrace.msgstream.repack import default_repack
@@ -149,6 +149,7 @@ class BaseStream(ABC, Generic[ChannelT]):
             if self.settings.auto_ack and self._unacked is not None:
                 self.ack(self._unacked)
             pack = self._consume(deadline)
+            pack.trace_ctx = common_trace_ctx(pack.msgs)
             self._unacked = pack
         if pack.refused and self.settings.on_refused == "raise":
             first = pack.refused[0]
