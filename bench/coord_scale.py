@@ -18,8 +18,9 @@ from itertools import islice
 from typing import Any
 
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
+from millrace.coord.balancer.policies import find_policy
 from millrace.coord.balancer.policy import AssignmentView, ChannelView
-from millrace.coord.balancer.vchannelfair import find_policy, vchannel_fair
+from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord, Owner
 from millrace.coord.concurrency import MAX_THREADS
 from millrace.coord.leadership import Leadership

@@ -90,10 +90,15 @@ def parse_name(name: str) -> None:
 
 
 def _change(settings: Settings, *, put: Mapping[str, str] | None = None, remove: Sequence[str] = ()) -> Settings:
+    from millrace.coord.balancer.policies import policy_of
     from millrace.coord.live_settings import change_settings
     from millrace.node.append.flow_monitor import limits_of
 
-    return change_settings(settings, put=put, remove=remove, check=limits_of)
+    def check(found: Settings) -> None:
+        limits_of(found)
+        policy_of(found)
+
+    return change_settings(settings, put=put, remove=remove, check=check)
 
 
 def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
-from millrace.base.errors import MillraceError, NotLeader
+from millrace.base.errors import InvalidSettings, MillraceError, NotLeader
 from millrace.base.settings import Settings
 from millrace.base.settings.live import LiveSettings
 from millrace.catalog.sqlite_file import catalog_path, open_read_only, pchannel_names, select_vchannels
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
-from millrace.coord.balancer.vchannelfair import find_policy
+from millrace.coord.balancer.policies import policy_of
 from millrace.coord.clock import Clock
 from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
@@ -87,11 +87,11 @@ def _lead(
         leadership,
         clock,
         orders,
-        find_policy("vchannelfair"),
+        policy_of(settings),
         pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
         run_all=together,
         stats=stats,
-        limits=rebalance_limits(live.current()),
+        limits=rebalance_limits(settings),
         session_seconds=seconds,
         roles=moving_roles(settings.log),
     )
@@ -102,7 +102,7 @@ def _lead(
     try:
         while leadership.epoch == epoch:
             try:
-                balancer.limits = rebalance_limits(live.current())
+                follow_settings(balancer, live)
                 balancer.step()
             except NotLeader:
                 return
@@ -112,6 +112,22 @@ def _lead(
                 return
     finally:
         asking.join()
+
+
+def follow_settings(balancer: Balancer, live: LiveSettings) -> None:
+    """Take over the limits and the policy of changed settings.
+
+    A policy that is not installed here leaves the former one.
+    """
+    found = live.current()
+    if found is balancer.settings:
+        return
+    balancer.settings = found
+    balancer.limits = rebalance_limits(found)
+    try:
+        balancer.use_policy(policy_of(found))
+    except InvalidSettings as error:
+        _log.warning("the balancer goes on with its former policy: %s", error)
 
 
 def rebalance_limits(settings: Settings) -> RebalanceLimits:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
 
 from millrace.base.errors import NodeUnreachable
+from millrace.base.settings import Settings
+from millrace.base.settings.live import ChangedSettings, LiveSettings, write_changed
 from millrace.coord.balancer.balancer import EVICTED_PREFIX, Balancer, ChannelStats, RebalanceLimits
-from millrace.coord.balancer.vchannelfair import find_policy
+from millrace.coord.balancer.policies import find_policy
+from millrace.coord.balancer.policy import AssignmentView, PlannedMove
 from millrace.coord.channels.record import CHANNEL_PREFIX, Owner
 from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.leadership import Leadership
 from millrace.coord.lease import CLOCK_DRIFT
+from millrace.coord.process import follow_settings
 from millrace.coord.session import INGEST, NODE_PREFIX, NodeInfo
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Put
@@ -171,3 +178,39 @@ def test_pchannels_that_are_added_while_the_cluster_runs_are_placed_and_move_no_
     after = owners()
     assert Counter(after.values()) == {"n1@1": 3, "n2@2": 3}, "though nothing is on them yet"
     assert {name: after[name] for name in before} == before
+
+
+def test_a_policy_and_limits_that_are_changed_while_a_leader_leads_count_from_its_next_round_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.base.settings.live.LOOK_SECONDS", 0.0)
+    settings = Settings(data_dir=tmp_path)
+    clock = Clock()
+    store = MemoryStore(clock.monotonic)
+    leadership = Leadership(store, clock, "c1", seconds=86_400.0)
+    leadership.step()
+
+    def to_the_first(view: AssignmentView) -> list[PlannedMove]:
+        return [PlannedMove(each.pchannel, min(view.nodes), "place") for each in view.channels if each.owner is None]
+
+    balancer = Balancer(
+        leadership, clock, Obedient(), to_the_first, pchannels=lambda: NAMES, run_all=together, roles=(INGEST,)
+    )
+    live = LiveSettings(settings)
+    for session in ("n1@1", "n2@2"):
+        info = NodeInfo(session.partition("@")[0], "grpc://h:1", (INGEST,))
+        store.commit([Put(NODE_PREFIX + session, info.encode())])
+
+    def owned() -> Counter[str]:
+        for _ in range(4):
+            clock.sleep(1.0)
+            balancer.step()
+        return Counter(each.owner.session for each in balancer.manager.records.values() if each.owner is not None)
+
+    assert owned() == {"n1@1": 4}
+    write_changed(settings, ChangedSettings({"balance_policy": "not-installed-here", "balance_interval": "7"}))
+    follow_settings(balancer, live)
+    assert (owned(), balancer.limits.min_interval) == ({"n1@1": 4}, 7.0)
+    write_changed(settings, ChangedSettings({"balance_policy": "pchannelcount"}))
+    follow_settings(balancer, live)
+    assert owned() == {"n1@1": 2, "n2@2": 2}

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.base.errors import InvalidSettings
 from millrace.coord.balancer.policy import AssignmentView, ChannelView
 from millrace.coord.balancer.vchannelfair import (
     MIN_GAIN,
@@ -18,7 +17,6 @@ from millrace.coord.balancer.vchannelfair import (
     PlacementIndex,
     affinity,
     best_exchange,
-    find_policy,
     vchannel_fair,
 )
 from tests.laws.profile import examples
@@ -188,9 +186,3 @@ def test_many_channels_are_placed_and_evened_out_in_good_time() -> None:
     moves = vchannel_fair(view)
     assert len(moves) == 3
     assert all(move.to in nodes[90:] for move in moves)
-
-
-def test_a_policy_is_chosen_by_name() -> None:
-    assert find_policy("vchannelfair") is vchannel_fair
-    with pytest.raises(InvalidSettings, match="known are vchannelfair"):
-        find_policy("random")

@@ -62,6 +62,7 @@ _MEMORY: Final = re.compile(r"\d+[mg]")
 _META_STORE: Final = re.compile(
     r"|sqlite:////\S+|mariadb://[^/@?\s]+/\w+|etcds?://[^/@?\s]+(/[\w./-]*)?(\?ca=/[^&\s]+)?", re.ASCII
 )
+_POLICY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NODE: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -249,6 +250,14 @@ class Settings:
         10.0, "Session timeout of a node or leading coordinator before others take over.", low=1, high=300
     )
     service_port: int = setting(0, "Port of a coordinator's HTTP service; 0: any free port.", low=0, high=65535)
+    balance_policy: str = setting(
+        "vchannelfair",
+        "How PChannels are spread over nodes: vchannelfair, pchannelcount, or a policy of another package"
+        " (docs/coordinator.md).",
+        pattern=_POLICY,
+        allowed="a name of letters, digits and ._-",
+        live=True,
+    )
     balance_interval: float = setting(
         300.0, "Minimum time between two moves of a PChannel for balance only.", low=0, high=86400, live=True
     )

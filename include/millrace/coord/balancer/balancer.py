@@ -118,6 +118,15 @@ class Balancer:
         self._loaded = False
         self.manager = ChannelManager(leadership, self._epoch)
         self.nodes: dict[str, NodeInfo] = {}
+        self.settings: object = None
+        """The settings that limits and policy were last taken from."""
+
+    def use_policy(self, policy: Policy) -> None:
+        """Plan by another policy from the next round on."""
+        if policy != self._policy:
+            self._policy = policy
+            self._rests.clear()  # that the former policy had no moves says nothing of this one
+            self._drains.clear()
 
     def step(self) -> None:
         """Run one round.

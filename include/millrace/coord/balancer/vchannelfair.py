@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from millrace.base.errors import InvalidSettings
-from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove, Policy
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove
 
 PCHANNEL_WEIGHT: Final = 0.4
 VCHANNEL_WEIGHT: Final = 0.3
@@ -351,16 +350,3 @@ def _steps(channels: Sequence[ChannelView | None], to: str, home: Mapping[str, s
         return (home[channel.pchannel] != to) - (channel.pchannel in away)
 
     return np.array([step(each) for each in channels])
-
-
-POLICIES: Final[dict[str, Policy]] = {"vchannelfair": vchannel_fair}
-
-
-def find_policy(name: str) -> Policy:
-    """Return a policy by name.
-
-    Raises InvalidSettings.
-    """
-    if name not in POLICIES:
-        raise InvalidSettings(f"unknown balancer policy {name!r}; known are {', '.join(sorted(POLICIES))}")
-    return POLICIES[name]

@@ -1,0 +1,121 @@
+"""Policies by name, and what a package's policy may do: whatever it answers, every role finds a node that is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
+from millrace.coord.balancer.policies import GROUP, NamedPolicy, find_policy, pchannel_count, policy_of
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove
+from millrace.coord.balancer.vchannelfair import vchannel_fair
+
+NODES = ("n1@1", "n2@2", "n3@3")
+OWNERS = st.sampled_from([None, "gone@9", *NODES])
+
+
+@st.composite
+def views(draw: st.DrawFn) -> AssignmentView:
+    owners = draw(st.lists(OWNERS, max_size=9))
+    channels = tuple(
+        ChannelView(f"dml_{number}", owner, draw(st.integers(0, 3)), movable=draw(st.booleans()))
+        for number, owner in enumerate(owners)
+    )
+    nodes = tuple(draw(st.lists(st.sampled_from(NODES), unique=True, max_size=3)))
+    return AssignmentView(nodes, channels, draw(st.booleans()), draw(st.integers(1, 4)))
+
+
+def made(view: AssignmentView, moves: list[PlannedMove]) -> AssignmentView:
+    to = {move.pchannel: move.to for move in moves}
+    return replace(
+        view, channels=tuple(replace(each, owner=to.get(each.pchannel, each.owner)) for each in view.channels)
+    )
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """Registers an object as another package's policy."""
+
+    def register(found: object) -> None:
+        point = SimpleNamespace(name="mine", value="package:MINE", load=lambda: found)
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == GROUP else [])
+
+    return register
+
+
+def test_a_policy_is_chosen_by_the_setting(registered: Callable[[object], None]) -> None:
+    assert policy_of(Settings()) is vchannel_fair
+    assert policy_of(Settings(balance_policy="pchannelcount")) is pchannel_count
+    with pytest.raises(InvalidSettings, match="known are pchannelcount, vchannelfair"):
+        find_policy("random")
+    registered(NamedPolicy("mine", lambda view: [PlannedMove("dml_0", "n2@2", "place")]))
+    view = AssignmentView(NODES, (ChannelView("dml_0", None),))
+    assert find_policy("mine")(view) == [PlannedMove("dml_0", "n2@2", "place")]
+    with pytest.raises(InvalidSettings, match="known are mine, pchannelcount, vchannelfair"):
+        find_policy("random")
+    registered("no policy")
+    with pytest.raises(InvalidSettings, match="NamedPolicy"):
+        find_policy("mine")
+
+
+@given(views())
+def test_the_count_of_pchannels_is_evened_out_and_then_rests(view: AssignmentView) -> None:
+    moves = pchannel_count(view)
+    assert moves == pchannel_count(view), "a pure function"
+    homeless = [each.pchannel for each in view.channels if each.owner is None]
+    assert all(move.to in view.nodes for move in moves)
+    assert len([move for move in moves if move.pchannel not in homeless]) <= view.max_moves
+    if not view.nodes:
+        assert moves == []
+        return
+    assert {move.pchannel for move in moves} >= set(homeless)
+    for _ in range(20):
+        view = made(view, pchannel_count(view))
+    assert all(each.owner in view.nodes for each in view.channels)
+    assert pchannel_count(view) == [], "at rest"
+    counts = Counter(dict.fromkeys(view.nodes, 0) | Counter(each.owner for each in view.channels))
+    stuck = {each.owner for each in view.channels if not each.movable}
+    if view.allow_rebalance and not stuck:
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+ANSWERS = st.lists(
+    st.one_of(
+        st.builds(
+            PlannedMove,
+            st.sampled_from([f"dml_{number}" for number in range(9)] + ["unknown"]),
+            st.sampled_from([*NODES, "gone@9", ""]),
+            st.just("mine"),
+        ),
+        st.just("no move"),
+    ),
+    max_size=6,
+)
+
+
+@given(views(), st.one_of(ANSWERS, st.just(None), st.just(ZeroDivisionError("mine"))))
+def test_whatever_a_packages_policy_answers_every_role_is_placed_on_a_node_that_is_there(
+    view: AssignmentView, answer: object
+) -> None:
+    def mine(view: AssignmentView) -> list[PlannedMove]:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    with pytest.MonkeyPatch.context() as patch:
+        point = SimpleNamespace(name="mine", value="p:M", load=lambda: NamedPolicy("mine", mine))
+        patch.setattr("importlib.metadata.entry_points", lambda group: [point])
+        moves = find_policy("mine")(view)
+    homeless = {each.pchannel for each in view.channels if each.owner is None}
+    assert all(move.to in view.nodes for move in moves)
+    assert len({move.pchannel for move in moves}) == len(moves)
+    assert len([move for move in moves if move.pchannel not in homeless]) <= view.max_moves
+    if view.nodes:
+        assert {move.pchannel for move in moves} >= homeless
