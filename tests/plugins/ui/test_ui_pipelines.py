@@ -207,8 +207,8 @@ def test_a_stream_has_the_buttons_of_a_pipeline_and_only_who_operates_everything
         found = re.findall(r"<button type=\"button\"([^>]*)>([^<]+)</button>", page)
         return {label: "disabled" not in how for how, label in found}
 
-    assert buttons("viewer") == {"Run": False, "Pause": False, "Reset errors": False}
-    assert buttons("op") == {"Run": True, "Pause": True, "Reset errors": True}
+    assert buttons("viewer") == {"Run": False, "Pause": False, "Reset errors…": False}
+    assert buttons("op") == {"Run": True, "Pause": True, "Reset errors…": True}
     assert buttons("viewer", view="errors")["Redrive"] is False
     assert buttons("op", view="errors")["Redrive"] is True
     assert ask(shown, "PUT", "flows/flights_hourly/errors/reset", role="viewer")[0] == 403
