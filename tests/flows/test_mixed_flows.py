@@ -28,16 +28,14 @@ from millrace.base.package import ROOT
 from millrace.brokers.kafka import KafkaBroker
 from millrace.demo.flights import flights, flights_schema
 from millrace.flows.declare.checks import check
-from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.discovery import declared_flows
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.discovery import declared_flow, declared_flows
+from millrace.flows.directory import write_declared
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.runtime.child_processes import ChildProcess
 from millrace.testing import Deployment
 from tests import running_brokers
 
-EXAMPLES = ROOT.parent / "examples"
-STREAMS, PIPELINE = EXAMPLES / "mixed_flows.yaml", EXAMPLES / "late_flights_pipeline.yaml"
+FLOWS = ROOT.parent / "examples" / "mixed_flows.yaml"
 COLUMNS = ["tailnum", "time_hour", "dep_delay", "flight", "origin"]
 NOON = datetime(2013, 1, 4, 12, tzinfo=UTC)
 
@@ -45,12 +43,17 @@ NOON = datetime(2013, 1, 4, 12, tzinfo=UTC)
 def test_the_examples_are_declarations_that_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA", "127.0.0.1:9092")
     monkeypatch.setenv("OPENSEARCH", "http://127.0.0.1:9200")
-    assert read_pipeline(PIPELINE, Configuration()).source.kind == "collection"
-    with millrace.testing.deployment(tmp_path / "data", stream_declarations=str(STREAMS)) as db:
+    with millrace.testing.deployment(tmp_path / "data", flow_declarations=str(FLOWS)) as db:
         found = declared_flows(db.settings, shipped=False)
-        said = {name: [str(each) for each in check(db.settings, stream)] for name, stream in found.items()}
-    missing = "source.dead_letters: there is no collection 'undecoded': `millrace flows errors create` makes it"
-    assert said == {"rising_delays": [missing], "flights_by_origin": [missing]}
+        streams = {name: flow for name, flow in found.items() if flow.host == "spark"}
+        said = {name: [str(each) for each in check(db.settings, flow)] for name, flow in streams.items()}
+    assert {name: (flow.host, flow.chosen_guarantee) for name, flow in found.items()} == {
+        "rising_delays": ("spark", "effectively once"),
+        "flights_by_origin": ("spark", "exactly once"),
+        "late-flights": ("range", "at least once"),
+    }
+    assert all("there is no collection 'undecoded'" in words for each in said.values() for words in each)
+    assert all(said.values())
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +64,7 @@ def kafka() -> KafkaBroker:
 @pytest.fixture(scope="module")
 def db(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with (
-        millrace.testing.deployment(
-            tmp_path_factory.mktemp("mixed") / "data", stream_declarations=str(STREAMS)
-        ) as made,
+        millrace.testing.deployment(tmp_path_factory.mktemp("mixed") / "data", flow_declarations=str(FLOWS)) as made,
         pytest.MonkeyPatch.context() as environment,
     ):
         environment.setenv("KAFKA", kafka.address)
@@ -172,15 +173,16 @@ def test_a_collection_goes_through_steps_into_a_topic(
     kafka: KafkaBroker, some_flights: pa.Table, tmp_path: Path
 ) -> None:
     columns = {name: f"{kind}?" if nullable else kind for name, kind, nullable in flights_schema()}
-    worker = ["-m", "millrace.flows.range_host", str(PIPELINE), "--until-end"]
     rows = some_flights.slice(0, 800)
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic("late_flights", 2, 1)])["late_flights"].result(30)
     with (
-        millrace.testing.deployment(tmp_path / "data") as db,
+        millrace.testing.deployment(tmp_path / "data", flow_declarations=str(FLOWS)) as db,
         pytest.MonkeyPatch.context() as environment,
     ):
         environment.setenv("KAFKA", kafka.address)
+        declared = write_declared(db.settings, declared_flow(db.settings, "late-flights"))
+        worker = ["-m", "millrace.flows.range_host", str(declared), "--until-end"]
         source = db.create_collection("flights", columns, key="id", vchannels=2)
         source.upsert(rows.slice(0, 500))
         run(db, tmp_path, worker, failpoint="pipeline.written")

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from millrace.base.errors import InvalidStream, PipelineInvalid
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
+from millrace.commands.main import app
 from millrace.flows.declare import spellings
 from millrace.flows.declare.discovery import declared_flows
+from millrace.flows.declare.flow import Flow
+from millrace.flows.declare.part import expanded
 from millrace.flows.declare.stream import From, FromTopics, Into, stream_of
 from millrace.pipelines.declaration import as_pipeline, pipeline_of
 
@@ -44,24 +48,31 @@ def test_parts_that_say_their_kind_declare_the_same_stream(golden: dict[str, Any
         assert again.fingerprint() == golden["fingerprint"]
 
 
-def test_the_example_declares_what_it_declared_in_the_spelling_of_earlier_builds(
+def test_the_examples_are_the_flows_that_earlier_builds_declared_and_are_shown_in_the_new_form(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KAFKA", "h:1")
     monkeypatch.setenv("OPENSEARCH", "http://h:2")
-    example = ROOT.parent / "examples" / "mixed_flows.yaml"
-    found = declared_flows(Settings(data_dir=tmp_path, stream_declarations=str(example)), shipped=False)
-    assert {name: each.fingerprint() for name, each in found.items()} == {
+    earlier = Settings(data_dir=tmp_path, flow_declarations=str(Path(__file__).parent / "earlier_flows.yaml"))
+    found = declared_flows(earlier, shipped=False)
+    assert {name: each.fingerprint() for name, each in found.items() if each.host == "spark"} == {
         "rising_delays": "0da60cc4e4e6a494",
         "flights_by_origin": "b033ebab8bb9e5d8",
     }
-    page = yaml.safe_load(example.read_text(encoding="utf-8"))
-    for declared in page["streams"]:
-        made = found[declared["name"]]
-        source = {name: each for name, each in declared["source"].items() if name not in ("kind", "bootstrap")}
-        before = declared | {"source": source | {"kafka": "h:1"}, "sink": spellings.stream_sink(made.sink)}
-        assert "kind" not in before["source"] | before["sink"]
-        assert stream_of(before) == made
+    example = ROOT.parent / "examples" / "mixed_flows.yaml"
+    page = expanded(yaml.safe_load(example.read_text(encoding="utf-8")))
+    assert len(page["flows"]) == len(found) == 3
+    for declared in page["flows"]:
+        was = found[declared["name"]]
+        if was.host == "spark":  # the dead letters of rows were those of the source alone
+            assert declared.pop("errors") == {"collection": declared["source"].setdefault("dead_letters", "undecoded")}
+        assert Flow.of({**declared, "description": was.description}) == was
+        ran = CliRunner().invoke(app, ["flows", "show", was.name], env=earlier.environment())
+        assert ran.exit_code == 0, ran.output
+        shown = json.loads(ran.stdout)
+        assert Flow.of({name: each for name, each in shown.items() if name != "guarantee"}) == was
+        assert not {"id", "steps", "sql", "operator", "words"} & set(shown)
+        assert shown["guarantee"] == was.chosen_guarantee
 
 
 def test_the_words_of_python_are_the_kinds_models() -> None:
