@@ -1,31 +1,36 @@
-"""Declare a stream: Spark maintains the highest and lowest price by symbol and minute in a collection.
+"""Declare a flow: Spark maintains the highest and lowest price by symbol and minute in a collection.
 
     python examples/declared_stream.py                              # creates the collections and sends some trades
-    export PYTHONPATH=examples MILLRACE_STREAM_DECLARATIONS=declared_stream
+    export PYTHONPATH=examples MILLRACE_FLOW_DECLARATIONS=declared_stream
     millrace flows check prices && millrace flows run prices --until-end
     python examples/declared_stream.py                              # shows what the stream has written
 
-Without ``--available-now`` it keeps running. Under Airflow, the DAG ``stream_prices`` supervises it.
+Without ``--until-end`` it keeps running. Under Airflow, the DAG ``stream_prices`` supervises it.
 """
 
 from datetime import UTC, datetime, timedelta
 
 import millrace
-from millrace.flows.declare.stream import From, Into, Stream, Watermark
+from millrace.flows.declare.flow import Flow, Transform
+from millrace.flows.declare.rows import Watermark
+from millrace.flows.sinks.collection.model import CollectionSink
+from millrace.flows.sources.collection.model import CollectionSource
 
-STREAMS = [
-    Stream(
+FLOWS = [
+    Flow(
         name="prices",
-        source=From(
+        description="Prices by symbol and minute.",
+        source=CollectionSource(
             collection="trades",
             columns=("symbol", "at", "price"),
             watermark=Watermark(column="at", delay="1 hour"),
         ),
-        sql="""select symbol, window.start as minute, max(price) as high, min(price) as low
-            from trades group by symbol, window(at, '1 minute')""",
-        sink=Into(collection="prices", mode="upsert"),
-        output_mode="update",
-        words="Prices by symbol and minute.",
+        transform=Transform(
+            sql="""select symbol, window.start as minute, max(price) as high, min(price) as low
+                from trades group by symbol, window(at, '1 minute')""",
+            output_mode="update",
+        ),
+        sink=CollectionSink(collection="prices", mode="upsert"),
     )
 ]
 

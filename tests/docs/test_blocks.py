@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from millrace.base.settings import PREFIX, RESERVED, TEST_PREFIX, describe
+from millrace.flows.declare.flow import Flow
 from millrace.operations.backfill.derived import DerivedTable
 from millrace.operations.quality.user_suites import parse_suite
 from millrace.rpc.discovery import read_record
@@ -75,7 +76,16 @@ def test_shell_json_and_yaml_of_a_page_are_well_formed(page: str) -> None:
         elif block.language == "json":
             json.loads(block.text)
         elif block.language == "yaml":
-            assert yaml.safe_load(block.text)
+            found = yaml.safe_load(block.text)
+            assert found
+            for each in found.get("flows", [found]) if isinstance(found, dict) else []:
+                if {"source", "sink"} <= set(each):
+                    Flow.of(_without_environment(each), where=page)
+
+
+def _without_environment(value: Any) -> Any:
+    text = re.sub(r"\$(\{env:\w+\}|[A-Z]+)", "127.0.0.1:9092", json.dumps(value, default=str))
+    return json.loads(text)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -86,7 +86,7 @@ def test_the_program_of_a_group_says_the_same_of_a_server_elsewhere(
 
 
 def declared(deployment: millrace.testing.Deployment) -> Settings:
-    return replace(deployment.settings, stream_declarations="declared_stream")
+    return replace(deployment.settings, flow_declarations="declared_stream")
 
 
 def test_the_declared_stream_of_the_examples_can_run(

@@ -58,17 +58,17 @@ def _ask(context: ServiceContext, method: str, path: str, body: Any = None, **qu
         return service.request(method, path, body, **query)
 
 
-def _declared(file: Path) -> dict[str, Any]:
+def _named(file: Path, given: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of what `file` declares, or `given`, and the declaration with it."""
     from millrace.flows.declare.file import read_declaration
+    from millrace.flows.declare.spellings import NAME, spelling_of
 
-    return read_declaration(file)
-
-
-def _id_of(declared: dict[str, Any], given: str) -> str:
-    found = given or declared.get("id")
+    declared = read_declaration(file)
+    field = NAME[spelling_of(declared)]
+    found = given or declared.get(field)
     if not isinstance(found, str) or not found:
-        raise InvalidArgument("the declaration has no id: write `id: NAME` into it, or say --id NAME")
-    return found
+        raise InvalidArgument(f"the declaration has no {field}: write `{field}: NAME` into it, or say --id NAME")
+    return found, {**declared, field: found}
 
 
 def _tell(view: dict[str, Any], *, as_json: bool) -> None:
@@ -131,9 +131,8 @@ def create(
 
     Example: `millrace flows service create flights.yaml --run`
     """
-    declared = _declared(file)
-    found = _id_of(declared, name)
-    view = _ask(context, "PUT", f"pipelines/{found}", {**declared, "id": found})
+    found, declared = _named(file, name)
+    view = _ask(context, "PUT", f"pipelines/{found}", declared)
     if run:
         view = _ask(context, "PUT", f"pipelines/{found}/resume")
     _tell(view, as_json=context.as_json)
@@ -149,9 +148,8 @@ def validate(
 
     Example: `millrace flows service validate flights.yaml`
     """
-    declared = _declared(file)
-    found = _id_of(declared, name)
-    _ask(context, "PUT", f"pipelines/{found}/validate", {**declared, "id": found})
+    found, declared = _named(file, name)
+    _ask(context, "PUT", f"pipelines/{found}/validate", declared)
     typer.echo("The declaration is valid.")
 
 
@@ -223,7 +221,7 @@ def update(
     Example: `millrace flows service update flights flights.yaml --version 1`
     """
     path = f"pipelines/{name}/declaration"
-    found = _ask(context, "PUT", path, {**_declared(file), "id": name}, version=version)
+    found = _ask(context, "PUT", path, _named(file, name)[1], version=version)
     _tell(found["pipeline"], as_json=context.as_json)
     if found["restarted_for"] and not context.as_json:
         typer.echo(f"A worker that runs starts again, for {', '.join(found['restarted_for'])}.")
@@ -272,7 +270,9 @@ def clone(
 
     Example: `millrace flows service clone flights flights-2`
     """
-    body = {} if changes is None else _declared(changes)
+    from millrace.flows.declare.file import read_declaration
+
+    body = {} if changes is None else read_declaration(changes)
     _tell(_ask(context, "PUT", f"pipelines/{name}/clone/{to}", body), as_json=context.as_json)
 
 
@@ -341,7 +341,7 @@ def dry_run(
             raise InvalidArgument(f"{samples}, line {number}, is no JSON: {error}") from None
     body: dict[str, Any] = {"documents": documents, "newest": newest}
     if declaration is not None:
-        body["declaration"] = {**_declared(declaration), "id": name}
+        body["declaration"] = _named(declaration, name)[1]
     print_json(_ask(context, "PUT", f"pipelines/{name}/dry-run", body))
 
 

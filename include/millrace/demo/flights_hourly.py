@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from millrace.demo.streams import STREAMS
+from millrace.demo.streams import FLOWS
 from millrace.operations.backfill.derived import of_stream
 
-TABLES: Final = [of_stream(each, bucket="hour") for each in STREAMS if each.name == "flights_hourly"]
+TABLES: Final = [of_stream(each, bucket="hour") for each in FLOWS if each.name == "flights_hourly"]

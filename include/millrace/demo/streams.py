@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from millrace.flows.declare.stream import From, Into, Stream, Watermark
+from millrace.flows.declare.flow import Flow, Transform
+from millrace.flows.declare.rows import Watermark
+from millrace.flows.sinks.collection.model import CollectionSink
+from millrace.flows.sources.collection.model import CollectionSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,18 +53,17 @@ def flights_hourly(flights: DataFrame) -> DataFrame:
     return grouped.select(*columns)
 
 
-STREAMS: Final = [
-    Stream(
+FLOWS: Final = [
+    Flow(
         name="flights_hourly",
-        source=From(
+        description="Departures and delays by origin and scheduled hour.",
+        source=CollectionSource(
             collection="flights",
             columns=("origin", "time_hour", "dep_delay", "dep_time", "arr_delay", "carrier"),
             # The demo sends the year again and again, so rows may be up to a year late.
             watermark=Watermark(column="time_hour", delay="400 days"),
         ),
-        transform=flights_hourly,
-        sink=Into(collection="flights_by_hour", mode="upsert", create=True, key="origin, hour"),
-        output_mode="update",
-        words="Departures and delays by origin and scheduled hour.",
+        transform=Transform(function=flights_hourly, output_mode="update"),
+        sink=CollectionSink(collection="flights_by_hour", mode="upsert", create=True, key="origin, hour"),
     )
 ]

@@ -6,22 +6,54 @@ pipeline_of(as_pipeline(flow), secrets=flow.secrets()) == flow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from millrace.flows.declare.flow import Flow
-from millrace.flows.declare.spellings import VERSION, as_written
+from millrace.flows.declare.part import Problem, invalid
+from millrace.flows.declare.spellings import NAME, VERSION, Spelling, as_written
 
 _PIPELINE: Final = (
     "description", "account", "labels", "source", "steps", "sink", "errors", "failure_threshold", "flush", "recovery",
     "resources", "deployment",
 )  # fmt: skip
 """Fields of a pipeline beside its id and name, in their order."""
+_FLOW: Final = frozenset({"transform", "title", "host", "schedule", "group", "late", "seconds"})
+"""Fields that a flow has and a pipeline has not."""
 
 
 def pipeline_of(value: Any, *, secrets: Mapping[str, str] | None = None, compiled: bool = True) -> Flow:
     """Return the flow that the JSON of a pipeline declares. Raises and takes the same as :meth:`Flow.parse`."""
     return Flow.parse(value, spelling="pipeline", secrets=secrets, compiled=compiled)
+
+
+def spelling_asked(declared: Mapping[str, Any]) -> Spelling:
+    """Return the form of a declaration that came through the API, where the name may be in the address alone."""
+    return "flow" if _FLOW & set(declared) and not {"id", "steps"} & set(declared) else "pipeline"
+
+
+def named(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a declaration that came through the API with its name, which is in the address.
+
+    Raises PipelineInvalid if it has another name, or is a flow that the service cannot keep.
+    """
+    spelling = spelling_asked(declared)
+    found = {NAME[spelling]: name, **declared}
+    if found[NAME[spelling]] != name:
+        raise invalid([Problem(NAME[spelling], f"is {name!r}, as in the address", "id")])
+    if spelling == "flow":
+        if problems := list(_unfit(found)):
+            raise invalid(problems)
+        found["host"] = "range"
+    return found
+
+
+def _unfit(declared: Mapping[str, Any]) -> Iterator[Problem]:
+    if declared.get("host") not in (None, "range"):
+        yield Problem("host", "is range: the service runs no code of yours; declare a flow on Spark in a file", "host")
+    for field in ("schedule", "version"):
+        if field in declared and declared[field] != Flow.model_fields[field].default:
+            yield Problem(field, "is for flows that a file declares (the setting flow_declarations)", "misplaced")
 
 
 def as_pipeline(flow: Flow) -> dict[str, Any]:

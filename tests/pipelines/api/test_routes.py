@@ -308,6 +308,59 @@ def test_a_declaration_is_checked_with_what_its_pair_promises(service: Service) 
     assert (status, found["guarantee"].partition(":")[0]) == (200, "effectively once")
 
 
+FLOW: dict[str, Any] = {"transform": DECLARED["steps"], **{n: DECLARED[n] for n in ("source", "sink")}, "title": "T"}
+"""The same in the form of flows, with a title."""
+
+
+def test_a_declaration_in_the_form_of_flows_is_the_same_pipeline_and_any_is_shown_so(streams: Service) -> None:
+    service = streams
+    was = {**DECLARED, "name": "T"}
+    valid, same = (service.ask("PUT", "pipelines/flights/validate", each) for each in (FLOW, was))
+    assert valid[0] == 200
+    assert valid == same
+    assert service.ask("PUT", "pipelines/flights", FLOW)[1]["declaration"]["steps"][0]["kind"] == "rename"
+    told = service.ask("GET", "flows/flights")[1]["declaration"]
+    assert (told["name"], told["title"], told["host"]) == ("flights", "T", "range")
+    assert told["transform"]["steps"] == [{"kind": "rename", "fields": {"a": "b"}}]
+    assert "hunter2" not in json.dumps(told)
+    assert service.ask("GET", "flows/hourly")[1]["declaration"]["sink"]["collection"] == "hours"
+    service.ask("PUT", "pipelines/flights/resume")
+    sink = {name: each for name, each in DECLARED["sink"].items() if name != "password"}
+    changed = service.ask("PUT", "pipelines/flights/declaration?version=1", {**FLOW, "sink": sink, "title": "U"})
+    assert changed[0] == 200
+    assert (changed[1]["restarted_for"], changed[1]["pipeline"]["secrets"]) == ([], ["sink.password"])
+    nested = {**FLOW, "transform": {"steps": [{"kind": "drop", "fields": ["a"]}]}}
+    assert service.ask("PUT", "pipelines/flights/declaration?version=2", nested)[1]["restarted_for"] == ["steps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"host": "spark"}, "host"),
+        ({"schedule": "@daily"}, "schedule"),
+        ({"version": 2}, "version"),
+        ({"name": "other"}, "name"),
+        ({"transform": {"sql": "select 1"}}, "transform"),
+        ({"transform": "os:system"}, "transform"),
+        ({"late": {"kind": "function", "function": "os:system"}}, "late"),
+        ({"sink": {"kind": "function", "function": "os:system"}}, "sink"),
+        ({"sink": {"kind": "delta", "path": "/elsewhere"}}, "sink"),
+        ({"steps": []}, "transform"),
+        ({"transform": [{"kind": "filter", "keep": "doc.("}]}, "transform.0.keep"),
+        ({"transform": {"steps": [{"kind": "filter", "keep": "doc.("}]}}, "transform.steps.0.keep"),
+        ({"transform": [{"kind": "constant", "fields": {"x": "${env:HOME}"}}]}, "transform.0.fields.x"),
+    ],
+)
+def test_the_service_keeps_no_flow_that_runs_code_or_that_it_cannot_run(
+    service: Service, changes: dict[str, Any], field: str
+) -> None:
+    for path in ("pipelines/flights", "pipelines/flights/validate"):
+        status, found = service.ask("PUT", path, {**FLOW, **changes})
+        assert status == 422, found
+        assert field in [each["field"] for each in found["error"]["problems"]], found
+    assert service.ask("GET", "pipelines")[1]["total"] == 0
+
+
 def test_a_step_that_fails_leaves_nothing_and_the_id_is_free(service: Service, settings: Settings) -> None:
     service.world.failing = "resource_policy"
     status, found = service.ask("PUT", "pipelines/flights", DECLARED)

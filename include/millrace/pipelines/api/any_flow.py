@@ -8,7 +8,7 @@ needs the role operate on the whole deployment.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -38,6 +38,9 @@ class FlowView(FlowStatus):
     """A flow, whole."""
 
     promise: str = Field(default="", description="its guarantee, and how; empty: its declaration is not known")
+    declaration: dict[str, Any] = Field(
+        default_factory=dict, description="in the form of flows, without secrets and defaults; empty: not known"
+    )
     positions: dict[str, int] = Field(
         default_factory=dict, description="the next position of each lane: an offset, or a time tick"
     )
@@ -95,12 +98,15 @@ class AnyFlow:
             kept = Kept(settings, name)
             return FlowView(
                 **status.model_dump(),
-                promise=promise_of_flow(settings, flow),
+                promise=flow.stream.promise,
+                declaration=flow.stream.to_json(),
                 positions=position(kept.checkpoint(kept.state)) or {},
             )
+        declared = _declared(settings, flow) if record is None else self._pipeline(record)
         return FlowView(
             **status.model_dump(),
-            promise=promise_of_flow(settings, flow) if record is None else self._promise(record),
+            promise="" if declared is None else declared.promise,
+            declaration={} if declared is None else declared.to_json(),
             positions={task: each.position for task, each in positions_of(settings, name).items()},
             tasks=observed.observed(settings, name).tasks,
         )
@@ -203,18 +209,12 @@ class AnyFlow:
             pass
         raise PipelineNotFound(f"no flow {name[:100]!r}")
 
-    def _promise(self, record: Record) -> str:
-        return self._pipeline(record).promise
-
     def _managed(self, caller: Caller, name: str) -> Record | None:
         return next((each for each in self.seen_by(caller) if each.id == name), None)
 
 
-def promise_of_flow(settings: Settings, flow: NamedFlow) -> str:
-    """Return what a flow promises, in words; empty if its declaration is not known."""
-    if flow.stream is not None:
-        return flow.stream.promise
+def _declared(settings: Settings, flow: NamedFlow) -> Flow | None:
     try:
-        return flow.pipeline(settings).promise
+        return flow.pipeline(settings)
     except PipelineNotFound:
-        return ""
+        return None

@@ -42,6 +42,7 @@ from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import Problem, invalid
+from millrace.flows.declare.spellings import as_written
 from millrace.flows.errors.listing import SHOWN_BYTES
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.range_host.lookups import CollectionRows
@@ -55,7 +56,7 @@ from millrace.flows.status import FlowStatus
 from millrace.pipelines.api.any_flow import AnyFlow, Move
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
-from millrace.pipelines.declaration import as_pipeline, pipeline_of, restarts_of
+from millrace.pipelines.declaration import as_pipeline, named, restarts_of, spelling_asked
 from millrace.pipelines.deploy.airflow import by_airflow
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_allowed
@@ -168,16 +169,14 @@ class Management(Reprocessing, AnyFlow, Closeable):
             raise invalid([Problem("id", f"a declared flow is named {pipeline!r}: choose another name", "taken")])
 
     def validate(self, pipeline: str, declared: Any, *, was: Flow | None = None) -> Flow:
-        """Return the pipeline that `declared` describes, with the service's defaults; create nothing.
+        """Return the pipeline that `declared` describes, in either form, with the service's defaults; create nothing.
 
         Secrets that `declared` omits are taken from `was` if they remain valid. Raises PipelineInvalid, TooMuchWork,
         ServiceBusy.
         """
         if not isinstance(declared, dict):
             raise invalid([Problem("", "is an object with source and sink", "type")])
-        declared = {"id": pipeline, **declared}
-        if declared["id"] != pipeline:
-            raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
+        declared = named(pipeline, declared)
         _check_environment(declared, "")
         whole = self._configuration.with_defaults(declared)
         made = self._parsed(whole, None if was is None else kept_secrets(was, whole))
@@ -188,9 +187,14 @@ class Management(Reprocessing, AnyFlow, Closeable):
 
     def _parsed(self, whole: dict[str, Any], secrets: Mapping[str, str] | None) -> Flow:
         """With all that is wrong with it; what its writer would have compiled is compiled apart."""
-        compiled = self._trying.problems(whole.get("steps"))
+        spelling = spelling_asked(whole)
+        transform = whole.get("transform")
+        steps = transform.get("steps") if isinstance(transform, dict) else transform
+        compiled = self._trying.problems(whole.get("steps") if spelling == "pipeline" else steps)
+        if spelling == "flow":
+            compiled = [each._replace(field=as_written(f"transform.{each.field}", whole, "flow")) for each in compiled]
         try:
-            made = pipeline_of(whole, secrets=secrets, compiled=False)
+            made = Flow.parse(whole, spelling=spelling, secrets=secrets, compiled=False)
         except PipelineInvalid as error:
             known = [Problem(**each) for each in error.problems]
             raise invalid([*known, *(each for each in compiled if each not in known)]) from None

@@ -61,7 +61,7 @@ CALLS: Final[Mapping[str, Requirement]] = {
     "flows": Requirement(
         (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the flows that one may read, whichever host runs them"
     ),
-    "flow": _over(Role.READ, "one flow: its status, promise, lanes and positions"),
+    "flow": _over(Role.READ, "one flow: its declaration without secrets, status, promise, lanes and positions"),
     "resume_flow": _over(Role.OPERATE, "run a flow; a stream needs operate on everything"),
     "pause_flow": _over(Role.OPERATE, "have a flow take nothing; a stream needs operate on everything"),
     "stop_flow": _over(Role.OPERATE, "end a flow's processes; a stream needs operate on everything"),
@@ -97,7 +97,7 @@ Principal = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$", d
 Account = Annotated[str, Path(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9_.@-]{0,254})$", description="An account, or ``*``.")]
 Offset = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Query(max_length=100)]
-Declaration = Annotated[dict[str, Any], Body(description="A declaration (docs/pipelines.md).")]
+Declaration = Annotated[dict[str, Any], Body(description="A declaration (docs/flows.md, docs/pipelines.md).")]
 
 
 class PipelineRow(BaseModel):
@@ -140,6 +140,7 @@ class Changed(BaseModel):
 
 class Valid(BaseModel):
     declaration: dict[str, Any] = Field(description="with all defaults, without secrets")
+    flow: dict[str, Any] = Field(description="the same in the form of flows (docs/flows.md), without defaults")
     guarantee: str = Field(description="what its pair of source and sink promises, and how")
 
 
@@ -287,7 +288,7 @@ def _any_flow(made: APIRouter, management: Management) -> None:
 
     @made.get("/flows/{pipeline}")
     def flow(request: Request, pipeline: FlowName) -> FlowView:
-        """One flow: status, guarantee, lanes with positions and lag, dead letters."""
+        """One flow: declaration, status, guarantee, lanes with positions and lag, dead letters."""
         return management.show_flow(_caller(request), pipeline)
 
     @made.put("/flows/{pipeline}/resume")
@@ -420,7 +421,7 @@ def _declare(made: APIRouter, management: Management) -> None:
     def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
         """Check a declaration; 422 with a problem for each wrong field. Secrets of an existing one may be omitted."""
         made = management.check(pipeline, declaration)
-        return Valid(declaration=as_pipeline(made), guarantee=made.promise)
+        return Valid(declaration=as_pipeline(made), flow=made.to_json(), guarantee=made.promise)
 
     @made.get("/pipelines/{pipeline}")
     def pipeline(pipeline: Id) -> PipelineView:
