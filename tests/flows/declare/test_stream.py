@@ -459,12 +459,10 @@ def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_pa
     names: dict[str, Any] = {"__name__": "pages_streams"}
     exec(compile(declared.text, "<page>", "exec"), names)
     exec(compile(derived.text, "<page>", "exec"), names)
-    [stream_], [table] = names["STREAMS"], names["TABLES"]
+    [stream_], [table] = names["FLOWS"], names["TABLES"]
     assert stream_.transform.function == "pages_streams:by_hour"
     assert (table.name, table.event_time, table.bucket) == ("flights_by_hour", "time_hour", "hour")
-    found = declared_flow(
-        Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")), "flights_by_hour"
-    )
+    found = declared_flow(Settings(data_dir=tmp_path, flow_declarations=str(tmp_path / "page.yaml")), "flights_by_hour")
     assert found.model_copy(update={"transform": stream_.transform, "description": stream_.description}) == stream_
 
 
