@@ -22,7 +22,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "operations": ("duckdb",),
     "pandas": ("pandas",),
     "polars": ("polars",),
-    "pipelines": ("cel", "cryptography", "jsonschema_rs", "msgspec", "opensearchpy", "urllib3"),
+    "pipelines": ("cel", "cryptography", "jsonschema_rs", "msgspec", "opensearchpy", "urllib3", "watchfiles"),
     "postgres": ("psycopg",),
     "pulsar": ("_pulsar", "pulsar"),
     "spark": ("delta", "pyspark", "sqlglot"),

@@ -33,6 +33,10 @@ BINARY: Final = "millrace.base64"
 DIGITS: Final = "millrace.digits"
 """The header of a captured change that lists the columns of numbers with any number of digits, with commas: they fit a
 field of texts."""
+PLACE: Final = "millrace.place"
+"""The header that says where a record was read: a file and its line."""
+FAULT: Final = "millrace.fault"
+"""The first header of a record whose value is no document, as the source found: why. The value is what was read."""
 _TRUNCATED: Final = (OPERATION, b"t")
 
 

@@ -39,6 +39,8 @@ from millrace.flows.sinks.opensearch.model import KIND as OPENSEARCH_SINK
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
 from millrace.flows.sources.collection.model import KIND as COLLECTION_SOURCE
 from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.files.model import KIND as FILES_SOURCE
+from millrace.flows.sources.files.model import FilesSource
 from millrace.flows.sources.kafka.model import KIND as KAFKA_SOURCE
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.mariadb.model import KIND as MARIADB_SOURCE
@@ -60,7 +62,7 @@ SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
 """Groups of entry points."""
 SOURCES: Final = (
-    KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE, TRIGGERS_SOURCE
+    KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE, TRIGGERS_SOURCE, FILES_SOURCE
 )  # fmt: skip
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
 """The kinds of this package. A new one is a folder and its KIND here."""
@@ -109,7 +111,9 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 
 if TYPE_CHECKING:
-    Source: TypeAlias = KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource | TriggersSource
+    Source: TypeAlias = (
+        KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource | TriggersSource | FilesSource
+    )
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:
     Source = Annotated[Union[tuple(each.model for each in source_kinds().values())], Field(discriminator="kind")]  # noqa: UP007

@@ -21,7 +21,7 @@ from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.paths import split
 from millrace.flows.declare.steps import Lookup, Step
 from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
-from millrace.flows.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record, is_truncation
+from millrace.flows.records import FAULT, TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record, is_truncation
 from millrace.flows.registry import sink_kinds
 from millrace.flows.sources.kafka.events import event_rules_of, registry_of
 from millrace.flows.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
@@ -144,8 +144,7 @@ class Transform:
                 stage, step = VALUE_CONVERTER, "json" if change is None else "debezium"
                 try:
                     value = record.value
-                    if value is not None and len(value) > MAX_DOCUMENT_BYTES:
-                        raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
+                    _require_readable(record)
                     document = None
                     if change is not None:
                         record, document, ordered = change(record)
@@ -207,6 +206,7 @@ class Transform:
         context, document, ordered = Context(), None, None
         step = "json" if self._events is None else "debezium"
         try:
+            _require_readable(record)
             if self._events is not None:
                 record, document, ordered = self._change(record)
             context.record = record
@@ -290,6 +290,13 @@ class Transform:
             )
         version = record.offset if ordered is None else ordered
         return Action(record, _key(record), None, version if self._versions else None)
+
+
+def _require_readable(record: Record) -> None:
+    if record.value is not None and len(record.value) > MAX_DOCUMENT_BYTES:
+        raise Refused("TOO_LARGE", f"{len(record.value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
+    if record.headers and record.headers[0][0] == FAULT:
+        raise Refused("BAD_ROW", (record.headers[0][1] or b"").decode(errors="replace"))
 
 
 def _key(record: Record) -> str:

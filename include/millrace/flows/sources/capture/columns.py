@@ -52,10 +52,13 @@ _BITS: Final = "io.debezium.data.Bits"
 
 
 def table_columns(description: Mapping[str, Any]) -> TableColumns:
-    """Return the columns of a description. All but those of the key may be null, as an added column has to be."""
+    """Return the columns of a description. All but those of the key may be null, as an added column has to be.
+
+    The description of a source that is no engine has the collection's types already.
+    """
     key = tuple(description["key"])
-    types = {}
-    for each in description["columns"]:
+    types = {name: kind if name in key else f"{kind}?" for name, kind in description.get("types", {}).items()}
+    for each in description.get("columns", ()):
         name = each["name"]
         kind = _type(each["type"], each["meaning"], each["parameters"])
         if name in key:  # a key's type cannot become a wider one

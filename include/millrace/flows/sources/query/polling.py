@@ -16,16 +16,15 @@ from typing import Any, Final
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.lane import CapturedTables
+from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFeeder, append, encode, line_of
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.query.model import QuerySource
 from millrace.flows.sources.sql.connection import SqlConnection
-from millrace.flows.sources.sql.feeder import PolledRows, PollingFeeder, append, line_of
 from millrace.flows.sources.sql.values import (
     Column,
     Form,
     before,
-    encode,
     form_of,
     from_json,
     order_of,
@@ -41,7 +40,7 @@ VARIABLES: Final = 500
 """Keys of one look-up."""
 
 
-class QueryPoller:
+class QueryPoller(Poller[SqlConnection]):
     """Reads the rows of `declared`."""
 
     def __init__(self, declared: QuerySource) -> None:
@@ -192,7 +191,8 @@ def feeder_of(declared: QuerySource, settings: Settings, *, group: str) -> Polli
     with SqlConnection(declared) as connection:
         QueryPoller(declared).check(connection)
     return PollingFeeder(
-        declared,
+        lambda: SqlConnection(declared),
+        declared.words,
         spool_folder(settings, group),
         QueryPoller(declared),
         every_seconds=declared.every_seconds,

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -21,10 +21,10 @@ from millrace.base.errors import LogUnavailable
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.lane import CapturedTables
+from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFeeder, append, line_of
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
-from millrace.flows.sources.sql.feeder import PolledRows, PollingFeeder, append, line_of
 from millrace.flows.sources.sql.values import is_number, value_of
 from millrace.flows.sources.triggers.model import TriggersSource
 from millrace.flows.sources.triggers.statements import Shape, check
@@ -38,7 +38,7 @@ CHECK_SECONDS: Final = 60.0
 _image: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class TriggersPoller:
+class TriggersPoller(Poller[SqlConnection]):
     """Reads the changes of `declared`."""
 
     def __init__(self, declared: TriggersSource) -> None:
@@ -244,7 +244,8 @@ def feeder_of(declared: TriggersSource, settings: Settings, *, group: str) -> Po
     with SqlConnection(declared) as connection:
         check(connection, declared)
     return PollingFeeder(
-        declared,
+        lambda: SqlConnection(declared),
+        declared.words,
         spool_folder(settings, group),
         TriggersPoller(declared),
         every_seconds=declared.every_seconds,

@@ -1,4 +1,4 @@
-"""Read a database by SQL beside a flow's tasks, and put what is found into the capture's spool.
+"""Poll a database or a folder beside a flow's tasks, and put what is found into the capture's spool.
 
 A *poller* reads one connection until nothing is left, again and again. What it finds goes into the spool in one synced
 transaction with its offset. So a change is in the spool once, whenever anything is killed.
@@ -11,20 +11,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.failpoint import hit
-from millrace.flows.records import BINARY, Record
+from millrace.flows.records import BINARY, FAULT, PLACE, Record
 from millrace.flows.sources.capture.lane import CapturedRows
 from millrace.flows.sources.capture.spool import Change, Mark, Spool
-from millrace.flows.sources.sql.connection import SqlConnection
-from millrace.flows.sources.sql.model import SqlDatabase
-from millrace.flows.sources.sql.values import encode
 from millrace.runtime.supervisor import RestartBackoff
 
 _FIRST_PAUSE: Final = 1.0
@@ -32,27 +30,43 @@ _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
 
 _logger: Final = logging.getLogger(__name__)
+encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
-class Poller(Protocol):
-    """What is read of a database. One thread at a time."""
+_Connection = TypeVar("_Connection", contravariant=True)
 
-    def begin(self, connection: SqlConnection, spool: Spool) -> None:
-        """Look at the database and the spool anew, after a connect. Raises InvalidSettings, LogUnavailable."""
+
+class Poller(Protocol[_Connection]):
+    """What is read by one connection. One thread at a time."""
+
+    def begin(self, connection: _Connection, spool: Spool) -> None:
+        """Look at what is read and the spool anew, after a connect. Raises InvalidSettings, LogUnavailable."""
         ...
 
-    def poll(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], /) -> None:
+    def poll(self, connection: _Connection, spool: Spool, room: Callable[[], bool], /) -> None:
         """Read all that is new, and append it. Calls `room` before each part, and ends where that is false."""
         ...
+
+    def wait(self, stop: threading.Event, seconds: float, /) -> None:
+        """Return after `seconds`, or when `stop` is set or something new is known to be there."""
+        stop.wait(seconds)
 
 
 class PollingFeeder(Closeable):
     """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process does."""
 
     def __init__(
-        self, declared: SqlDatabase, folder: Path, poller: Poller, *, every_seconds: float, max_bytes: int
+        self,
+        connect: Callable[[], AbstractContextManager[Any]],
+        words: str,
+        folder: Path,
+        poller: Poller[Any],
+        *,
+        every_seconds: float,
+        max_bytes: int,
     ) -> None:
-        self._declared, self._poller = declared, poller
+        """`connect` opens what `poller` reads; `words` name it in messages."""
+        self._connect, self._words, self._poller = connect, words, poller
         self._every, self._max_bytes = every_seconds, max_bytes
         self._spool = Spool(folder, write=True)
         self._stop, self._complete = threading.Event(), threading.Event()
@@ -69,13 +83,13 @@ class PollingFeeder(Closeable):
     def wait_complete(self, seconds: float) -> None:
         """Wait until all was read once. Raises DeadlineExceeded, which has the last error."""
         if not self._complete.wait(seconds):
-            raise DeadlineExceeded(f"{self._declared.words} was not read within {seconds:.0f} s. {self._error}")
+            raise DeadlineExceeded(f"{self._words} was not read within {seconds:.0f} s. {self._error}")
 
     def _run(self) -> None:
         backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stop.is_set():
             try:
-                with SqlConnection(self._declared) as connection:
+                with self._connect() as connection:
                     self._poller.begin(connection, self._spool)
                     while not self._stop.is_set():
                         self._poller.poll(connection, self._spool, self._room)
@@ -85,10 +99,10 @@ class PollingFeeder(Closeable):
                             self._spool.note(error="")
                             self._error = ""
                         self._complete.set()
-                        self._stop.wait(self._every)
+                        self._poller.wait(self._stop, self._every)
             except Exception as error:
                 if not isinstance(error, MillraceError | OSError | sqlite3.Error):
-                    _logger.exception("%s", self._declared.words)
+                    _logger.exception("%s", self._words)
                 self._error = str(error)
                 try:
                     self._spool.note(error=self._error)
@@ -110,16 +124,21 @@ def line_of(
     operation: str,
     *,
     key: dict[str, Any] | None = None,
-    after: dict[str, Any] | None = None,
+    after: dict[str, Any] | msgspec.Raw | None = None,
     milliseconds: int = 0,
     transaction: str | None = None,
     binary: Iterable[str] = (),
+    place: str = "",
+    fault: str = "",
+    text: str = "",
 ) -> bytes:
-    """Return a change as a line of the spool: :class:`millrace.flows.sources.capture.engine.Event`."""
+    """Return a change as a line of the spool: :class:`millrace.flows.sources.capture.engine.Event`.
+
+    `place` says where it was read. What could not be read has a `fault`, and its `text`.
+    """
     found: dict[str, Any] = {"o": operation, "m": milliseconds or time.time_ns() // 1_000_000}
-    for name, value in (("k", key), ("a", after), ("g", transaction), ("x", ",".join(binary))):
-        if value:
-            found[name] = value
+    more = {"k": key, "a": after, "g": transaction, "x": ",".join(binary), "w": place, "e": fault, "v": text}
+    found |= {name: value for name, value in more.items() if value}
     return encode(found)
 
 
@@ -130,9 +149,13 @@ def append(
     offset: Any,
     *,
     complete: bool = True,
+    columns: Sequence[tuple[str, dict[str, Any], int]] = (),
     also: Callable[[sqlite3.Connection], None] | None = None,
 ) -> None:
-    """Append `changes` to the spool, with the offset after them. Transactions end after `marks` of them."""
+    """Append `changes` to the spool, with the offset after them. Transactions end after `marks` of them.
+
+    `columns` and `also` are those of :meth:`Spool.append`.
+    """
     now = time.time_ns() // 1_000_000
     spool.append(
         changes,
@@ -140,23 +163,34 @@ def append(
         partition=None,
         offset=offset,
         complete=complete,
+        columns=columns,
         moment=now if changes else None,
         also=also,
     )
     hit("capture.spooled")
 
 
-class _Binary(msgspec.Struct, rename={"names": "x"}):
-    names: str = ""
+class _Told(msgspec.Struct, rename={"binary": "x", "place": "w", "fault": "e", "text": "v"}):
+    binary: str = ""
+    place: str = ""
+    fault: str = ""
+    text: str = ""
 
 
-_binary: Final = msgspec.json.Decoder(_Binary)
+_told: Final = msgspec.json.Decoder(_Told)
 
 
 class PolledRows(CapturedRows):
-    """Reads changes that a poller found: each says which of its columns are bytes."""
+    """Reads changes that a poller found: each says which of its columns are bytes, and where it was read."""
 
     def _record(self, change: Change, lists: Sequence[tuple[str, bytes]]) -> Record:
-        found = super()._record(change, lists)
-        names = _binary.decode(change.line).names
-        return found._replace(headers=[*found.headers, (BINARY, names.encode())]) if names else found
+        found, told = super()._record(change, lists), _told.decode(change.line)
+        headers = list(found.headers)
+        if told.fault:
+            headers.insert(0, (FAULT, told.fault.encode()))
+            found = found._replace(value=told.text.encode())
+        if told.place:
+            headers.append((PLACE, told.place.encode()))
+        if told.binary:
+            headers.append((BINARY, told.binary.encode()))
+        return found._replace(headers=headers)

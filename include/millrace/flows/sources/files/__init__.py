@@ -1,0 +1,1 @@
+"""Files that appear in a folder, each read once (docs/files.md)."""
