@@ -197,7 +197,7 @@ def _commit(uri: str, writer: str, number: int) -> bool:
     return not commit_fenced(table_at(uri), [part]).fenced
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("count", [4, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_racing_writers_commit_each_version_once_through_faults(faulty: str, faults: Faults, count: int) -> None:
     create_table(faulty, SCHEMA, partition_by=[])
     chosen, guard = random.Random(4), threading.Lock()

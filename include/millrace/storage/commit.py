@@ -45,6 +45,7 @@ from millrace.base.failpoint import hit
 from millrace.storage.delta_log import COMMIT_INFO_KEY, boot_seconds, commit_file
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.parquet_file import FileAction
+from millrace.storage.store import commit_tries
 from millrace.storage.table import NO_COMMIT_HOOKS, LogMaintenance, TableHandle, maintain_log
 
 COMMIT_DEADLINE: Final = 60.0
@@ -52,10 +53,8 @@ COMMIT_DEADLINE: Final = 60.0
 _MARK: Final = "millraceCommit"
 """Key of the commit's info under which each call writes its own id."""
 _FAILURES: Final = (DeltaError, OSError)
-_IDLE_TRIES: Final = 3
-"""Attempts that fail although no other writer won the version, before the store counts as unavailable."""
 _PAUSE: Final = (0.01, 1.0)
-"""First and largest pause in seconds after such an attempt."""
+"""First and largest pause in seconds after such an attempt. They are jittered."""
 
 WriteAttempt = Callable[[CommitProperties], None]
 """One attempt at the transaction, from the checked snapshot."""
@@ -310,7 +309,7 @@ class _Attempts:
             raise DeadlineExceeded(f"no commit to {self._table.uri} in {self._seconds:.0f} s: {error}") from error
         if owner is _Owner.NOBODYS:  # no other writer won: the storage or the commit itself failed
             self._idle += 1
-            if self._idle > _IDLE_TRIES or not isinstance(error, CommitFailedError | OSError):
+            if self._idle > commit_tries(self._table.store) or not isinstance(error, CommitFailedError | OSError):
                 raise TableUnavailable(
                     f"{self._table.uri} accepts no commit ({error}); this one may have been committed"
                 ) from error

@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.storage.delta_log import (
@@ -53,7 +53,7 @@ SEEN_SECONDS: Final = 60.0
 CACHE_BYTES: Final = 256 << 20
 """Bound of the cache on disk. It is checked every CHECK_EVERY new files, so it may be exceeded by as many."""
 CHECK_EVERY: Final = 256
-IDLE_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 60.0
 """Longest time between two looks of a poller at the store."""
 QUIET_SHARE: Final = 0.1
 """A poller's pause as a share of the time since the last news."""
@@ -92,9 +92,14 @@ class MirroredStore(ConditionalStore, Protocol):
         ...
 
 
+def is_mirrored(store: TableStore) -> TypeGuard[MirroredStore]:
+    """Return whether the store is one whose logs are mirrored."""
+    return callable(getattr(store, "list_log", None))
+
+
 def mirror_of(store: TableStore) -> LogMirror | None:
-    """Return a mirror of the log of a store that has ``list_log``; None for other stores."""
-    return LogMirror(store) if callable(getattr(store, "list_log", None)) else None  # type: ignore[arg-type]
+    """Return a mirror of the log of a table; None if its store has no such mirrors."""
+    return LogMirror(store) if is_mirrored(store) else None
 
 
 class LogMirror:

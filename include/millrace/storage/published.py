@@ -71,7 +71,7 @@ from millrace.storage.published_log import (
     physical_names,
     protocol_of,
 )
-from millrace.storage.store import ConditionalStore, TableStore, conditional
+from millrace.storage.store import ConditionalStore, TableStore, commit_tries, conditional
 from millrace.storage.table import DEFAULT_TOMBSTONES, TOMBSTONES, LogMaintenance
 
 ROWS_FOLDER: Final = "_rows"
@@ -95,8 +95,6 @@ _TICK_BITS: Final = 18
 """A tick is Unix milliseconds, shifted left by this many bits, plus a counter."""
 _UNNAMED: Final = "millraceUnnamedVectors"
 """Key of the commit's info: vector files that the commit's version, unlike the one before, names no more."""
-_IDLE_TRIES: Final = 3
-"""Puts without an answer, before the store counts as unavailable."""
 _PAUSE: Final = (0.01, 1.0)
 """First and largest pause in seconds after a put without an answer."""
 
@@ -441,7 +439,7 @@ class PublishedTable:
             except OSError as error:
                 failure = error
             idle += 1
-            if idle > _IDLE_TRIES or ends.expired():
+            if idle > commit_tries(store) or ends.expired():
                 raise TableUnavailable(
                     f"{self.uri} accepts no commit ({failure}); this one may have been committed: refresh and plan "
                     "again"

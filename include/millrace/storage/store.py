@@ -13,6 +13,7 @@ A failure does not mean that nothing happened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -157,6 +158,16 @@ def conditional(store: TableStore) -> ConditionalStore:
             " the package that registers it, or set publish to off"
         )
     return cast(ConditionalStore, store)
+
+
+_TRIES: Final = 3
+_REMOTE_TRIES: Final = 10
+"""The same on a store without leases, an object store, which may refuse requests for seconds (SlowDown)."""
+
+
+def commit_tries(store: TableStore) -> int:
+    """Return after how many failed commits, of a version that nobody else took, the store counts as unavailable."""
+    return _TRIES if store.log_seconds == math.inf else _REMOTE_TRIES
 
 
 OBJECT_STORES: Final = ("s3", "gs", "az")

@@ -40,7 +40,7 @@ from millrace.storage.delta_log import (
     trim_log,
 )
 from millrace.storage.local import LocalStore
-from millrace.storage.log_mirror import LogMirror, mirror_of
+from millrace.storage.log_mirror import LogMirror, announced, is_mirrored, mirror_of
 from millrace.storage.parquet_file import (
     RowGroupFilter,
     dataset,
@@ -551,6 +551,15 @@ def change_mark(uri: object) -> ChangeMark | None:
         return None if found is None else ChangeMark(found[0], time.time() - found[1] >= SETTLE_SECONDS, found[1])
     names = log_files(store)
     return ChangeMark(names[-1], settled=True, at=time.time()) if names else None
+
+
+def announcement(uri: object) -> bytes | None:
+    """Return a text that differs after a commit of this machine to the table at `uri`; None if none is announced.
+
+    They are on object stores alone, where a look costs a request.
+    """
+    store = store_at(uri)
+    return announced(store.uri) if is_mirrored(store) else None
 
 
 def table_exists(uri: object) -> bool:

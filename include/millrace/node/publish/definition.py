@@ -11,6 +11,7 @@ Any process may run this loop, beside others: of two publishers of one collectio
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -48,7 +49,7 @@ from millrace.node.range_loop.in_process import run_to_end
 from millrace.node.range_loop.runner import RETRY_SECONDS, run_loop
 from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.runtime.process_setup import lower_thread_priority
-from millrace.storage.table import change_mark
+from millrace.storage.table import announcement, change_mark
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.wal.reader import follow
 
@@ -66,6 +67,9 @@ OPEN_COLLECTIONS: Final = 64
 SWEEP_SECONDS: Final = 60.0
 """Pause between two looks for changes that the flusher did not make. Replaced files stay for `file_retention`, which is
 at least as long."""
+UNANNOUNCED_SECONDS: Final = 3600.0
+"""The same on an object store, for changes that nobody on this machine announced: another machine's compaction. Until
+then the published version needs the files that it replaced, so they stay (millrace.storage.replaced_files)."""
 
 WAIT_SECONDS: Final = 0.5
 """Least pause between two looks at a collection whose rows wait for a PChannel."""
@@ -94,6 +98,10 @@ class _News:
     """Only the sweep found it: it waits for those that the flusher named."""
     not_before: float = 0.0
     """Time of the next look by the clock, if it waits for a PChannel or because of its vectors."""
+    announced: Sequence[bytes | None] = ()
+    """What the inner tables' stores had announced at the sweep's last look."""
+    looked_at: float = -math.inf
+    """Time of that look."""
 
 
 class PublishState:
@@ -121,9 +129,16 @@ class PublishState:
     def sweep(self, numbers: Iterable[int]) -> None:
         """Note as news the collections whose tables changed since they were looked at. Opens no table."""
         for number in numbers:
+            announced = [announcement(uri(self._settings, number)) for uri in (rows_uri, deletes_uri)]
+            with self._lock:
+                known = self._news.setdefault(number, _News(seen=0))
+                quiet = None not in announced and known.announced == announced
+                if quiet and self._clock() - known.looked_at < UNANNOUNCED_SECONDS:
+                    continue
             mark = self._mark(number)
             with self._lock:
                 found = self._news.setdefault(number, _News(seen=0))
+                found.announced, found.looked_at = announced, self._clock()
                 if found.done == found.seen and (not mark or mark != found.mark):
                     found.seen += 1
                     found.swept = True
