@@ -30,6 +30,7 @@ from millrace.flows.spark_host.incarnations import Kept, position
 from millrace.flows.status import FlowStatus, processes_of
 from millrace.pipelines.api.rights import sees
 from millrace.pipelines.store.records import Record
+from millrace.pipelines.store.store import PipelineStore
 
 Move = Literal["resume", "pause", "stop"]
 
@@ -68,6 +69,7 @@ class AnyFlow:
     """The calls on any flow."""
 
     _settings: Settings
+    _store: PipelineStore
 
     @abstractmethod
     def _pipeline(self, record: Record) -> Flow: ...
@@ -125,6 +127,7 @@ class AnyFlow:
             self._move_stream(name, flow, move)
         else:
             self._move_own(name, flow, move)
+        self._store.note(name, who=caller.principal.name, what=move)
         return self.show_flow(caller, name)
 
     def flow_errors(self, caller: Caller, name: str, selection: Selection, *, limit: int = 50) -> FlowErrors:
@@ -158,6 +161,9 @@ class AnyFlow:
             raise InvalidArgument(f"{name!r} runs in the range loop: use {how}")
         caller.principal.require_role((Role.OPERATE,), (), f"redrive {name}")
         found = redrive(self._settings, flow.stream, selection, dry_run=dry_run)
+        self._store.note(
+            name, who=caller.principal.name, what="redrive", selection=selection.to_json(), dry_run=dry_run
+        )
         return FlowRedriven(**{each: getattr(found, each) for each in FlowRedriven.model_fields})
 
     def reset_flow_errors(self, caller: Caller, name: str) -> FlowView:
@@ -173,6 +179,7 @@ class AnyFlow:
             reset_window(self._settings, flow.stream)
         else:
             reset_windows(self._settings, name)
+        self._store.note(name, who=caller.principal.name, what="reset errors")
         return self.show_flow(caller, name)
 
     def _move_stream(self, name: str, flow: NamedFlow, move: Move) -> None:
