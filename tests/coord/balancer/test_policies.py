@@ -16,6 +16,8 @@ from millrace.base.settings import Settings
 from millrace.coord.balancer.policies import GROUP, NamedPolicy, find_policy, pchannel_count, policy_of
 from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove
 from millrace.coord.balancer.vchannelfair import vchannel_fair
+from tests.docs.pages import python_blocks
+from tests.docs.test_examples import run
 
 NODES = ("n1@1", "n2@2", "n3@3")
 OWNERS = st.sampled_from([None, "gone@9", *NODES])
@@ -119,3 +121,23 @@ def test_whatever_a_packages_policy_answers_every_role_is_placed_on_a_node_that_
     assert len([move for move in moves if move.pchannel not in homeless]) <= view.max_moves
     if view.nodes:
         assert {move.pchannel for move in moves} >= homeless
+
+
+def test_a_packages_policy_that_leaves_roles_without_an_owner_gets_them_placed(
+    registered: Callable[[object], None],
+) -> None:
+    registered(NamedPolicy("mine", lambda view: [PlannedMove("dml_1", "n1@1", "mine")]))
+    view = AssignmentView(NODES, tuple(ChannelView(f"dml_{number}", None) for number in range(3)))
+    moves = {move.pchannel: move.to for move in find_policy("mine")(view)}
+    assert moves.keys() == {"dml_0", "dml_1", "dml_2"}
+    assert moves["dml_1"] == "n1@1"
+    assert set(moves.values()) == set(NODES)
+
+
+def test_the_policy_on_the_page_is_one(registered: Callable[[object], None]) -> None:
+    [block] = python_blocks("docs/coordinator.md")
+    names: dict[str, object] = {}
+    run(block.text, names)
+    registered(names["MINE"])
+    view = AssignmentView(NODES, (ChannelView("dml_0", None), ChannelView("dml_1", "n2@2")))
+    assert find_policy("mine")(view) == [PlannedMove("dml_0", "n1@1", "place")]
