@@ -69,7 +69,10 @@ class AnyFlow:
     """The calls on any flow."""
 
     _settings: Settings
-    _store: PipelineStore
+
+    @property
+    @abstractmethod
+    def _store(self) -> PipelineStore: ...
 
     @abstractmethod
     def _pipeline(self, record: Record) -> Flow: ...
