@@ -18,7 +18,7 @@ from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
 from millrace.rpc.outcome import accepted_rows, outcome_rows
-from millrace.wal.chain import Chain, ChainOutcome
+from millrace.wal.chain import CHAIN_VERSION, Chain, ChainOutcome
 from millrace.wal.fast_path import FEW
 from millrace.wal.state import ChannelState
 from tests.laws.profile import examples
@@ -102,6 +102,38 @@ def test_it_shares_the_vchannels_that_a_message_does_not_change() -> None:
     assert log.state.vchannels[VCHANNELS[1]] is before.vchannels[VCHANNELS[1]]
     assert log.state.vchannels[HERE] is not before.vchannels[HERE]
     assert before.to_bytes() == bytes_before
+
+
+@pytest.mark.parametrize(
+    ("header", "plain"),
+    [
+        ({"producer_id": 7, "epoch": 2}, True),
+        ({"producer_id": 7, "epoch": 900}, True),
+        ({"producer_id": 7, "epoch": 0}, False),
+        ({"producer_id": 9, "epoch": 5}, True),
+        ({"producer_id": 9, "epoch": 5, "barrier_tick": 1_700_000_000_100 << 18}, True),
+        ({"producer_id": 9, "epoch": 5, "barrier_tick": 1}, False),  # it may be the one that was forgotten
+    ],
+)
+def test_a_first_message_of_an_epoch_takes_it_also_at_the_limit_of_producers(
+    header: dict[str, int], plain: bool
+) -> None:
+    entry = encode_entry([replace(insert(KEYS[1], producer=7), term=2, **header)])
+    logs = []
+    for fast in (True, False):
+        log = Log()
+        opened = builders.term_opening(term=2, chain_version=CHAIN_VERSION, config={"max_producers": 1})
+        log.append(encode_entry([opened]))
+        for producer in (8, 7):
+            log.append(encode_entry([replace(insert(KEYS[0], producer=producer), term=2)]))
+        assert log.state.vchannels[HERE].forgotten
+        outcome = log.append(entry, fast=fast)
+        logs.append((outcome.messages, outcome.rejections, log.state.to_bytes(), outcome.plain is not None))
+    (messages, rejections, state, taken), (others, refused, other_state, _) = logs
+    assert messages.equals(others)
+    assert rejections.equals(refused)
+    assert state == other_state
+    assert taken == plain
 
 
 def _with(**header: Any) -> Callable[[MutableMessage], MutableMessage]:

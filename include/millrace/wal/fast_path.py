@@ -6,8 +6,8 @@ dear as one on thousands. Here the same rules are comparisons of numbers. A mess
 anything in motion besides its own rows (a rejection, a new segment, a seal, a timer), is left to the interceptors:
 :func:`accept_plain` then returns None and nothing has happened.
 
-A plain message changes rows outside any transaction and follows its producer's last. tests/wal/test_fast_path.py holds
-this equal to the interceptors.
+A plain message changes rows outside any transaction, and follows its producer's last or begins an epoch.
+tests/wal/test_fast_path.py holds this equal to the interceptors.
 """
 
 from __future__ import annotations
@@ -164,7 +164,13 @@ def _is_plain(state: ChannelState, channel: VChannelState, header: _Header, stam
     if not header.producer_id:
         return True
     producer = channel.producers.get(header.producer_id)
-    return producer is not None and (producer.epoch, producer.next_sequence) == (header.epoch, header.sequence)
+    if producer is not None and producer.epoch == header.epoch:
+        return producer.next_sequence == header.sequence
+    if header.sequence:
+        return False
+    if producer is not None:
+        return producer.epoch < header.epoch
+    return not 0 < header.barrier_tick < channel.forgotten
 
 
 def _judge_rows(channel: VChannelState, header: _Header, payload: memoryview) -> MessageType | None:
