@@ -227,6 +227,33 @@ class AppendUnresolved(LogUnavailable):
     retriable = False
 
 
+class VersionConflict(MillraceError):
+    """Another command changed the aggregate first: nothing was appended. Load it, decide again, and append with its
+    ``current_version``.
+    """
+
+    def __init__(self, key: str, *, expected_version: int, current_version: int) -> None:
+        super().__init__(
+            f"aggregate {key!r} has version {current_version}, not {expected_version}: nothing was appended;"
+            " load it and decide again"
+        )
+        self.key = key
+        self.expected_version = expected_version
+        self.current_version = current_version
+
+
+class EventUndecodable(MillraceError):
+    """An event's type or version is unknown to this program, or its data does not fit the type: register the type or
+    an upcaster, or deploy the newer program.
+    """
+
+
+class EventStreamDamaged(MillraceError):
+    """The versions of an aggregate's events have a gap or a repetition: something else than an event store wrote to
+    the collection. Find it in the WAL (``millrace wal``), and let only event stores write there.
+    """
+
+
 class BufferFull(MillraceError):
     """A producer's buffer stayed full until the deadline: nothing of this append was accepted. Append again later."""
 

@@ -6,6 +6,7 @@ messages of the same producer: it is judged once their results are in the state.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -43,16 +44,26 @@ def judge(state: ChannelState, run: MessageRun) -> None:
     mine = pending[run.view(columns.producer_id)[pending] != 0]
     if not len(mine):
         return
+    found: list[tuple[VChannelState, npt.NDArray[np.intp]]] = []
+    unknown: Counter[str] = Counter()
     for places in group_indices(run.view(columns.vchannel)[mine], run.view(columns.producer_id)[mine]):
         rows = mine[places]
+        channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0])))
+        if channel is not None:
+            found.append((channel, rows))
+            unknown[channel.name] += int(columns.producer_id[run.start + rows[0]]) not in channel.producers
+    for channel, rows in found:
         # An earlier producer of this loop may have cut the run.
         rows = rows[rows < run.count]
-        channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0]))) if len(rows) else None
-        if channel is not None:
-            _judge_producer(state, channel, run, rows)
+        if len(rows):
+            evicts = len(channel.producers) + unknown[channel.name] > state.config.max_producers
+            _judge_producer(state, channel, run, rows, evicts=evicts)
 
 
-def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun, rows: npt.NDArray[np.intp]) -> None:
+def _judge_producer(
+    state: ChannelState, channel: VChannelState, run: MessageRun, rows: npt.NDArray[np.intp], *, evicts: bool
+) -> None:
+    """Judge the messages of one producer on a VChannel. With `evicts`, the run may register more than there is room."""
     columns = run.columns
     producer_id = int(columns.producer_id[run.start + rows[0]])
     known = channel.producers.get(producer_id)
@@ -75,12 +86,12 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun
                     place, Reason.UNKNOWN_PRODUCER, f"{words}: begin with that as the barrier tick, or a later one"
                 )
                 continue
-            if len(channel.producers) >= state.config.max_producers:
+            if evicts and len(channel.producers) >= state.config.max_producers:
                 # A registration at the limit evicts another producer, which `evolve` must have done before anything is
                 # judged after it.
                 run.cut(max(place, 1))
                 return
-            if place > 0 and _registers_another(channel, run, place, producer_id):
+            if evicts and place > 0 and _registers_another(channel, run, place, producer_id):
                 run.cut(place)
                 return
             epoch, following, fresh = e, 1, True
@@ -105,7 +116,7 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun
 
 
 def _registers_another(channel: VChannelState, run: MessageRun, place: int, producer_id: int) -> bool:
-    """Return whether a new producer comes before `place`: registrations near the limit are judged one by one."""
+    """Return whether a new producer comes before `place`: registrations beyond the limit are judged one by one."""
     before = run.view(run.columns.producer_id)[:place]
     return any(
         each not in channel.producers and each != producer_id for each in np.unique(before[before != 0]).tolist()
@@ -142,11 +153,14 @@ def _stretches(state: ChannelState, rows: DecidedBatch, mine: npt.NDArray[np.int
     there (`_judge_producer`); a replay has slices over many runs.
     """
     beginning = np.flatnonzero(rows.sequence[mine] == 0)
-    codes, counts = np.unique(rows.vchannel[mine[beginning]], return_counts=True)
     most = state.config.max_producers
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        channel = state.vchannels.get(rows.names[code])
-        if channel is not None and len(channel.producers) + count > most:
+    for places in group_indices(rows.vchannel[mine[beginning]]):
+        first = mine[beginning[places]]
+        channel = state.vchannels.get(rows.names[rows.vchannel[first[0]]])
+        if channel is None or len(channel.producers) + len(first) <= most:
+            continue
+        unknown = set(rows.producer_id[first].tolist()) - channel.producers.keys()
+        if len(channel.producers) + len(unknown) > most:
             return [each for each in np.split(mine, np.union1d(beginning, beginning + 1)) if len(each)]
     return [mine] if len(mine) else []
 
