@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from millrace.streams.patterns.builder import permute as permute
     from millrace.streams.patterns.builder import row as row
     from millrace.streams.patterns.table import match_recognize as match_recognize
+    from millrace.streams.sourcing.aggregate import Aggregate as Aggregate
+    from millrace.streams.sourcing.events import EventTypes as EventTypes
+    from millrace.streams.sourcing.store import EventStore as EventStore
     from millrace.wal.scanner import All as All
     from millrace.wal.scanner import Latest as Latest
     from millrace.wal.scanner import StartAfter as StartAfter
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 from millrace.base.package import VERSION as __version__
 
 _FACE = {
+    "Aggregate": "millrace.streams.sourcing.aggregate",
     "AsyncConsumer": "millrace.client.consume.async_consumer",
     "AsyncProducer": "millrace.client.produce.async_producer",
     "All": "millrace.wal.scanner",
@@ -58,6 +62,8 @@ _FACE = {
     "Consumer": "millrace.client.consume.consumer",
     "Database": "millrace.client.database",
     "Delivery": "millrace.client.consume.delivery",
+    "EventStore": "millrace.streams.sourcing.store",
+    "EventTypes": "millrace.streams.sourcing.events",
     "Field": "millrace.message.schema:FieldSpec",
     "Latest": "millrace.wal.scanner",
     "MillraceError": "millrace.base.errors",
@@ -80,6 +86,7 @@ _FACE = {
 
 __all__ = [
     "__version__",
+    "Aggregate",
     "All",
     "AsyncConsumer",
     "AsyncProducer",
@@ -92,6 +99,8 @@ __all__ = [
     "Database",
     "Delivery",
     "errors",
+    "EventStore",
+    "EventTypes",
     "Field",
     "Latest",
     "match_recognize",

@@ -1,10 +1,10 @@
 """Conditional appends: the events of a command take effect if their aggregate still has the expected version.
 
 The condition is part of the log. On its VChannel an aggregate is an idempotent producer (docs/chain.md, "Producers"):
-its id is a hash of the key, and a command opens the epoch ``expected version + 1`` with sequence 0. The chain accepts an
-epoch once, and no lower one afterwards. So of several commands with one expected version the first in the log wins,
-whichever process, host or server sent them, and the others change nothing. The chain judges this at the commands' places
-in the log; nothing is read and then written.
+its id is a hash of the key, and a command opens the epoch ``expected version + 1`` with sequence 0. The chain accepts
+an epoch once, and no lower one afterwards. So of several commands with one expected version the first in the log wins,
+whichever process, host or server sent them, and the others change nothing. The chain judges this at each command's
+place in the log; there is no gap between a read and a write.
 
 The chain remembers a bounded number of producers for each VChannel (``max_producers``). A command says by its barrier
 tick up to where its sender has read the aggregate. If the chain has forgotten aggregates that changed after that tick,
@@ -115,8 +115,8 @@ class ConditionalSender:
                         waiting[place] = replace(waiting[place], sequence=following)
                         continue
                     judged = AppendRejected(
-                        f"{following} commands of this aggregate with this expected version were refused: {row['detail']}",
-                        reason=row["reason"],
+                        f"{following} commands with this expected version were refused: {row['detail']}",
+                        reason=str(row["reason"]),
                     )
                 if isinstance(judged, Verdict) and judged.answer is Answer.UNREAD and waiting[place].sequence:
                     # The chain forgot the aggregate between two attempts: the epoch begins anew.
@@ -154,7 +154,7 @@ def _judged(row: dict[str, object]) -> Verdict | AppendRejected | None:
     if reason == Reason.DUPLICATE:
         _, first, refused = parse_duplicate(detail)
         return None if refused else Verdict(Answer.TAKEN, max(tick, first))
-    if reason in (Reason.ALREADY_APPLIED,):
+    if reason == Reason.ALREADY_APPLIED:
         return None
     if reason == Reason.PRODUCER_FENCED:
         return Verdict(Answer.TAKEN, tick)

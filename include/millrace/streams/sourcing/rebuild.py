@@ -1,7 +1,7 @@
 """Folding stored events: of one aggregate, and of all of them with a digest.
 
-The digest of a set of states is the sum of their 128-bit xxh3 hashes, so it depends on neither their order nor the parts
-in which they were folded. It finds faults, not forgeries.
+The digest of a set of states is the sum of their 128-bit xxh3 hashes. So it depends on neither their order nor the
+parts in which they were folded. It finds faults, not forgeries.
 """
 
 from __future__ import annotations

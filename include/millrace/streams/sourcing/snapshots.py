@@ -1,8 +1,8 @@
 """Snapshots: one state for each aggregate, so that loading it need not decode and fold all its events.
 
-A snapshot is a cache. It counts if it was made by the same code (the aggregate's fingerprint) and by the event that the
-aggregate has at its version; otherwise it is ignored, and the next one replaces it. Dropping the collection of snapshots
-is safe at any time.
+A snapshot is a cache. It counts if it was made by the same code (the aggregate's fingerprint) and by the event that
+the aggregate has at its version; otherwise it is ignored, and the next one replaces it. Deleting snapshots is safe at
+any time.
 """
 
 from __future__ import annotations

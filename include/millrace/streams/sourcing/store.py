@@ -411,7 +411,7 @@ class EventStore(Generic[S]):
 
     def _encoded(self, command: Command) -> list[tuple[str, int, str]]:
         """Return the events of a command as types, versions and JSON. Raises InvalidArgument."""
-        if not isinstance(command.key, str) or not command.key:
+        if not command.key:
             raise InvalidArgument(f"the key of an aggregate is a text, not {command.key!r}")
         if command.expected_version is not None and not 0 <= command.expected_version < MAX_VERSION:
             raise InvalidArgument(f"an expected version is 0 to {MAX_VERSION - 1}, not {command.expected_version}")
