@@ -138,8 +138,9 @@ def _code(function: Any, seen: set[int]) -> Iterator[object]:
     if not isinstance(function, FunctionType):
         if isinstance(function, type):
             yield function.__qualname__
-        elif isinstance(getattr(type(function), "__call__", None), FunctionType):
-            yield from _code(type(function).__call__, seen)
+        elif callable(function):
+            method = type(function).__call__
+            yield from _code(method, seen) if isinstance(method, FunctionType) else ()
         return
     if id(function) in seen:
         return
