@@ -5,6 +5,8 @@ append host and the log; the time runs from the moment when the lanes are divide
 Kafka consumes as many messages of the same size with confluent-kafka's group consumer from the project's own broker,
 with 8 partitions as Millrace has VChannels there; Kafka's client neither decodes rows nor acknowledges one by one.
 
+``event sourcing`` appends one row for a command with an expected version, as a plain insert does without one.
+
 ``division`` has no processes: members call the server's groups in this process, on a meta store in memory, whose
 commits it counts.
 """
@@ -17,10 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -35,6 +40,9 @@ from millrace.coord.consumer_positions import MetaStorePositions
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.streams.sourcing.aggregate import Aggregate
+from millrace.streams.sourcing.events import EventTypes
+from millrace.streams.sourcing.store import Appended, Command, EventStore
 
 LANES = 8
 BODY = 1000
@@ -190,6 +198,69 @@ def division(*, members: int, lanes: int, seconds: float) -> dict[str, float]:
     return figures
 
 
+class _Paid(msgspec.Struct):
+    amount: int
+    to: str
+
+
+def _paid(state: dict[str, int], event: _Paid) -> dict[str, int]:
+    state["sum"] = state.get("sum", 0) + event.amount
+    return state
+
+
+def sourcing(folder: Path, *, commands: int, keys: int) -> dict[str, Any]:
+    """Measure commands with expected versions beside plain appends, and a rebuild beside a bare loop over its events.
+
+    A command and a plain insert are one row of the same columns. In batches, each command is judged by itself.
+    """
+    types = EventTypes()
+    types.register()(_Paid)
+    aggregate = Aggregate(events=types, initial=dict, fold=_paid)
+    settings = Settings(data_dir=folder / "sourcing", cache_dir=Settings.load().cache_dir)
+    found: dict[str, Any] = {"commands": commands, "aggregates": keys}
+    with connect(settings=settings, create=True) as database:
+        store = EventStore.open(database, "payments", aggregate, vchannels=LANES)
+        plain = database.create_collection("plain", store.collection.schema, vchannels=LANES)
+        names = [f"account-{number}" for number in range(keys)]
+        store.append_all([Command(name, [_Paid(0, "?")], 0) for name in names])
+        few = commands // 20
+
+        def row(number: int) -> dict[str, Any]:
+            event = {"type": "_Paid", "type_version": 1, "data": '{"amount":7,"to":"Ada"}', "command": uuid4()}
+            return event | {"aggregate": names[number % keys], "version": 1, "at": datetime.now(UTC)}
+
+        begun = time.perf_counter()
+        for number in range(few):
+            plain.insert([row(number)])
+        found["plain appends_per_s, one caller"] = round(few / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        for number in range(few):
+            store.append(names[number % keys], _Paid(7, "Ada"), expected_version=1 + number // keys)
+        found["commands_per_s, one caller"] = round(few / (time.perf_counter() - begun))
+        batches = [range(start, start + keys) for start in range(0, commands, keys)]
+        begun = time.perf_counter()
+        for batch in batches:
+            plain.insert([row(number) for number in batch])
+        found["plain rows_per_s, in batches"] = round(len(batches) * keys / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        for batch in batches:
+            outcomes = store.append_all([Command(names[number % keys], [_Paid(7, "Ada")]) for number in batch])
+            assert all(isinstance(each, Appended) for each in outcomes)
+        found["commands_per_s, in batches"] = round(len(batches) * keys / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        rebuilt = store.rebuild()
+        found["rebuild events_per_s"] = round(rebuilt.events / (time.perf_counter() - begun))
+        rows = store.collection.read(columns=["aggregate", "version", "data"], order_by=["aggregate", "version"])
+        begun = time.perf_counter()
+        decoder, states = msgspec.json.Decoder(_Paid), dict[str, dict[str, int]]()
+        for key, text in zip(rows["aggregate"].to_pylist(), rows["data"].to_pylist(), strict=True):
+            states[key] = _paid(states.get(key, {}), decoder.decode(text))
+        found["loop of decode and fold events_per_s"] = round(rows.num_rows / (time.perf_counter() - begun))
+        assert (rows.num_rows, len(states)) == (rebuilt.events, rebuilt.aggregates)
+        database.connection.service.shutdown()
+    return found
+
+
 def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     """Return the parts of the section."""
     messages = 5_000 if quick else 50_000
@@ -197,6 +268,7 @@ def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         "groups": partial(groups, folder, messages=messages),
         "64 members x 64 lanes": partial(division, members=64, lanes=64, seconds=3.0 if quick else 20.0),
         "one member x 64 lanes": partial(division, members=1, lanes=64, seconds=3.0 if quick else 20.0),
+        "event sourcing": partial(sourcing, folder, commands=4_000 if quick else 40_000, keys=1_000),
         "kafka": partial(kafka, folder, messages=messages),
     }
 
