@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
 
-from millrace.flows.sources.capture.ddl import Effect, effect_of, renamed_tables, table_of
+from millrace.flows.sources.capture.ddl import Effect, current_records, effect_of, renamed_tables, table_of
 
 
 def _column(name: str, kind: str = "INT", **more: Any) -> dict[str, Any]:
@@ -67,3 +69,48 @@ def test_names_of_tables() -> None:
     assert renamed_tables("alter table a add b int", "d.t") == set()
     assert renamed_tables("alter table a rename column b to c, rename index i to j", "d.t") == set()
     assert renamed_tables("alter table `a` add b int, rename to e.`c`", "d.t") == {"d.a", "e.c"}
+
+
+def _record(number: int, kind: str, *tables: str, text: str = "", snapshot: bool = False) -> str:
+    position = {"file": f"b.{number // 100:06d}", "pos": number % 100, "gtids": f"0-1-{number}"}
+    if snapshot:
+        position |= {"snapshot": "INITIAL"}
+    changes = [{"type": kind, "id": each, "table": None if kind == "DROP" else {"version": number}} for each in tables]
+    return json.dumps({"position": position, "ddl": text, "tableChanges": changes})
+
+
+def _recovered(history: list[str], until: int) -> dict[str, Any]:
+    """The tables that an engine knows which continues after `until`."""
+    tables: dict[str, Any] = {}
+    for record in map(json.loads, history):
+        place = record["position"]
+        if "snapshot" in place or int(place["file"][2:]) * 100 + place["pos"] <= until:
+            for each in record["tableChanges"]:
+                tables[each["id"]] = each["table"]
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def test_a_schema_history_is_what_tables_are_now_and_what_comes_after_the_offset() -> None:
+    dice = random.Random(5)
+    for _ in range(200):
+        history = [_record(0, "CREATE", each, snapshot=True) for each in "ab"]
+        for number in range(1, 150):
+            kind = dice.choice(("CREATE", "ALTER", "ALTER", "DROP"))
+            history.append(_record(number, kind, *dice.sample("abcdef", dice.choice((1, 1, 2)))))
+        until = dice.randrange(10, 140)
+        offset = {"file": f"b.{until // 100:06d}", "pos": until % 100, "gtids": f"0-1-{until}"}
+        kept = current_records(history, offset)
+        for later in (until, until + 3, 149):
+            assert _recovered(kept, later) == _recovered(history, later)
+        assert len(kept) <= 12 + 150 - until, "two of each table at most, and what comes after the offset"
+
+
+def test_statements_without_a_table_leave_the_history_unless_later_ones_need_them() -> None:
+    history = [
+        _record(1, "", text="create view v as select 1"),
+        _record(2, "", text="alter database d character set latin1"),
+        _record(3, "", text="SET character_set_server=utf8mb4"),
+        _record(60, "", text="drop procedure p"),
+    ]
+    assert current_records(history, {"file": "b.000000", "pos": 50, "gtids": "0-1-50"}) == history[1:]
+    assert current_records(history, {"file": "b.000000", "pos": 50, "gtids": "1-1-50"}) == history, "another domain"

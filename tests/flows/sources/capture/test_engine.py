@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from millrace.flows.sources.capture.engine import debezium_lock, server_number
+from millrace.flows.sources.capture import engine
+from millrace.flows.sources.capture.engine import bound_log, debezium_lock, server_number
 
 ROOT = Path(__file__).resolve().parents[4]
 FOLDER = ROOT / "include" / "millrace" / "flows" / "sources" / "capture"
@@ -34,3 +35,25 @@ def test_flows_have_numbers_of_their_own() -> None:
     assert len(set(numbers)) == 1000
     assert min(numbers) > 1_000_000
     assert max(numbers) < 1 << 32
+
+
+def test_the_log_of_an_engine_that_runs_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    with log.open("ab") as output:
+        for number in range(40):
+            output.write(b"%02d" % number + b"x" * (1 << 20))
+            output.flush()
+            bound_log(log)
+        output.write(b"the end")
+    kept = [each.stat().st_size for each in tmp_path.iterdir()]
+    assert len(kept) == 2
+    assert sum(kept) < 40 << 20
+    assert log.read_bytes().endswith(b"the end")
+    assert b"\0" not in log.read_bytes()
+
+
+def test_a_reason_is_the_last_cause_that_says_something() -> None:
+    causes = ["org.E: it stopped", "org.P: no viable alternative at input 'x'", "org.antlr.N: null"]
+    assert engine._reason({"causes": causes}).endswith("no viable alternative at input 'x'")
+    assert engine._reason({"causes": ["java.E: null"]}).endswith("java.E: null")
+    assert engine._reason({"message": "gone"}).endswith("gone")

@@ -234,6 +234,32 @@ def test_marks_and_columns_leave_with_the_changes_before_them(tmp_path: Path) ->
         assert spool.columns("d.t", 95) == ({"number": 95}, 96)
 
 
+def test_a_lane_that_is_behind_keeps_its_columns_while_another_is_trimmed(tmp_path: Path) -> None:
+    with Spool(tmp_path, write=True) as spool:
+        spool.begin_epoch()
+        for number in range(10):
+            columns = [(name, {"number": number}, 0) for name in ("d.t", "d.u")]
+            lines = [line(number), line(number, "d.u")]
+            spool.append(lines, [Mark(2, "", 1)], partition={}, offset={}, columns=columns)
+        spool.trim("d.t", 17)
+        assert spool.columns("d.u", 1) == ({"number": 0}, 2)
+
+
+def test_positions_of_a_spool_are_not_those_of_another(tmp_path: Path) -> None:
+    """Numbers of a spool that was made anew begin at 0: a flow that went on at its old position would miss rows."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        Spool(folder).close()  # whoever looks first makes the file, too
+        Spool(folder, write=True).close()
+    lanes = [CapturedTables(folder, TABLES) for folder in (*folders, folders[0])]
+    first, second, again = [each.ids() for each in lanes]
+    for each in lanes:
+        each.close()
+    assert first == again
+    assert first.keys() == set(TABLES)
+    assert not set(first.values()) & set(second.values())
+
+
 def test_a_batch_ends_with_a_transaction_if_one_fits(tmp_path: Path) -> None:
     with Spool(tmp_path, write=True) as spool:
         spool.begin_epoch()

@@ -17,7 +17,7 @@ from millrace.flows.sources.capture.feeder import Feeder
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.mariadb.model import MariaDbSource
-from millrace.flows.sources.mariadb.table import check_server
+from millrace.flows.sources.mariadb.table import BinaryLog, bytes_between, check_server, connected
 from tests import running_brokers
 from tests.flows.sources.capture.shops import CapturedShop, kill_engine
 from tests.waiting import until
@@ -197,6 +197,39 @@ def test_what_a_server_lacks_is_said_before_anything_starts(tmp_path: Path) -> N
             check_server(shop.declared)
     finally:
         shop.execute("set global binlog_row_image = 'FULL'")
+
+
+def test_the_bytes_to_a_position_are_counted_by_the_server_s_order_of_files() -> None:
+    sizes = {"b.999998": 10, "b.999999": 100, "b.1000000": 1000}
+
+    def between(first: str, start: int, last: str, end: int) -> int:
+        return bytes_between(sizes, {"file": first, "pos": start}, {"file": last, "pos": end})
+
+    assert between("b.999999", 40, "b.1000000", 7) == 67
+    assert between("b.999998", 4, "b.1000000", 7) == 113
+    assert between("b.1000000", 7, "b.999999", 40) == 0, "it went on"
+    assert between("b.1000000", 70, "b.1000000", 40) == -30
+    assert between("b.000003", 70, "b.1000000", 40) == 1110, "purged"
+    assert between("b.999998", 70, "b.999998", 4) == 1110, "the log begins anew, with the same names"
+    assert between("b.999999", 40, "b.000001", 7) == 0, "the end was purged"
+
+
+def test_a_connection_that_ends_is_an_error_that_is_tried_again(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "id int primary key")
+    log = BinaryLog(shop.declared)
+    end = log.end()
+    assert log.behind(end, log.end()) == 0
+    assert log.behind({**end, "pos": end["pos"] + (1 << 40)}, end) > 0, "a log that was begun anew"
+    shop.execute("insert into items values (1)")
+    assert 0 < log.behind(end, log.end()) < 10_000
+    with pytest.raises(LogUnavailable, match="cannot be reached"):
+        _ask_while_it_is_ended(shop)
+
+
+def _ask_while_it_is_ended(shop: Shop) -> None:
+    with connected(shop.declared) as cursor:
+        shop.execute(f"kill {cursor.connection.thread_id()}")
+        cursor.execute("select 1")
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ the statement changes no value: an index, a column that is null in all of them, 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ _REMOVES_ROWS: Final = re.compile(
 _CONVERTS: Final = re.compile(r"\bconvert\s+to\b", re.IGNORECASE)
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")*)"')
 
+_SETS: Final = re.compile(r"^\s*set\b|\b(database|schema)\b", re.IGNORECASE)
+"""Statements without a table that the parser needs for later ones: the character set of a database."""
 _NAME: Final = re.compile(r"(?:`[^`]+`|[\w$]+)(?:\.(?:`[^`]+`|[\w$]+))?")
 _MOVED: Final = re.compile(
     rf"\s*alter\s+(?:ignore\s+)?table\s+(?:if\s+exists\s+)?({_NAME.pattern})\s.*"
@@ -58,6 +61,64 @@ def renamed_tables(statement: str, table: str) -> set[str]:
     database = table.partition(".")[0]
     plain = (each.replace("`", "") for each in names)
     return {each if "." in each else f"{database}.{each}" for each in plain}
+
+
+def current_records(history: Sequence[str], offset: Mapping[str, Any]) -> list[str]:
+    """Return those of the engine's schema history that it needs to continue from `offset`, in order.
+
+    A table is what its newest record before the offset says. Without this, each statement of each table would be kept
+    for ever.
+    """
+    records = [json.loads(each) for each in history]
+    newest: dict[str, int] = {}
+    for number, record in enumerate(records):
+        if _applies(record, offset):
+            newest |= dict.fromkeys(_touched(record), number)
+    tables: set[str] = set()
+    kept = []
+    for number, (text, record) in enumerate(zip(history, records, strict=True)):
+        if _applies(record, offset):
+            changes = record.get("tableChanges") or ()
+            if not changes and not _SETS.search(record.get("ddl") or ""):
+                continue
+            if changes and number not in {newest[each] for each in _touched(record)}:
+                continue
+            there = {each["id"] for each in changes if each["type"] != "DROP"}
+            if changes and not there and not tables & _touched(record):
+                continue  # a table that no record makes
+            tables |= there
+        kept.append(text)
+    return kept
+
+
+def _touched(record: Mapping[str, Any]) -> set[str]:
+    changes = record.get("tableChanges") or ()
+    return {each[name] for each in changes for name in ("id", "previousId") if each.get(name)}
+
+
+def _applies(record: Mapping[str, Any], offset: Mapping[str, Any]) -> bool:
+    """Whether a record is of the log before `offset`, however the engine compares the two."""
+    place = record.get("position", {})
+    if place.get("snapshot"):
+        return True
+    if "file" not in place or "file" not in offset or _file(place) > _file(offset):
+        return False
+    if _file(place) == _file(offset) and place["pos"] >= offset["pos"]:
+        return False
+    passed = dict(_gtids(offset))
+    return all(number <= passed.get(domain, -1) for domain, number in _gtids(place))
+
+
+def _file(position: Mapping[str, Any]) -> tuple[str, int]:
+    base, _, number = str(position["file"]).rpartition(".")
+    return base, int(number) if number.isdigit() else 0
+
+
+def _gtids(position: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for each in str(position.get("gtids") or "").split(","):
+        domain, _, rest = each.partition("-")
+        if rest:
+            yield domain, int(rest.rpartition("-")[2])
 
 
 def effect_of(statement: str, change: Mapping[str, Any], before: Mapping[str, Any] | None) -> Effect:

@@ -11,11 +11,13 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -32,7 +34,19 @@ _PACKAGE: Final = "millrace.flows.sources.capture"
 _HEADER: Final = struct.Struct(">cI")
 _MAX_BYTES: Final = 1 << 30
 _STOP_SECONDS: Final = 15.0
-_HEAP: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# A thread that ran out of memory ends alone, and the engine would be silent for ever.
+_JVM: Final = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Duser.timezone=UTC",  # drivers make moments of dates and times in the JVM's zone, where some hours are missing
+)
+_TERMINATING: Final = b"Terminating due to java.lang.OutOfMemoryError"
+_QUEUE_BYTES: Final = 32 << 20
+"""Of events that the engine holds: each is in the heap several times while it is written."""
+_LOG_BYTES: Final = 16 << 20
+"""Of the engine's log; the former one is kept once."""
 
 
 class Event(msgspec.Struct, rename={"table": "t", "operation": "o", "key": "k", "after": "a", "before": "b"}):
@@ -85,24 +99,30 @@ class Engine(Closeable):
         properties: Mapping[str, str],
         *,
         log_file: Path,
+        tables: Sequence[str] = (),
         partition: Any = None,
         offset: Any = None,
         history: Sequence[str] = (),
     ) -> None:
-        """Start at `offset` with the `history` before it, or with a snapshot. Raises what fetching the jars does."""
+        """Start at `offset` with the `history` before it, or with a snapshot. Raises what fetching the jars does.
+
+        DDL that the engine's parser does not know ends it only if it names one of `tables`.
+        """
         with as_file(files(_PACKAGE) / "java" / "capture-engine.jar") as ours:
             paths = os.pathsep.join([str(ours), *debezium_jars(settings)])
         log_file.parent.mkdir(parents=True, exist_ok=True)
+        bound_log(log_file)
         with log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                [str(find_java() / "bin" / "java"), *_HEAP, "-cp", paths, "millrace.CaptureEngine"],
+                [str(find_java() / "bin" / "java"), *_JVM, "-cp", paths, "millrace.CaptureEngine"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
             )
         self._log_file = log_file
-        start: dict[str, Any] = {"properties": dict(properties)}
+        start: dict[str, Any] = {"properties": {"max.queue.size.in.bytes": str(_QUEUE_BYTES), **properties}}
+        start["tables"] = [each.rpartition(".")[2] for each in tables]
         if offset is not None:
             start |= {"partition": partition, "offset": offset, "history": list(history)}
         self._send(b"P", json.dumps(start).encode())  # by the pipe: a process list shows no password
@@ -115,7 +135,12 @@ class Engine(Closeable):
         """Wait for the next frame. Raises CaptureEnded."""
         stream = self._process.stdout
         assert stream is not None, "it has a pipe"
-        kind, size = _HEADER.unpack(self._exactly(stream, _HEADER.size))
+        header = self._exactly(stream, _HEADER.size)
+        if header == _TERMINATING[: _HEADER.size]:  # the JVM writes that itself
+            raise CaptureEnded(
+                f"the capture engine ended: rows are too large for its memory ({_JVM[0]}); its log is {self._log_file}"
+            )
+        kind, size = _HEADER.unpack(header)
         if size > _MAX_BYTES:
             raise CaptureEnded(f"the capture engine sent a frame of {size} bytes")
         body = self._exactly(stream, size)
@@ -131,6 +156,7 @@ class Engine(Closeable):
 
     def acknowledge(self) -> None:
         """Say that the last batch is durable. Raises CaptureEnded."""
+        bound_log(self._log_file)
         self._send(b"A", b"")
 
     def signal(self, kind: str, data: Mapping[str, Any]) -> None:
@@ -141,10 +167,8 @@ class Engine(Closeable):
         """End the process. Idempotent; another thread's `read` raises CaptureEnded."""
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
-            try:
+            with suppress(OSError):
                 process.stdin.close()
-            except BrokenPipeError:
-                pass
         timer = threading.Timer(_STOP_SECONDS, process.kill)
         timer.start()
         try:
@@ -158,7 +182,7 @@ class Engine(Closeable):
         try:
             stream.write(_HEADER.pack(kind, len(body)) + body)
             stream.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             raise self._gone() from None
 
     def _exactly(self, stream: IO[bytes], size: int) -> bytes:
@@ -181,9 +205,18 @@ _event: Final = msgspec.json.Decoder(Event)
 
 def _reason(told: Mapping[str, Any]) -> str:
     causes = [str(each) for each in told.get("causes", ())]
-    words = causes[-1] if causes else str(told.get("message", "without a reason"))
+    said = [each for each in causes if not each.endswith(": null")] or causes
+    words = said[-1] if said else str(told.get("message", "without a reason"))
     # Debezium's long messages have the place at the beginning and what is wrong at the end.
     return f"the capture engine stopped: {words if len(words) < 1000 else f'{words[:200]} … {words[-600:]}'}"
+
+
+def bound_log(path: Path) -> None:
+    """Move the log of an engine aside once it is large. One that runs goes on to append to the emptied file."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > _LOG_BYTES:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
 
 
 def debezium_jars(settings: Settings, *, deadline: float = 300) -> list[str]:

@@ -18,10 +18,10 @@ import msgspec
 
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import CaptureEnded, CaptureLost, DeadlineExceeded, MillraceError
+from millrace.base.errors import CaptureEnded, CaptureLost, DeadlineExceeded, LogUnavailable, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.flows.sources.capture.ddl import Effect, effect_of, renamed_tables, table_of
+from millrace.flows.sources.capture.ddl import Effect, current_records, effect_of, renamed_tables, table_of
 from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History, regex_of
 from millrace.flows.sources.capture.rereading import Rereading, TableReader
 from millrace.flows.sources.capture.spool import Mark, Spool, Standing
@@ -29,9 +29,12 @@ from millrace.runtime.supervisor import RestartBackoff
 
 CHANGES: Final = frozenset("cudrt")
 TRUNCATION: Final = b'{"o":"t"}'
+_IDLE: Final = frozenset({"heartbeat", "notification", "tombstone"})
 _COMPLETED: Final = frozenset({"Initial Snapshot: COMPLETED", "Initial Snapshot: SKIPPED"})
 _INCREMENTAL: Final = "Incremental Snapshot: "
 _SCANNED: Final = "Incremental Snapshot: TABLE_SCAN_COMPLETED"
+_READING: Final = "incremental_snapshot_"
+"""What begins the names in an offset that say which tables the engine reads beside their changes."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
@@ -43,8 +46,12 @@ _LOST: Final = (
     "could not find first log file",
     "replication slot",
     "replica identity full",
+    "parser does not know a statement",
+    "a session logs statements in place of rows",
+    "schema size",
+    "schema isn't known",
 )
-"""Words of an engine whose database has removed what comes after its offset."""
+"""Words of an engine that cannot go on from its offset: what comes after it is gone, or cannot be read."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -111,7 +118,7 @@ class DatabaseLog(Protocol):
         ...
 
     def moment(self, offset: Any, /) -> float:
-        """Return when the change at `offset` was made, in seconds since 1970."""
+        """Return when the change at `offset` was made, in seconds since 1970; 0: not known."""
         ...
 
 
@@ -150,7 +157,7 @@ class Feeder(Closeable):
         """In place of an engine that can."""
         self._definitions: dict[str, Any] = {}
         self._transaction = ""
-        """The one that the last BEGIN began."""
+        """The one that the last BEGIN began; of a start, the one that the engine's offset is in."""
         self._named = ""
         """The last one that has a mark: rows that are read beside the changes come after it."""
         self._backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -198,17 +205,29 @@ class Feeder(Closeable):
         """Note how far the engine is behind the database's log, until this is closed."""
         if self._log is None:
             return
-        with Spool(self._folder) as spool:
-            while not self._stop.wait(_LAG_SECONDS):
-                with suppress(MillraceError, sqlite3.Error):
-                    offset, end = spool.standing().offset, self._log.end()
-                    if offset is None:
-                        continue
-                    behind = max(0, self._log.behind(offset, end))
-                    age = max(0.0, time.time() - self._log.moment(offset)) if behind else 0.0
-                    now = spool.standing()
-                    if (now.lag_bytes, round(now.lag_seconds)) != (behind, round(age)):
-                        spool.note(lag_bytes=behind, lag_seconds=round(age, 1))
+        while not self._stop.wait(_LAG_SECONDS):
+            try:
+                with Spool(self._folder) as spool:
+                    self._note_lag(spool, self._log)
+            except (MillraceError, OSError, sqlite3.Error) as error:
+                _logger.debug("the lag of %s is not known: %s", self._name, error)
+            except Exception:  # the next look may go well
+                _logger.warning("the lag of %s is not known", self._name, exc_info=True)
+
+    def _note_lag(self, spool: Spool, log: DatabaseLog) -> None:
+        offset = spool.standing().offset
+        if offset is None:
+            return
+        behind: int | None
+        try:
+            behind = max(0, log.behind(offset, log.end()))
+        except LogUnavailable:
+            behind = None
+        moment = log.moment(offset)
+        age = round(max(0.0, time.time() - moment), 1) if moment and behind != 0 else 0.0
+        now = spool.standing()
+        if (now.lag_bytes, round(now.lag_seconds)) != (behind, round(age)):
+            spool.note(lag_bytes=behind, lag_seconds=age)
 
     def _has(self, now: Standing, newest: Any) -> bool:
         if not now.complete or now.unread:
@@ -219,22 +238,25 @@ class Feeder(Closeable):
         while not self._stop.is_set():
             try:
                 self._capture()
-            except (MillraceError, OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            except Exception as error:  # lanes would wait for ever for a thread that ended
                 if self._stop.is_set():
                     return
-                with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
-                    self._spool.note(error=str(error))
+                expected = isinstance(error, (MillraceError, OSError, sqlite3.Error, msgspec.MsgspecError))
+                said = str(error) if expected else f"{type(error).__name__}: {error}"
                 lost = isinstance(error, CaptureLost) or (
-                    isinstance(error, CaptureEnded) and any(words in str(error).lower() for words in _LOST)
+                    isinstance(error, CaptureEnded) and any(words in said.lower() for words in _LOST)
                 )
-                if lost and self._again:
-                    _logger.warning("%s: %s; a new snapshot begins", self._name, error)
-                    self._spool.begin_epoch()
-                    continue
-                self._backoff.record_failure(str(error))
+                anew = lost and self._again
+                with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
+                    if anew:
+                        self._spool.begin_epoch()
+                    self._spool.note(error=said)
+                self._backoff.record_failure(said)
                 pause = self._backoff.remaining_pause()
-                words = "declare on_loss: snapshot, to read the table anew" if lost else f"again in {pause:.0f} s"
-                _logger.warning("%s: %s (%s)", self._name, error, words)
+                words = f"again in {pause:.0f} s"
+                if lost:
+                    words = "a new snapshot begins" if anew else "declare on_loss: snapshot, to read the table anew"
+                _logger.warning("%s: %s (%s)", self._name, said, words, exc_info=None if expected else error)
                 self._stop.wait(pause)
 
     def _capture(self) -> None:
@@ -249,7 +271,15 @@ class Feeder(Closeable):
         elif set(now.tables) != self._tables:
             self._spool.forget(sorted(self._tables))
             if reader is None:
-                self._spool.note(tables=sorted(self._tables), unread=[*now.unread, *added])
+                # A table that was captured before may have lost rows since; all that it has come again.
+                self._spool.append(
+                    [(table, TRUNCATION) for table in added],
+                    [],
+                    partition=now.partition,
+                    offset=now.offset,
+                    tables=sorted(self._tables),
+                    unread=[*(each for each in now.unread if each in self._tables), *added],
+                )
         self._rereading = None
         if reader is not None:
             # Before a snapshot begins: whatever changes a shape after it is a change.
@@ -259,18 +289,26 @@ class Feeder(Closeable):
         now = self._spool.standing()
         self._named = self._spool.last_source() if now.complete else ""
         self._unread, self._definitions = list(now.unread), self._spool.fact("definitions") or {}
+        self._transaction = str((now.offset or {}).get("transaction_id") or "")
         # The engine's offset has the tables that it was about to read.
         begun = str((now.offset or {}).get("incremental_snapshot_collections", ""))
         self._asked = [each for each in self._unread if f'"{each}"' in begun]
         reads = bool(self._unread and self._reading)
+        offset = now.offset
+        if offset is not None and not reads:  # a table that it was reading is none of the flow's any more
+            offset = {name: value for name, value in offset.items() if not name.startswith(_READING)}
         stored = self._spool.history()
+        if offset is not None and len(kept := current_records(stored, offset)) < len(stored):
+            self._spool.replace_history(kept)
+            stored = kept
         known = {_history_key(each) for each in stored}
         engine = Engine(
             self._settings,
             {**self._properties, **self._database.before_engine(now), **(self._reading if reads else {})},
             log_file=self._folder / "engine.log",
+            tables=sorted(self._tables),
             partition=now.partition,
-            offset=now.offset,
+            offset=offset,
             history=stored,
         )
         with self._guard:
@@ -299,7 +337,8 @@ class Feeder(Closeable):
                         history, columns = [], []
                         hit("capture.spooled")
                         engine.acknowledge()
-                        self._backoff.reset()
+                        if complete and any(each.operation not in _IDLE for each in batch.events):
+                            self._backoff.reset()  # a snapshot that fails gives rows each time
                         if self._rereading is not None:
                             self._rereading.wake()
                         elif self._unread and complete:
@@ -324,13 +363,12 @@ class Feeder(Closeable):
         """Put a batch into the spool. Return whether the snapshot is complete."""
         taken = _Taken([(table, TRUNCATION) for table in sorted(self._tables)] if replaces else [])
         waiting = iter(columns)
-        streaming = complete
         for line, event in zip(batch.lines, batch.events, strict=True):
             if event.described:
                 found = next(waiting)
                 if found.table in self._tables:
                     taken.columns.append((found.table, found.description, len(taken.changes)))
-                    if self._rereading is not None and streaming:
+                    if self._rereading is not None and complete:
                         self._rereading.look()
                         self._unread = self._rereading.pending
             if event.operation in CHANGES and event.table in self._tables:
@@ -348,11 +386,12 @@ class Feeder(Closeable):
                 if self._rereading is not None and event.offset is not None and complete:
                     self._read(taken, self._rereading, event)
             elif event.operation == "BEGIN":
-                if not taking.whole:
+                # The rest of a transaction begins anew after a restart inside of it.
+                if not taking.whole and (not event.transaction or event.transaction != self._transaction):
                     self._mark(taken, "")
                 self._transaction = event.transaction or ""
             elif event.operation == "ddl":
-                self._follow(taken, event, streaming=streaming)
+                self._follow(taken, event, streaming=complete)
             elif event.notification in _COMPLETED and not complete:
                 complete = True
                 self._mark(taken, "")
@@ -445,8 +484,14 @@ class Feeder(Closeable):
             engine.signal("execute-snapshot", {"type": "incremental", "data-collections": [regex_of(table)]})
 
     def _wait_for_room(self, complete: bool) -> None:
-        """Wait while the spool is full. A snapshot has no bound: nothing of it leaves the spool before it is whole."""
-        while complete and not self._stop.is_set() and self._spool.standing().bytes > self._max_bytes:
+        """Wait while the spool is full, and lanes have changes to pass.
+
+        A snapshot and a transaction have no bound: nothing of them leaves the spool before they are whole.
+        """
+        while complete and not self._stop.is_set():
+            now = self._spool.standing()
+            if now.bytes <= self._max_bytes or not self._spool.has_before(now.high):
+                return
             self._stop.wait(_FULL_PAUSE)
 
 
@@ -493,4 +538,5 @@ def _history_key(record: str) -> str:
     """What two records of one statement at one position of the log have in common."""
     found = json.loads(record)
     position = {name: value for name, value in found.get("position", {}).items() if name != "ts_sec"}
-    return json.dumps([position, found.get("databaseName"), found.get("ddl")], sort_keys=True)
+    changes = [each.get("id") for each in found.get("tableChanges", ())]
+    return json.dumps([position, found.get("databaseName"), found.get("ddl"), changes], sort_keys=True)

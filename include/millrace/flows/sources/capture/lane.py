@@ -50,6 +50,11 @@ class CapturedTables(Source):
     def partitions(self) -> list[tuple[str, int]]:
         return [(table, 0) for table in self._tables]
 
+    def ids(self) -> dict[str, str]:
+        """As millrace.flows.sources.source.Source says. Positions of a lost spool are not those of the next one."""
+        identity = self._spool.standing().identity
+        return dict.fromkeys(self._tables, identity) if identity else {}
+
     def ends(self) -> dict[str, Ends]:
         version = self._spool.version()
         if self._seen is None or self._seen[0] != version:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,6 +121,8 @@ class Standing:
     """Of the database's log after the engine's offset, when it was looked at last; None: not known."""
     lag_seconds: float = 0.0
     """How old the engine's offset was then, by the database's clock; 0 if nothing came after it."""
+    identity: str = ""
+    """What no other spool has; empty before an engine's first start."""
 
 
 class Spool(Closeable):
@@ -148,6 +151,8 @@ class Spool(Closeable):
         if version < VERSION:
             with self._writing():
                 self._upgrade()
+        if write and not self.standing().identity:
+            self.note(identity=secrets.token_hex(8))
 
     def _upgrade(self) -> None:
         (version,) = self._db.execute("pragma user_version").fetchone()  # another process may have done it meanwhile
@@ -183,6 +188,7 @@ class Spool(Closeable):
             unread=tuple(found.get("unread", ())),
             lag_bytes=found.get("lag_bytes"),
             lag_seconds=found.get("lag_seconds", 0.0),
+            identity=found.get("identity", ""),
         )
 
     def version(self) -> tuple[int, int]:
@@ -193,6 +199,12 @@ class Spool(Closeable):
     def history(self) -> list[str]:
         """Return the engine's schema history."""
         return [record for (record,) in self._db.execute("select record from history order by number")]
+
+    def replace_history(self, records: Sequence[str]) -> None:
+        """Store the engine's schema history in place of the one that is stored, synced."""
+        with self._writing():
+            self._db.execute("delete from history")
+            self._db.executemany("insert into history (record) values (?)", [(each,) for each in records])
 
     def columns(self, table: str, number: int) -> tuple[dict[str, Any] | None, int | None]:
         """Return the columns of a table at the change `number`, and the change from which it has others."""
@@ -345,6 +357,11 @@ class Spool(Closeable):
         row = self._db.execute("select source from marks where source <> '' order by number desc limit 1").fetchone()
         return "" if row is None else str(row[0])
 
+    def has_before(self, number: int) -> bool:
+        """Whether the spool has parts that lanes can pass before `number`."""
+        (found,) = self._db.execute("select exists (select 1 from parts where after <= ?)", (number,)).fetchone()
+        return bool(found)
+
     def mark(self, after: int, until: int) -> Mark | None:
         """Return the last mark that is greater than `after`, and at most `until`."""
         row = self._db.execute(
@@ -376,9 +393,9 @@ class Spool(Closeable):
                 "delete from marks where number < ? and number < (select max(number) from marks)", (oldest,)
             )
             self._db.execute(
-                "delete from columns where exists (select 1 from columns as newer where newer.name = columns.name"
-                " and newer.number > columns.number and newer.since <= ?)",
-                (end,),
+                "delete from columns where name = ? and exists (select 1 from columns as newer where"
+                " newer.name = columns.name and newer.number > columns.number and newer.since <= ?)",
+                (table, end),
             )
         self._db.execute("pragma incremental_vacuum(256)").fetchall()
 
@@ -435,7 +452,8 @@ class Spool(Closeable):
             yield
             self._db.execute("commit")
         except BaseException:
-            self._db.execute("rollback")
+            if self._db.in_transaction:  # a full disk has rolled it back
+                self._db.execute("rollback")
             raise
 
     def _kept(self) -> int:

@@ -53,4 +53,5 @@ KIND: Final = SourceKind(
     tables=True,
     transactional=True,
     feeder="millrace.flows.sources.mariadb.table:feeder_of",
+    release="millrace.flows.sources.mariadb.table:release",
 )

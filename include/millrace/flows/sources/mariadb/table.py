@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.engine import regex_of, server_number
-from millrace.flows.sources.capture.feeder import Feeder
+from millrace.flows.sources.capture.feeder import Database, Feeder
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
+from millrace.flows.sources.capture.spool import Standing
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.mariadb.model import MariaDbSource
 
 _CONNECT_SECONDS: Final = 10
+_CHUNK_ROWS: Final = 4096
+_CHUNK_BYTES: Final = 16 << 20
+"""Of rows that the engine holds while it reads a table beside its changes."""
+_REFUSED: Final = frozenset({1044, 1045, 1142, 1227, 1698})
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL"}
 
 
@@ -39,14 +46,20 @@ def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Fee
         properties=properties_of(declared, group),
         max_bytes=declared.spool_mib << 20,
         snapshot_again=declared.on_loss == "snapshot",
+        database=MariaDb(declared, group),
         log=BinaryLog(declared),
         # Between two GTIDs, without a table for signals. A server without any GTID yet cannot be read so.
         reading={"read.only": "true"},
     )
 
 
+def release(declared: MariaDbSource, settings: Settings, *, group: str) -> None:
+    """Remove the spool of a flow. The server keeps nothing of a reader that has left."""
+    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
+
+
 def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
-    """Return Debezium's properties. The server knows the reader by a number made of `group`, one for each flow."""
+    """Return Debezium's properties, without those of each start."""
     return {
         "name": group,
         "topic.prefix": "millrace",
@@ -56,7 +69,6 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
         "database.user": declared.user,
         "database.password": declared.password.get_secret_value(),
         "database.ssl.mode": declared.tls,
-        "database.server.id": str(server_number(group)),
         "database.include.list": regex_of(declared.database),
         "table.include.list": ",".join(regex_of(each) for each in declared.names),
         "snapshot.mode": "initial" if declared.start == "earliest" else "no_data",
@@ -64,11 +76,17 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
         "include.schema.changes": "true",
         "signal.enabled.channels": "in-process",
         "signal.poll.interval.ms": "1000",
-        "incremental.snapshot.chunk.size": "4096",
+        "snapshot.fetch.size": "10",  # rows that the driver holds; it reads them from one stream, whatever their number
+        # Rows of other databases are none of the flow's, and their DDL would be kept for ever.
+        "schema.history.internal.store.only.captured.databases.ddl": "true",
         "tombstones.on.delete": "false",
         "skipped.operations": "none",
         "bigint.unsigned.handling.mode": "precise",
         "decimal.handling.mode": "precise",
+        "driver.yearIsDateType": "false",  # there is no date in the year 0000
+        "enable.time.adjuster": "false",  # it makes 2001 of the year 1
+        "converters": "values",
+        "values.type": "millrace.MariaDbValues",
         "event.processing.failure.handling.mode": "fail",
         "heartbeat.interval.ms": "1000",
         "connect.keep.alive.interval.ms": "10000",
@@ -79,27 +97,31 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
     }
 
 
-def connected(declared: MariaDbSource) -> Any:
-    """Connect to the server. Raises InvalidSettings if it refuses the user, LogUnavailable."""
+@contextmanager
+def connected(declared: MariaDbSource) -> Iterator[Any]:
+    """Connect to the server, for a cursor. Raises InvalidSettings if it refuses the user, LogUnavailable."""
     import pymysql
 
+    place = f"MariaDB {declared.host}:{declared.port}"
     try:
-        return pymysql.connect(
-            host=declared.host,
-            port=declared.port,
-            user=declared.user,
-            password=declared.password.get_secret_value(),
-            connect_timeout=_CONNECT_SECONDS,
-            read_timeout=_CONNECT_SECONDS,
-            ssl=None if declared.tls == "disable" else {"check_hostname": declared.tls == "verify-full"},
-        )
-    except pymysql.err.OperationalError as error:
-        code, words = (*error.args, "")[:2]
-        if code in (1044, 1045, 1698):
-            raise InvalidSettings(
-                f"MariaDB {declared.host}:{declared.port} refuses {declared.user!r}: {words}"
-            ) from None
-        raise LogUnavailable(f"MariaDB {declared.host}:{declared.port} cannot be reached: {words or error}") from None
+        with (
+            pymysql.connect(
+                host=declared.host,
+                port=declared.port,
+                user=declared.user,
+                password=declared.password.get_secret_value(),
+                connect_timeout=_CONNECT_SECONDS,
+                read_timeout=_CONNECT_SECONDS,
+                ssl=None if declared.tls == "disable" else {"check_hostname": declared.tls == "verify-full"},
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            yield cursor
+    except pymysql.err.MySQLError as error:
+        code, words = (*error.args, "", "")[:2]
+        if code in _REFUSED:
+            raise InvalidSettings(f"{place} refuses {declared.user!r}: {words}") from None
+        raise LogUnavailable(f"{place} cannot be reached: {words or error}") from None
 
 
 class BinaryLog:
@@ -110,7 +132,7 @@ class BinaryLog:
 
     def end(self) -> dict[str, Any]:
         """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
-        with connected(self._declared) as connection, connection.cursor() as cursor:
+        with connected(self._declared) as cursor:
             cursor.execute("show master status")
             row = cursor.fetchone()
         return {"file": row[0], "pos": int(row[1])} if row else {"file": "", "pos": 0}
@@ -118,16 +140,62 @@ class BinaryLog:
     def behind(self, offset: Any, end: Any, /) -> int:
         if "file" not in offset:  # of a snapshot that has just begun
             return int(end["pos"])
-        if offset["file"] >= end["file"]:
-            return int(end["pos"] - offset["pos"]) if offset["file"] == end["file"] else 0
-        with connected(self._declared) as connection, connection.cursor() as cursor:
+        if offset["file"] == end["file"] and offset["pos"] <= end["pos"]:
+            return int(end["pos"] - offset["pos"])
+        with connected(self._declared) as cursor:
             cursor.execute("show binary logs")
             sizes = {str(row[0]): int(row[1]) for row in cursor.fetchall()}
-        between = sum(size for name, size in sizes.items() if offset["file"] <= name < end["file"])
-        return int(between - offset["pos"] + end["pos"])
+        return bytes_between(sizes, offset, end)
 
     def moment(self, offset: Any, /) -> float:
         return float(offset.get("ts_sec", 0))
+
+
+def bytes_between(sizes: Mapping[str, int], offset: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    """Return the bytes of a binary log between two positions, at most 0 if `offset` is not before `end`.
+
+    `sizes` has the files that the server has, oldest first: their names are in no order of texts (999999, 1000000). A
+    log that does not have `offset`, since it was purged or begun anew (RESET MASTER), is ahead of it as a whole.
+    """
+    if sizes.get(offset["file"], -1) < offset["pos"]:
+        return sum(sizes.values())
+    files = list(sizes)
+    last = files.index(end["file"]) if end["file"] in sizes else -1
+    first = files.index(offset["file"])
+    if first > last:
+        return 0
+    return int(sum(sizes[each] for each in files[first:last]) - offset["pos"] + end["pos"])
+
+
+class MariaDb(Database):
+    """What a feeder asks about the server."""
+
+    def __init__(self, declared: MariaDbSource, group: str) -> None:
+        self._declared, self._group = declared, group
+
+    def before_engine(self, now: Standing) -> Mapping[str, str]:
+        """As millrace.flows.sources.capture.feeder.Database says.
+
+        The server throws a reader out when another of its number comes: flows of one id on two machines have two.
+        """
+        name = f"{self._group} {now.identity}" if now.identity else self._group
+        return {
+            "database.server.id": str(server_number(name)),
+            "incremental.snapshot.chunk.size": str(self._chunk(now) if now.unread else _CHUNK_ROWS),
+        }
+
+    def _chunk(self, now: Standing) -> int:
+        """Return how many rows of the tables to be read the engine may hold."""
+        with connected(self._declared) as cursor:
+            names = [each.partition(".")[2] for each in now.unread]
+            found = _one(
+                cursor,
+                "select max(avg_row_length) from information_schema.tables where table_schema = %s and table_name in"
+                f" ({', '.join(['%s'] * len(names))})",
+                self._declared.database,
+                *names,
+            )
+        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // max(1, int(found or 1))))
 
 
 def check_server(declared: MariaDbSource) -> None:
@@ -135,7 +203,7 @@ def check_server(declared: MariaDbSource) -> None:
 
     Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
     """
-    with connected(declared) as connection, connection.cursor() as cursor:
+    with connected(declared) as cursor:
         for name, wanted in _WANTED.items():
             found = _one(cursor, f"select @@global.{name}")
             if str(found) != wanted:
@@ -168,6 +236,17 @@ def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
         raise InvalidSettings(
             f"MariaDB {declared.host}: {table} has no primary key, by which changes find their rows:"
             f" run `ALTER TABLE {table} ADD PRIMARY KEY (...)`"
+        )
+    unknown = _one(
+        cursor,
+        "select concat(column_name, ' has the type ', data_type) from information_schema.columns"
+        " where table_schema = %s and table_name = %s and data_type in ('inet4', 'inet6', 'vector', 'xmltype') limit 1",
+        *place,
+    )
+    if unknown:
+        raise InvalidSettings(
+            f"MariaDB {declared.host}: {table}.{unknown}, which the engine does not know: make it another one, such as"
+            " VARCHAR or VARBINARY"
         )
 
 

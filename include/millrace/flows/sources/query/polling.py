@@ -121,8 +121,7 @@ class QueryPoller(Poller[SqlConnection]):
         found: dict[bytes, tuple[Any, bytes, dict[str, Any], dict[str, Any]]] = {}
         for row in rows:
             after = {
-                each.name: value_of(form, raw, nullable=each.nullable)
-                for (each, form), raw in zip(self._columns, row[first:], strict=True)
+                each.name: value_of(form, raw) for (each, form), raw in zip(self._columns, row[first:], strict=True)
             }
             key = {name: after[name] for name in self._key}
             digest = hashlib.blake2b(encode(after), digest_size=16).digest()

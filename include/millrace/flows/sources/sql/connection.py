@@ -114,25 +114,25 @@ class SqlConnection(Closeable):
     def columns(self, table: str) -> list[Column]:
         """Return the columns of a table or view, in their order. Raises InvalidSettings if there is none."""
         if self.engine == "sqlite":
-            rows = self.rows(f'select name, lower(type), not "notnull" from pragma_table_info({_text(table)})')
-            found = [Column(name, str(kind).partition("(")[0], bool(null)) for name, kind, null in rows]
+            rows = self.rows(f"select name, lower(type) from pragma_table_info({_text(table)})")
+            found = [Column(name, str(kind).partition("(")[0]) for name, kind in rows]
         elif self.engine == "mariadb":
             rows = self.rows(
-                "select column_name, case when column_type = 'bit(1)' then column_type else data_type end, is_nullable"
+                "select column_name, case when column_type = 'bit(1)' then column_type else data_type end"
                 " from information_schema.columns where table_schema = database() and table_name = \0"
                 " order by ordinal_position",
                 [table],
             )
-            found = [Column(name, str(kind).lower(), null == "YES") for name, kind, null in rows]
+            found = [Column(name, str(kind).lower()) for name, kind in rows]
         else:
             rows = self.rows(
                 "select attname, case when t.typcategory = 'A' then 'x[]' when t.typtype = 'd' then"
-                " format_type(t.typbasetype, null) else format_type(a.atttypid, null) end, not attnotnull"
+                " format_type(t.typbasetype, null) else format_type(a.atttypid, null) end"
                 " from pg_attribute a join pg_type t on t.oid = a.atttypid"
                 " where attrelid = to_regclass(\0) and attnum > 0 and not attisdropped order by attnum",
                 [self.table(table)],
             )
-            found = [Column(name, kind, null) for name, kind, null in rows]
+            found = [Column(name, kind) for name, kind in rows]
         if not found:
             raise InvalidSettings(f"{self.declared.words}: there is no table {table!r} that {self._user} may read")
         return found

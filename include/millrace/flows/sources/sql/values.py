@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -15,6 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+_ZERO: Final = re.compile(r"0000-|\d{4}-00|\d{4}-\d\d-00")
+"""A date of MariaDB that is no day."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -24,7 +27,6 @@ class Column(NamedTuple):
     name: str
     type: str
     """As the database names it, without length, in lower case; of a PostgreSQL array with ``[]``."""
-    nullable: bool = True
 
 
 class Form(NamedTuple):
@@ -51,13 +53,13 @@ def _bytes(value: Any) -> Any:
 
 def _date(value: Any) -> Any:
     text = str(value)
-    return None if text.startswith("0000-00-00") else text
+    return None if _ZERO.match(text) else text
 
 
 def _datetime(value: Any) -> Any:
     """``2024-02-29 12:00:00`` with a T and six digits."""
     text = str(value)
-    if text.startswith("0000-00-00"):
+    if _ZERO.match(text):
         return None
     if not text[:1].isdigit() or text.endswith("BC"):
         return text
@@ -137,10 +139,9 @@ def is_number(form: Form) -> bool:
     return form.value in (_number, _as_is)
 
 
-def value_of(form: Form, raw: Any, *, nullable: bool = True) -> Any:
-    """Return what JSON has for the value of an expression."""
-    found = None if raw is None else form.value(raw)
-    return "1970-01-01" if found is None and raw is not None and not nullable else found
+def value_of(form: Form, raw: Any) -> Any:
+    """Return what JSON has for the value of an expression. A zero date is None, also where the column is NOT NULL."""
+    return None if raw is None else form.value(raw)
 
 
 def order_of(value: Any) -> Any:

@@ -156,7 +156,7 @@ class TriggersPoller(Poller[SqlConnection]):
             if is_number(form) and bytes(raw)[:1] not in b'"n':
                 found[column.name] = raw
             else:
-                found[column.name] = value_of(form, msgspec.json.decode(raw), nullable=column.nullable)
+                found[column.name] = value_of(form, msgspec.json.decode(raw))
         return found
 
     def _remove(self, connection: SqlConnection, runs: Sequence[Sequence[int]]) -> None:
@@ -197,7 +197,7 @@ class TriggersPoller(Poller[SqlConnection]):
             found = []
             for row in rows:
                 values = {
-                    column.name: value_of(form, raw, nullable=column.nullable)
+                    column.name: value_of(form, raw)
                     for (column, form), raw in zip(shape.columns, row[len(key) :], strict=True)
                 }
                 its = {each: values[each] for each in shape.key}

@@ -28,16 +28,14 @@ import java.io.PrintStream;
 import java.math.BigDecimal;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.time.Instant;
-import java.time.LocalDate;
 import java.time.LocalDateTime;
-import java.time.ZoneOffset;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
@@ -47,6 +45,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.regex.Pattern;
 import org.apache.kafka.connect.data.Field;
 import org.apache.kafka.connect.data.Schema;
 import org.apache.kafka.connect.data.Struct;
@@ -58,8 +57,8 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
 /**
  * Debezium's embedded engine as a child process: change events go out in frames on stdout, acknowledgements come in on stdin.
  *
- * <p>A frame is a type (one byte), a length (four bytes, big-endian) and that many bytes. In: P the start, JSON with "properties" and, to
- * continue, "partition", "offset" and "history"; A one batch is durable; G a signal, JSON with "id", "type" and "data". The end of stdin stops the engine. Out: H a record of the schema
+ * <p>A frame is a type (one byte), a length (four bytes, big-endian) and that many bytes. In: P the start, JSON with "properties", "tables" without
+ * their database and, to continue, "partition", "offset" and "history"; A one batch is durable; G a signal, JSON with "id", "type" and "data". The end of stdin stops the engine. Out: H a record of the schema
  * history; S the columns of a table, before its first event and after each change of it; B a batch, a line of JSON for each event, of which
  * the last line has the offset to continue from, as has the last END of a transaction or notification; E why the engine ends. The engine
  * sends the next batch, and confirms a position to the database, only after A. What the reader has of H, S and B is in the order in which it is needed.
@@ -69,6 +68,9 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
 public final class CaptureEngine {
     private static final Object WRITING = new Object();
     private static final BlockingQueue<Boolean> ACKNOWLEDGED = new ArrayBlockingQueue<>(16);
+    private static final Pattern ROWS = Pattern.compile(
+        "^(\\s|/\\*.*?\\*/|--[^\n]*\n)*(set\\s+statement\\s.*\\sfor\\s+)?(insert|update|delete|replace|with|load|call)\\b",
+        Pattern.CASE_INSENSITIVE | Pattern.DOTALL);
     private static final int MAX_DIGITS = 38;  // of a collection's decimals: longer ones are texts
     private static final JsonFactory JSON = new JsonFactory();
     private static final ObjectMapper MAPPER = new ObjectMapper();
@@ -80,6 +82,7 @@ public final class CaptureEngine {
     public static void main(String[] arguments) throws Exception {
         out = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
         System.setOut(new PrintStream(new FileOutputStream(FileDescriptor.err), true));  // what libraries print is no frame
+        System.setErr(new Log());
         DataInputStream in = new DataInputStream(new BufferedInputStream(System.in));
         if (in.readUnsignedByte() != 'P') {
             throw new IOException("the first frame is none of type P");
@@ -89,6 +92,7 @@ public final class CaptureEngine {
         begun.get("properties").properties().forEach(each -> properties.setProperty(each.getKey(), each.getValue().asText()));
         properties.setProperty("offset.storage", Offsets.class.getName());
         properties.setProperty("schema.history.internal", History.class.getName());
+        properties.setProperty("schema.history.internal.skip.unparseable.ddl", "true");  // but see ParsingErrorListener
         Batches batches = new Batches();
         DebeziumEngine<ChangeEvent<SourceRecord, SourceRecord>> engine = DebeziumEngine.create(Connect.class)
             .using(properties)
@@ -128,6 +132,21 @@ public final class CaptureEngine {
         }
     }
 
+    /** Whether a statement may be about a captured table. */
+    public static boolean isCaptured(String statement) {
+        for (JsonNode each : begun.get("tables")) {
+            if (statement.toLowerCase(Locale.ROOT).contains(each.asText().toLowerCase(Locale.ROOT))) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /** A date and time in ISO 8601 with microseconds. */
+    static String text(LocalDateTime at) {
+        return String.format("%sT%02d:%02d:%02d.%06d", at.toLocalDate(), at.getHour(), at.getMinute(), at.getSecond(), at.getNano() / 1_000);
+    }
+
     private static byte[] body(DataInputStream in) throws IOException {
         byte[] body = new byte[in.readInt()];
         in.readFully(body);
@@ -157,6 +176,36 @@ public final class CaptureEngine {
             error.printStackTrace();
         }
         Runtime.getRuntime().halt(success ? 0 : 1);
+    }
+
+    /** What libraries log. Debezium says there, and only there, that it leaves out a change that was logged as a statement. */
+    private static final class Log extends PrintStream {
+        private static final String LEFT_OUT = "Received DML '";
+
+        Log() {
+            super(new FileOutputStream(FileDescriptor.err), true);
+        }
+
+        @Override
+        public void println(String line) {
+            super.println(line);
+            int place = line == null ? -1 : line.indexOf(LEFT_OUT);
+            if (place >= 0 && isCaptured(line.substring(place))) {
+                ended(false, statementBased(line.substring(place + LEFT_OUT.length())), null);
+            }
+        }
+    }
+
+    /** Check a statement that the parser is to read. Throws if it changes rows of a captured table. */
+    public static void requireNoRows(String statement) {
+        if (ROWS.matcher(statement).find() && isCaptured(statement)) {
+            throw new DebeziumException(statementBased(statement));
+        }
+    }
+
+    private static String statementBased(String statement) {
+        return "a session logs statements in place of rows: have it SET SESSION binlog_format = 'ROW', and take a new snapshot: "
+            + statement.substring(0, Math.min(300, statement.length()));
     }
 
     /** The offsets that the reader gave; what the engine stores goes nowhere, since each batch carries its own. */
@@ -334,14 +383,16 @@ public final class CaptureEngine {
                 if (described) {
                     json.writeBooleanField("d", true);
                 }
+                String snapshot = source.getString("snapshot");
+                boolean logged = snapshot == null || snapshot.equals("false");
                 if (record.key() instanceof Struct) {
                     json.writeFieldName("k");
-                    struct(json, (Struct) record.key());
+                    struct(json, (Struct) record.key(), logged);
                 }
                 for (String part : new String[] {"after", "before"}) {
                     if (schema.field(part) != null && value.getStruct(part) != null) {
                         json.writeFieldName(part.substring(0, 1));
-                        struct(json, value.getStruct(part));
+                        struct(json, value.getStruct(part), logged);
                     }
                 }
                 Struct transaction = schema.field("transaction") == null ? null : value.getStruct("transaction");
@@ -360,7 +411,7 @@ public final class CaptureEngine {
                 json.writeNumberField("m", value.getInt64("ts_ms"));
                 json.writeStringField("n", value.getString("ddl"));
                 json.writeFieldName("a");
-                value(json, schema.field("tableChanges").schema(), value.get("tableChanges"));
+                value(json, schema.field("tableChanges").schema(), value.get("tableChanges"), false);
             } else if (value != null && schema.field("aggregate_type") != null) {  // a notification
                 json.writeStringField("o", "notification");
                 json.writeStringField("n", value.getString("aggregate_type") + ": " + value.getString("type"));
@@ -380,7 +431,7 @@ public final class CaptureEngine {
             json.writeEndObject();
         }
 
-        private static void struct(JsonGenerator json, Struct value) throws IOException {
+        private static void struct(JsonGenerator json, Struct value, boolean logged) throws IOException {
             json.writeStartObject();
             for (Field each : value.schema().fields()) {
                 json.writeFieldName(each.name());
@@ -389,21 +440,21 @@ public final class CaptureEngine {
                     throw new DebeziumException("an update leaves the long value of the column " + each.name()
                         + " alone and does not log it: run ALTER TABLE ... REPLICA IDENTITY FULL, and take a new snapshot");
                 }
-                value(json, each.schema(), found);
+                value(json, each.schema(), found, logged);
             }
             json.writeEndObject();
         }
 
-        private static void value(JsonGenerator json, Schema schema, Object value) throws IOException {
+        /** A value, `logged` if it is not of a snapshot. */
+        private static void value(JsonGenerator json, Schema schema, Object value, boolean logged) throws IOException {
             if (value == null) {
                 json.writeNull();
                 return;
             }
             String meaning = schema.name() == null ? "" : schema.name();
             switch (meaning) {
-                case "io.debezium.time.Date" -> json.writeString(LocalDate.ofEpochDay((Integer) value).toString());
-                case "io.debezium.time.Timestamp" -> json.writeString(moment(Math.multiplyExact((Long) value, 1_000L)));
-                case "io.debezium.time.MicroTimestamp" -> json.writeString(moment((Long) value));
+                // The log has numbers of labels, and Debezium's list of labels has them as SQL writes them.
+                case "io.debezium.data.Enum", "io.debezium.data.EnumSet" -> json.writeString(logged ? label((String) value) : (String) value);
                 case "io.debezium.time.MicroTime" -> json.writeString(span((Long) value));
                 case "io.debezium.data.Bits" -> json.writeNumber(bits(bytes(value)));
                 case PostgresValues.JSON -> json.writeRawValue((String) value);
@@ -415,11 +466,25 @@ public final class CaptureEngine {
                         json.writeNumber(text);
                     }
                 }
-                default -> plain(json, schema, value);
+                default -> plain(json, schema, value, logged);
             }
         }
 
-        private static void plain(JsonGenerator json, Schema schema, Object value) throws IOException {
+        private static String label(String text) {
+            StringBuilder found = new StringBuilder(text.length());
+            for (int place = 0; place < text.length(); place++) {
+                char each = text.charAt(place);
+                if (each == '\\' && place + 1 < text.length()) {
+                    each = text.charAt(++place);
+                    int escape = "0btnrZ".indexOf(each);
+                    each = escape < 0 ? each : "\0\b\t\n\r\u001a".charAt(escape);
+                }
+                found.append(each);
+            }
+            return found.toString();
+        }
+
+        private static void plain(JsonGenerator json, Schema schema, Object value, boolean logged) throws IOException {
             switch (schema.type()) {
                 case INT8, INT16, INT32, INT64 -> json.writeNumber(((Number) value).longValue());
                 case FLOAT32 -> json.writeNumber((Float) value);
@@ -430,12 +495,12 @@ public final class CaptureEngine {
                 case ARRAY -> {
                     json.writeStartArray();
                     for (Object each : (List<?>) value) {
-                        value(json, schema.valueSchema(), each);
+                        value(json, schema.valueSchema(), each, logged);
                     }
                     json.writeEndArray();
                 }
                 case MAP -> MAPPER.writeValue(json, value);
-                case STRUCT -> struct(json, (Struct) value);
+                case STRUCT -> struct(json, (Struct) value, logged);
                 default -> throw new IOException("a value of type " + schema.type());
             }
         }
@@ -462,14 +527,6 @@ public final class CaptureEngine {
                 found[place] = value[value.length - 1 - place];
             }
             return new java.math.BigInteger(1, found);
-        }
-
-        /** A date and time without a zone, in ISO 8601 with microseconds. */
-        private static String moment(long micros) {
-            Instant at = Instant.ofEpochSecond(Math.floorDiv(micros, 1_000_000L), Math.floorMod(micros, 1_000_000L) * 1_000L);
-            LocalDateTime found = LocalDateTime.ofInstant(at, ZoneOffset.UTC);
-            return String.format("%sT%02d:%02d:%02d.%06d", found.toLocalDate(), found.getHour(), found.getMinute(), found.getSecond(),
-                found.getNano() / 1_000);
         }
 
         /** A TIME, which reaches from -838:59:59 to 838:59:59. */
