@@ -52,6 +52,7 @@ NOT_THERE = "not-there"
 EXCHANGES = {"do_exchange": {"append": NOT_THERE}, "append/do_exchange": {"extension": "append", "pchannel": "dml_0"}}
 GETS = {"do_get": {"pchannel": NOT_THERE, "position": [0, 0]}} | {
     each.key: {"extension": "append", each.ticket: {"tail": "dml_0", "read": "users"}.get(each.ticket, NOT_THERE)}
+    | ({each.argument: NOT_THERE} if each.argument else {})
     for each in SERVER_CALLS.values()
     if each.ticket
 }

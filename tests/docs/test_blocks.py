@@ -137,6 +137,13 @@ def test_the_python_of_the_quality_page_says_what_blocks_and_what_is_set_aside(m
     assert not names["slices"]
 
 
+def test_the_queue_of_the_queues_page_hands_out_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with deployment() as db:
+        monkeypatch.setenv("MILLRACE_DATA", str(db.settings.data_dir))
+        [block] = python_blocks("docs/queues.md")
+        assert sorted(run(block.text, {}).split()) == ["resize", "send"]
+
+
 def test_the_derived_table_of_the_backfill_page_is_one() -> None:
     names: dict[str, Any] = {}
     for each in python_blocks("docs/backfill.md"):

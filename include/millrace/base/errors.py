@@ -287,6 +287,10 @@ class GroupBusy(MillraceError):
     """Another consumer of this group reads this channel: a group has one consumer per channel."""
 
 
+class TaskLeaseLost(MillraceError):
+    """The lease of a work queue's task was over, and another consumer has the task: it is processed again."""
+
+
 class PositionsBusy(MillraceError):
     """Another process held the file of consumer positions longer than the caller waits; nothing was done. Try again."""
 

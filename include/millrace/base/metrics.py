@@ -150,6 +150,14 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "consumer_position_commits_total": MetricFamily(
         "counter", "Writes of group positions; each has the moves of all members in an interval.", ()
     ),
+    # Work queues, as far as this server dispatches them.
+    "queue_ready_tasks": MetricFamily("gauge", "Tasks in the windows that no consumer has.", ("group",)),
+    "queue_in_flight_tasks": MetricFamily("gauge", "Tasks that consumers have under a lease.", ("group",)),
+    "queue_oldest_task_seconds": MetricFamily("gauge", "Age of the oldest task that is not done.", ("group",)),
+    "queue_deliveries_total": MetricFamily("counter", "Deliveries of tasks.", ("group",)),
+    "queue_redeliveries_total": MetricFamily("counter", "Deliveries of tasks that were delivered before.", ("group",)),
+    "queue_acknowledged_total": MetricFamily("counter", "Acknowledgements of tasks.", ("group",)),
+    "queue_expired_leases_total": MetricFamily("counter", "Leases of tasks that ended by time.", ("group",)),
     # Read: scanners and reads at a time tick.
     "wal_scanner_total": MetricFamily("gauge", "Open scanners.", ("pchannel",)),
     "wal_scan_delay_seconds": MetricFamily(
@@ -308,6 +316,13 @@ class Metrics:
         self.consumer_group_lag_seconds = gauge("consumer_group_lag_seconds")
         self.consumer_group_members = gauge("consumer_group_members")
         self.consumer_position_commits_total = counter("consumer_position_commits_total")
+        self.queue_ready_tasks = gauge("queue_ready_tasks")
+        self.queue_in_flight_tasks = gauge("queue_in_flight_tasks")
+        self.queue_oldest_task_seconds = gauge("queue_oldest_task_seconds")
+        self.queue_deliveries_total = counter("queue_deliveries_total")
+        self.queue_redeliveries_total = counter("queue_redeliveries_total")
+        self.queue_acknowledged_total = counter("queue_acknowledged_total")
+        self.queue_expired_leases_total = counter("queue_expired_leases_total")
 
         self.wal_scanner_total = gauge("wal_scanner_total")
         self.wal_scan_delay_seconds = histogram("wal_scan_delay_seconds")

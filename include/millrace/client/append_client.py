@@ -34,6 +34,7 @@ from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection, keys_to_text
 from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, from_wire_rows
+from millrace.rpc.tasks import LeasedTasks, WireTasks, decode_tasks
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
 from millrace.wal.definitions import PChannelDefinitions
 
@@ -224,6 +225,22 @@ class AppendClient(Closeable):
         for batch, said in parts:
             messages[said["pchannel"]].append(from_wire_rows(batch))
         return DecidedMessages(last["ticks"], messages, last["complete"])
+
+    def take_tasks(self, request: dict[str, Any], *, seconds: float) -> LeasedTasks:
+        """Lease tasks of a work queue; see :meth:`millrace.node.append.work_queues.WorkQueues.take`."""
+        asked = {"extension": APPEND_ROLE, **request}
+
+        def act(link: Link, deadline: Deadline) -> tuple[list[WireTasks], dict[str, Any]]:
+            _, parts = link.parts(asked, timeout=seconds + MARGIN)
+            found = [(batch, said or {}) for batch, said in parts]
+            return [decode_tasks(batch, said) for batch, said in found[:-1]], found[-1][1]
+
+        tasks, last = self.service.call_with_retry(act, seconds=seconds)
+        return LeasedTasks(int(last["number"]), tasks, int(last["lanes"]), str(last["reason"]))
+
+    def settle_tasks(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        """Acknowledge, renew and release tasks; see :meth:`millrace.node.append.work_queues.WorkQueues.handle`."""
+        return self.call(calls.SETTLE_TASKS, request, seconds=seconds)
 
     def read(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection

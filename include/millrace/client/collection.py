@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.consumer import Consumer, LaneCallback
 from millrace.client.consume.delivery import Change, SchemaMode
+from millrace.client.consume.queue_consumer import PREFETCH, QueueConsumer
 from millrace.client.display import collection_html, collection_line, fields_table
 from millrace.client.produce.rows import Keys, Rows, key_rows, one_or_more_keys
 from millrace.client.produce.transaction import Transaction
@@ -402,6 +403,33 @@ class Collection:
             on_assigned=on_assigned,
             on_revoked=on_revoked,
             on_lost=on_lost,
+        )
+
+    def queue(
+        self,
+        *,
+        group: str,
+        start: DeliverPolicy | None = None,
+        lease: float | None = None,
+        prefetch: int = PREFETCH,
+        order: Literal["key"] | None = None,
+        dead_letters: str | None = None,
+        max_deliveries: int | None = None,
+    ) -> QueueConsumer:
+        """Create a consumer that competes with the others of `group` for this collection's rows, as tasks.
+
+        :meth:`Database.consumer` with ``mode="queue"`` explains the options.
+        """
+        return self.database.consumer(
+            self.definition,
+            mode="queue",
+            group=group,
+            start=start,
+            lease=lease,
+            prefetch=prefetch,
+            order=order,
+            dead_letters=dead_letters,
+            max_deliveries=max_deliveries,
         )
 
     def changes(

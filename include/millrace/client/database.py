@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, overload
 
 import pyarrow as pa
 
@@ -44,8 +44,10 @@ from millrace.catalog.protocol import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.collection import Collection
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback
+from millrace.client.consume.dead_letters import TaskLetters, redrive_tasks
 from millrace.client.consume.delivery import SchemaMode
 from millrace.client.consume.membership import ExclusivePositions, GroupMember
+from millrace.client.consume.queue_consumer import LEASE_SECONDS, PREFETCH, QueueConsumer
 from millrace.client.consume.scan import UncommittedReader, WalOpener
 from millrace.client.consume.shared_tail import SharedTail
 from millrace.client.display import database_html
@@ -63,7 +65,7 @@ from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection
 from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
-from millrace.wal.scanner import DeliverPolicy, Filter
+from millrace.wal.scanner import All, DeliverPolicy, Filter, Latest, StartAfterTick
 
 if TYPE_CHECKING:  # not needed by producers and consumers
     import duckdb
@@ -206,7 +208,7 @@ class Database(Closeable):
         """Whether the deployment's files are on this machine."""
         self._producer: Producer | None = None
         self._producers: list[Producer] = []
-        self._consumers: list[Consumer | ChangeStream] = []
+        self._consumers: list[Consumer | QueueConsumer | ChangeStream] = []
         self._definitions: dict[int, CollectionInfo] = {}
 
     @classmethod
@@ -511,10 +513,27 @@ class Database(Closeable):
             at = self.current_tick(collection.pchannels)
         return at, self.collection(collection).read(at=at)
 
+    @overload
+    def consumer(
+        self,
+        source: str | CollectionInfo,
+        *,
+        mode: Literal["queue"],
+        group: str,
+        start: DeliverPolicy | None = None,
+        lease: float | None = None,
+        prefetch: int = PREFETCH,
+        order: Literal["key"] | None = None,
+        dead_letters: str | None = None,
+        max_deliveries: int | None = None,
+    ) -> QueueConsumer: ...
+
+    @overload
     def consumer(
         self,
         source: str | CollectionInfo | Sequence[str],
         *,
+        mode: Literal["stream"] = "stream",
         group: str | None = None,
         start: DeliverPolicy | None = None,
         until: Moment | None = None,
@@ -527,7 +546,30 @@ class Database(Closeable):
         on_assigned: LaneCallback | None = None,
         on_revoked: LaneCallback | None = None,
         on_lost: LaneCallback | None = None,
-    ) -> Consumer:
+    ) -> Consumer: ...
+
+    def consumer(
+        self,
+        source: str | CollectionInfo | Sequence[str],
+        *,
+        mode: Literal["stream", "queue"] = "stream",
+        group: str | None = None,
+        start: DeliverPolicy | None = None,
+        until: Moment | None = None,
+        filters: Sequence[Filter] = (),
+        schema: SchemaMode = "written",
+        metrics: Metrics | None = None,
+        commit_interval: float = COMMIT_INTERVAL,
+        exclusive: bool = False,
+        lease: float | None = None,
+        on_assigned: LaneCallback | None = None,
+        on_revoked: LaneCallback | None = None,
+        on_lost: LaneCallback | None = None,
+        prefetch: int = PREFETCH,
+        order: Literal["key"] | None = None,
+        dead_letters: str | None = None,
+        max_deliveries: int | None = None,
+    ) -> Consumer | QueueConsumer:
         """Create a consumer of a collection, by name or definition, or of channels; it is closed with the database.
 
         A `group` continues from its committed position; `start` (default: everything) applies only to its first start.
@@ -540,8 +582,33 @@ class Database(Closeable):
         The consumer runs until it is closed or has delivered everything up to `until`. `filters` select units. Rows
         have the schema that they were written with, or, with `schema` "current", the collection's newest.
 
+        With `mode` "queue", the consumers of the group compete for single tasks, the collection's rows, and acknowledge
+        each by itself (docs/queues.md). A task is leased for `lease` seconds (default: 30) and then delivered again.
+        The consumer has up to `prefetch` tasks at a time. With `order` "key", a row is delivered once all earlier rows
+        of its primary key are done. After `max_deliveries` (default: 5), a task goes into the collection
+        `dead_letters`, created if needed; without one, it is delivered until it is acknowledged. `start` is All,
+        Latest or StartAfterTick. The other options are a stream's.
+
         Raises GroupBusy, CollectionNotFound, InvalidArgument, and what the scan raises.
         """
+        if mode == "queue":
+            stream_only = {
+                "until": until is not None,
+                "filters": bool(filters),
+                "schema": schema != "written",
+                "metrics": metrics is not None,
+                "exclusive": exclusive,
+                "on_assigned": on_assigned is not None,
+                "on_revoked": on_revoked is not None,
+                "on_lost": on_lost is not None,
+            }
+            if wrong := [name for name, given in stream_only.items() if given]:
+                raise InvalidArgument(f"a work queue has no option {wrong[0]}: leave it out, or consume as a stream")
+            return self._queue_consumer(source, group, start, lease, prefetch, order, dead_letters, max_deliveries)
+        if mode != "stream":
+            raise InvalidArgument(f"mode is 'stream' or 'queue', not {mode!r}")
+        if order is not None or dead_letters is not None or max_deliveries is not None:
+            raise InvalidArgument('order, dead_letters and max_deliveries are options of mode="queue"')
         if schema == "current":
             self._definitions = {}  # forces a fetch of the newest definitions
         if isinstance(source, str):
@@ -584,6 +651,55 @@ class Database(Closeable):
             raise
         self._opened(made)
         return made
+
+    def _queue_consumer(
+        self,
+        source: str | CollectionInfo | Sequence[str],
+        group: str | None,
+        start: DeliverPolicy | None,
+        lease: float | None,
+        prefetch: int,
+        order: str | None,
+        dead_letters: str | None,
+        max_deliveries: int | None,
+    ) -> QueueConsumer:
+        if group is None:
+            raise InvalidArgument("a work queue needs a group: its consumers compete for the tasks")
+        if isinstance(source, str):
+            source = self.definition(source)
+        if not isinstance(source, CollectionInfo):
+            raise InvalidArgument("a work queue is of a collection, not of channels: name the collection")
+        match start:
+            case None | All():
+                first: str | int = "earliest"
+            case Latest():
+                first = "latest"
+            case StartAfterTick(tick):
+                first = tick
+            case _:
+                raise InvalidArgument(f"a work queue starts at All, Latest or StartAfterTick, not {start!r}")
+        made = QueueConsumer(
+            self.connection,
+            collection=source.name,
+            lanes=source.vchannels,
+            group=group,
+            lease=LEASE_SECONDS if lease is None else lease,
+            prefetch=prefetch,
+            order=order,
+            start=first,
+            letters=None if dead_letters is None else TaskLetters(self, dead_letters, group),
+            max_deliveries=max_deliveries,
+        )
+        self._opened(made)
+        return made
+
+    def redrive_tasks(self, letters: str, *, group: str, into: str) -> int:
+        """Send the dead letters of a work queue again, as new tasks of the collection `into`; return how many.
+
+        `letters` is the collection that its consumers named as `dead_letters`. A letter is deleted once its row is in
+        the collection; if this is interrupted, some rows are sent twice.
+        """
+        return redrive_tasks(self, letters, group=group, into=into)
 
     def drop_group(self, group: str) -> None:
         """Delete a consumer group with its positions; an unknown group is not an error.
@@ -653,7 +769,7 @@ class Database(Closeable):
     def _group_call(self, request: dict[str, Any]) -> dict[str, Any]:
         return self.connection.call(calls.GROUP, request)
 
-    def _opened(self, made: Consumer | ChangeStream) -> None:
+    def _opened(self, made: Consumer | QueueConsumer | ChangeStream) -> None:
         """Close `made` with this database. Those that their users closed are not kept."""
         self._consumers = [*(each for each in self._consumers if not each.closed), made]
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +27,16 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import GroupBusy, InvalidSettings, LeaseNotFound, MetaAmbiguous, MetaUnavailable
 from millrace.base.keyed_lock import KeyedLock
 from millrace.base.settings import Settings
-from millrace.client.consume.positions import FILE, FilePositions, PositionStore, migrate_positions
+from millrace.client.consume.membership import CLOCK_DRIFT, boot_clock
+from millrace.client.consume.positions import FILE, FilePositions, PositionStore, QueueStates, migrate_positions
 from millrace.coord.clock import SystemClock
 from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import MAX_CHANGES, Delete, Entry, MetaStore, Mutation, Put, RevisionEquals
 
 POSITION_PREFIX: Final = "consumers/at/"
 CLAIM_PREFIX: Final = "consumers/place/"
+QUEUE_PREFIX: Final = "consumers/queue/"
+"""Of the states of work queues' lanes, each written with its position."""
 MEMBER_PREFIX: Final = "consumers/member/"
 """Of the members of groups, each under the lease of the process that it calls."""
 IMPORT_KEY: Final = "consumers/taken"
@@ -62,8 +66,12 @@ def open_positions(settings: Settings) -> PositionStore:
         raise
 
 
-def import_positions(store: MetaStore, groups: Mapping[str, Mapping[str, int]], file: str) -> None:
+def import_positions(
+    store: MetaStore, groups: Mapping[str, Mapping[str, int]], file: str, queues: QueueStates | None = None
+) -> None:
     """Make the store hold exactly the positions of the file named `file`. Idempotent, and safe to interrupt.
+
+    `queues` are the states of work queues that belong to them.
 
     The store remembers the one file that it imported. A file without positions leaves the store unchanged, so a lost
     file or a second data folder deletes nothing.
@@ -73,6 +81,9 @@ def import_positions(store: MetaStore, groups: Mapping[str, Mapping[str, int]], 
         _key(POSITION_PREFIX, group, pchannel): b"%d" % tick
         for group, ticks in groups.items()
         for pchannel, tick in ticks.items()
+    }
+    states = {
+        _key(POSITION_PREFIX, *lane): Put(_key(QUEUE_PREFIX, *lane), state) for lane, state in (queues or {}).items()
     }
     claim = store.get(IMPORT_KEY)
     taken = _Taken(file, done=not groups) if claim is None else _Taken.decoded(claim.value)
@@ -105,10 +116,11 @@ def import_positions(store: MetaStore, groups: Mapping[str, Mapping[str, int]], 
         changes += [Put(key, tick) for key, tick in wanted.items() if key not in there or there[key].value != tick]
         changes.append(Put(IMPORT_KEY, _Taken(file, done=True).encoded()))
         there[IMPORT_KEY] = claim or Entry(IMPORT_KEY, b"", 0, 0, 0)
-    for part in _parts(changes, MAX_CHANGES):
+    for part in _parts(changes, MAX_CHANGES // 2):
         # Bound to the state read above, so that a late commit of a dead process has no effect.
         seen = [RevisionEquals(each.key, there[each.key].modified if each.key in there else 0) for each in part]
-        if store.commit(part, when=seen) is None:
+        with_states = [*part, *(states[each.key] for each in part if each.key in states)]
+        if store.commit(with_states, when=seen) is None:
             raise _changed()
 
 
@@ -135,7 +147,14 @@ class _Taken:
 class MetaStorePositions:
     """Positions in `store`, which it closes (the protocol Positions). Thread-safe: one caller per group at a time."""
 
-    def __init__(self, store: MetaStore, *, seconds: float, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        store: MetaStore,
+        *,
+        seconds: float,
+        patience: float | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
         """`seconds`: length of the lease. `patience`: how long to retry an unavailable store; as long by default."""
         self._store = store
         self._seconds = seconds
@@ -145,6 +164,9 @@ class MetaStorePositions:
         self._guard = threading.Lock()
         """Guards the lease."""
         self._lease = 0
+        self._clock = clock
+        self._ends = -math.inf
+        """When the lease may be over, by the own clock: before the store ends it."""
         self._held: dict[tuple[str, str], _Held] = {}
         self._members: set[tuple[str, str]] = set()
         self._doubtful: set[tuple[str, str, str]] = set()
@@ -162,17 +184,26 @@ class MetaStorePositions:
     def groups(self) -> dict[str, dict[str, int]]:
         return group_positions_in(self._store)
 
-    def move(self, group: str, ticks: dict[str, int]) -> None:
-        """Move a group. Atomic for up to 64 PChannels, in parts for more."""
+    def move(self, group: str, ticks: dict[str, int], states: Mapping[str, bytes] | None = None) -> None:
+        """Move a group. Atomic for up to 64 lanes (32 of a work queue), in parts for more."""
         with self._turns.acquire(group):
-            for part in _parts(list(ticks.items()), MAX_CHANGES // 2):
-                self._move(group, dict(part))
+            for part in _parts(list(ticks.items()), MAX_CHANGES // (4 if states else 2)):
+                self._move(group, dict(part), states or {})
 
-    def _move(self, group: str, ticks: Mapping[str, int]) -> None:
+    def queue_states(self, group: str, lanes: Collection[str] | None = None) -> dict[str, bytes]:
+        found = self._store.list(f"{QUEUE_PREFIX}{_quoted(group)}/").entries
+        states = {_names(each.key, QUEUE_PREFIX)[1]: each.value for each in found}
+        return {lane: state for lane, state in states.items() if lanes is None or lane in lanes}
+
+    def queues(self) -> set[str]:
+        return {_names(each.key, QUEUE_PREFIX)[0] for each in self._store.list(QUEUE_PREFIX).entries}
+
+    def _move(self, group: str, ticks: Mapping[str, int], states: Mapping[str, bytes]) -> None:
         for name in ticks:
             if (group, name) not in self._held:
                 self.lock(group, name)
         puts = [Put(_key(POSITION_PREFIX, group, name), b"%d" % tick) for name, tick in ticks.items()]
+        puts += [Put(_key(QUEUE_PREFIX, group, name), states[name]) for name in ticks if name in states]
         end = Deadline.after(self._patience)
         while True:
             # Bound to the position too, so that a late commit never moves a group back.
@@ -189,7 +220,7 @@ class MetaStorePositions:
                 )
                 if revision is None:
                     for name, tick in ticks.items():
-                        self._look(group, name, tick)
+                        self._look(group, name, tick, states.get(name))
             except (MetaUnavailable, MetaAmbiguous):
                 if end.expired():
                     raise
@@ -200,9 +231,11 @@ class MetaStorePositions:
             if not end.pause(jittered(_PAUSE)):
                 raise MetaUnavailable(f"could not move group {group!r}: retry")
 
-    def _look(self, group: str, pchannel: str, tick: int) -> None:
+    def _look(self, group: str, pchannel: str, tick: int, state: bytes | None) -> None:
         """Renew a claim that was lost with the lease, unless another process has moved the group since.
 
+        An own move whose answer was lost is recognized by its tick, and that of a work queue by its state: its tick may
+        stay while another process acknowledges.
         Raises GroupBusy.
         """
         held = self._held[group, pchannel]
@@ -210,7 +243,11 @@ class MetaStorePositions:
             self.lock(group, pchannel, holder=held.holder)
             held = self._held[group, pchannel]
         entry = self._store.get(_key(POSITION_PREFIX, group, pchannel))
-        if _revision(entry) != held.at and (entry is None or int(entry.value) != tick):
+        same = entry is not None and int(entry.value) == tick
+        if _revision(entry) != held.at and same and state is not None:
+            stands = self._store.get(_key(QUEUE_PREFIX, group, pchannel))
+            same = stands is not None and stands.value == state
+        if _revision(entry) != held.at and not same:
             raise GroupBusy(
                 f"another consumer moved group {group!r} on {pchannel} while this one was silent: messages that this"
                 " one has not"
@@ -227,8 +264,8 @@ class MetaStorePositions:
                         raise _busy(group, name)
                     self.lock(group, name)
                     locked.append(name)
-                for part in _parts(list(ticks.items()), MAX_CHANGES):
-                    changes: list[Mutation] = []
+                for part in _parts(list(ticks.items()), MAX_CHANGES // 2):
+                    changes: list[Mutation] = [Delete(_key(QUEUE_PREFIX, group, name)) for name, _ in part]
                     for name, tick in part:
                         key = _key(POSITION_PREFIX, group, name)
                         changes.append(Delete(key) if tick is None else Put(key, b"%d" % tick))
@@ -287,11 +324,15 @@ class MetaStorePositions:
                         raise _busy(group, name)
                     self.lock(group, name)
                     locked.append(name)
-                for part in _parts([Delete(_key(POSITION_PREFIX, group, name)) for name in names], MAX_CHANGES):
-                    places = [(group, _names(each.key, POSITION_PREFIX)[1]) for each in part]
-                    held = [RevisionEquals(_key(CLAIM_PREFIX, *place), self._held[place].place) for place in places]
-                    if self._store.commit(part, when=held) is None:
-                        raise _busy(group, places[0][1])
+                for part in _parts(names, MAX_CHANGES // 2):
+                    gone = [
+                        Delete(_key(prefix, group, name)) for name in part for prefix in (POSITION_PREFIX, QUEUE_PREFIX)
+                    ]
+                    held = [
+                        RevisionEquals(_key(CLAIM_PREFIX, group, name), self._held[group, name].place) for name in part
+                    ]
+                    if self._store.commit(gone, when=held) is None:
+                        raise _busy(group, part[0])
             finally:
                 for name in locked:
                     self.unlock(group, name)
@@ -322,7 +363,7 @@ class MetaStorePositions:
                         if before is None
                         else before.at
                     )
-                    self._held[group, pchannel] = _Held(holder, revision, at)
+                    self._held[group, pchannel] = _Held(holder, revision, at, lease)
                     return
                 if not end.pause(jittered(_PAUSE)):
                     raise MetaUnavailable(f"could not claim {pchannel} for group {group!r}: retry")
@@ -356,7 +397,9 @@ class MetaStorePositions:
         """Return the lease of this process's claims. A thread renews it from the first call on."""
         with self._guard:
             if self._lease == 0:
+                asked = self._clock()
                 self._lease = self._store.grant(self._seconds)
+                self._ends = asked + self._seconds * (1 - CLOCK_DRIFT)
             if self._keeping is None:
                 self._keeping = threading.Thread(target=self._keep, name="group-places", daemon=True)
                 self._keeping.start()
@@ -365,7 +408,13 @@ class MetaStorePositions:
     def _ended(self, lease: int) -> None:
         with self._guard:
             if self._lease == lease:
+                self._ends = -math.inf
                 self._lease = 0  # `move` finds out which claims were lost
+
+    def locked_until(self, group: str, pchannel: str) -> float:
+        held = self._held.get((group, pchannel))
+        with self._guard:  # a claim under an earlier lease is gone, though nobody has noticed yet
+            return self._ends if held is not None and held.lease == self._lease else -math.inf
 
     def _keep(self) -> None:
         while not self._closed.wait(self._seconds / 3):
@@ -374,8 +423,12 @@ class MetaStorePositions:
     def renew(self) -> None:
         """Renew the lease of this process's claims. A thread does, unless a test has its own clock."""
         if lease := self._lease:
+            asked = self._clock()
             try:
                 self._store.renew(lease)
+                with self._guard:
+                    if self._lease == lease:
+                        self._ends = asked + self._seconds * (1 - CLOCK_DRIFT)
             except LeaseNotFound:
                 self._ended(lease)
             except (MetaUnavailable, MetaAmbiguous):
@@ -412,6 +465,8 @@ class _Held:
     """Revision of the claim's key."""
     at: int
     """Revision of the position when it was last read or written."""
+    lease: int
+    """Lease that it is under."""
 
 
 def read_group_positions(settings: Settings) -> dict[str, dict[str, int]]:

@@ -290,6 +290,25 @@ GROUP: Final = _call(
     answer="tick lease start held share members reason done",
     repeat=Repeat.IDEMPOTENT,
 )
+TAKE_TASKS: Final = _call(
+    "append/do_get",
+    Role.READ,
+    ResourceKind.GROUP,
+    "lease tasks of a work queue, the rows of a collection with that role",
+    ticket="queue",
+    request="group consumer lanes client? most? lease? wait? last? order? start?",
+    answer="number lanes reason",
+    repeat=Repeat.IDEMPOTENT,
+)
+SETTLE_TASKS: Final = _call(
+    "append/queue",
+    Role.READ,
+    ResourceKind.GROUP,
+    "acknowledge, renew and release tasks of a work queue, and leave it",
+    request="group consumer done? renew? release? lease? leave?",
+    answer="lost unread",
+    repeat=Repeat.IDEMPOTENT,
+)
 DROP_CONSUMER_GROUP: Final = _call(
     "append/drop_group",
     Role.ADMIN,

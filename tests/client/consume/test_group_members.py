@@ -83,8 +83,10 @@ def test_members_share_the_lanes_and_hand_them_over_without_loss_or_repetition(
     until(lambda: len(readings[1].lanes) == 2 and len(readings[0].lanes) == 2, "the second has half")
     assert not readings[0].lanes & readings[1].lanes
     assert readings[0].told[1] == ("revoked", readings[1].lanes)
-    assert (
-        frozenset[str]().union(*(names for what, names in readings[1].told if what == "assigned")) == readings[1].lanes
+    came = frozenset[str]
+    until(
+        lambda: came().union(*(lanes for what, lanes in readings[1].told if what == "assigned")) == readings[1].lanes,
+        "its next poll tells of them",
     )
     producer.insert(lanes, item_rows(*range(40, 80)))
     until(lambda: len(readings[0].came) + len(readings[1].came) == 80, "all rows come to one of them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from millrace.base.errors import (
 )
 from millrace.base.metrics import Metrics
 from millrace.client.consume.membership import ExclusivePositions, GroupMember, GroupShare
-from millrace.client.consume.positions import FilePositions
-from millrace.coord.consumer_positions import MetaStorePositions
+from millrace.client.consume.positions import FilePositions, migrate_positions
+from millrace.coord.consumer_positions import MetaStorePositions, import_positions
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append import consumer_groups as module
@@ -411,3 +412,78 @@ def test_what_is_no_member_is_refused(groups: ConsumerGroups, wrong: dict[str, o
     for ticks in (None, {}, {"p0_7v0": -1}, {"p0_7v0": "x"}):
         with pytest.raises(InvalidArgument):
             groups.reset({"group": "mail", "ticks": ticks})
+
+
+def test_a_member_that_leaves_gives_back_lanes_of_an_answer_that_it_never_got(tmp_path: Path, clock: Clock) -> None:
+    groups = ConsumerGroups(tmp_path, lambda: ["p0", "p1"], lease=10.0, clock=clock)
+    one, two = asks(groups, "one"), asks(groups, "two")
+    one(sync={"lanes": ["p0", "p1"], "held": {}})
+    one(leave=[], member=True)
+    assert two(sync={"lanes": ["p0", "p1"], "held": {}})["held"].keys() == {"p0", "p1"}
+    groups.close()
+
+
+def test_refused_calls_leave_nothing_in_memory(tmp_path: Path, clock: Clock) -> None:
+    groups = ConsumerGroups(tmp_path, lambda: ["p0"], lease=10.0, clock=clock, metrics=(metrics := Metrics()))
+    for number in range(20):
+        answer = asks(groups, "one", f"group-{number}")
+        with pytest.raises(GroupBusy):
+            answer(move={"p0": [1, 5]}, strict=True)
+        with pytest.raises(ChannelNotFound):
+            answer(sync={"lanes": ["nowhere"], "held": {}})
+    with pytest.raises(InvalidArgument, match="held"):
+        asks(groups, "one")(sync={"lanes": ["p0"], "held": {f"p0_1v{each}": 1 for each in range(9)}})
+    assert not groups._groups
+    member = asks(groups, "one", "some")
+    member(sync={"lanes": ["p0"], "held": {}})
+    assert b'consumer_group_members{group="some"}' in metrics.render()
+    member(leave=["p0"], member=True)
+    assert b'consumer_group_members{group="some"}' not in metrics.render(), "a group that is gone has no series"
+    groups.close()
+
+
+@pytest.mark.parametrize("where", ["file", "meta store"])
+def test_states_of_a_queue_move_with_its_position_and_end_with_it(tmp_path: Path, where: str) -> None:
+    made = FilePositions(tmp_path) if where == "file" else MetaStorePositions(MemoryStore(Clock()), seconds=5.0)
+    made.lock("work", "p0_1v0")
+    made.move("work", {"p0_1v0": 5}, {"p0_1v0": b"bits"})
+    made.move("work", {"p0_1v1": 6}, {"p0_1v1": b"more"})
+    assert made.queue_states("work") == {"p0_1v0": b"bits", "p0_1v1": b"more"}
+    assert made.queue_states("work", ["p0_1v0"]) == {"p0_1v0": b"bits"}
+    assert made.queues() == {"work"}
+    assert made.locked_until("work", "p0_1v0") > -1 > made.locked_until("work", "elsewhere")
+    made.unlock("work", "p0_1v0")
+    made.place("work", {"p0_1v0": 3})
+    assert "p0_1v0" not in made.queue_states("work"), "a reset forgets what was done"
+    made.unlock("work", "p0_1v1")
+    made.drop("work", ["p0"])
+    assert made.queues() == set()
+    made.close()
+
+
+def test_of_two_servers_at_one_position_only_the_owner_writes_a_queues_state() -> None:
+    clock = Clock()
+    store = MemoryStore(clock)
+    old, new = (MetaStorePositions(store, seconds=5.0, patience=0.0, clock=clock) for _ in range(2))
+    for each in (old, new):
+        each._keeping = threading.Thread()  # nobody renews
+    old.lock("work", "p0_1v0", holder="one")
+    old.move("work", {"p0_1v0": 5}, {"p0_1v0": b"a"})
+    clock.now += 6.0
+    new.lock("work", "p0_1v0", holder="two")
+    new.move("work", {"p0_1v0": 5}, {"p0_1v0": b"ab"})
+    new.unlock("work", "p0_1v0")
+    with pytest.raises(GroupBusy):
+        old.move("work", {"p0_1v0": 5}, {"p0_1v0": b"ac"})
+    assert new.queue_states("work") == {"p0_1v0": b"ab"}
+
+
+def test_a_file_that_moves_into_a_meta_store_brings_the_states_of_queues(tmp_path: Path) -> None:
+    file = FilePositions(tmp_path)
+    file.move("work", {"p0_1v0": 5}, {"p0_1v0": b"bits"})
+    file.close()
+    store = MemoryStore(Clock())
+    migrate_positions(tmp_path, partial(import_positions, store))
+    found = MetaStorePositions(store, seconds=5.0)
+    assert found.groups() == {"work": {"p0_1v0": 5}}
+    assert found.queue_states("work") == {"p0_1v0": b"bits"}

@@ -40,6 +40,7 @@ class Store(MemoryStore):
 
     def __init__(self, clock: Hand, chance: random.Random) -> None:
         super().__init__(clock)
+        self.clock = clock
         self.away = False
         self.loses = 0.0
         self.commits = 0
@@ -87,7 +88,7 @@ class Server(ConsumerGroups):
 
 class Positions(MetaStorePositions):
     def __init__(self, store: Store) -> None:
-        super().__init__(store, seconds=SESSION, patience=0.0)
+        super().__init__(store, seconds=SESSION, patience=0.0, clock=store.clock)
         self._keeping = threading.Thread()  # the world renews
 
 

@@ -18,6 +18,7 @@ from millrace.base.closeable import AsyncCloseable
 from millrace.base.errors import Closed
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Delivery
+from millrace.client.consume.queue_consumer import QueueConsumer, Task
 
 
 class AsyncConsumer(AsyncCloseable):
@@ -62,6 +63,64 @@ class AsyncConsumer(AsyncCloseable):
 
     async def close(self) -> None:
         """Close the consumer as :meth:`Consumer.close` does."""
+        await asyncio.to_thread(self.consumer.close)
+
+
+class AsyncQueueConsumer(AsyncCloseable):
+    """Awaitable tasks of a work queue's `consumer`, which it closes. Use it from one event loop."""
+
+    def __init__(self, consumer: QueueConsumer) -> None:
+        self.consumer = consumer
+
+    async def poll(self, *, timeout: float) -> Task | None:
+        """Await the next task; see :meth:`QueueConsumer.poll`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        while True:
+            task = self.consumer.poll(timeout=0)
+            left = end - loop.time()
+            if task is not None or left <= 0:
+                return task
+            ready: asyncio.Future[None] = loop.create_future()
+            self.consumer.on_ready(partial(_wake, loop, ready))
+            try:
+                await asyncio.wait_for(ready, timeout=left)
+            except TimeoutError:
+                pass  # poll once more
+            if self.consumer.closed:  # during the wait
+                return None
+
+    async def __aiter__(self) -> AsyncIterator[Task]:
+        while not self.consumer.closed:
+            try:
+                task = await self.poll(timeout=1.0)
+            except Closed:  # another task closed it just now
+                return
+            if task is not None:
+                yield task
+
+    def acknowledge(self, *tasks: Task) -> None:
+        """Acknowledge tasks as :meth:`QueueConsumer.acknowledge` does; this does not wait."""
+        self.consumer.acknowledge(*tasks)
+
+    def release(self, *tasks: Task, delay: float = 0.0) -> None:
+        """Give tasks back as :meth:`QueueConsumer.release` does; this does not wait."""
+        self.consumer.release(*tasks, delay=delay)
+
+    def reject(self, *tasks: Task, reason: str) -> None:
+        """Put tasks into the dead letters as :meth:`QueueConsumer.reject` does; this does not wait."""
+        self.consumer.reject(*tasks, reason=reason)
+
+    async def renew(self, *tasks: Task) -> None:
+        """Renew leases as :meth:`QueueConsumer.renew` does."""
+        await asyncio.to_thread(self.consumer.renew, *tasks)
+
+    async def commit(self) -> None:
+        """Wait until everything so far is durable, as :meth:`QueueConsumer.commit` does."""
+        await asyncio.to_thread(self.consumer.commit)
+
+    async def close(self) -> None:
+        """Close the consumer as :meth:`QueueConsumer.close` does."""
         await asyncio.to_thread(self.consumer.close)
 
 

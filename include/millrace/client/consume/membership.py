@@ -23,7 +23,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 """Seconds between two calls of a member; less if its lease is short."""
 SETTLING_SECONDS: Final = 0.25
 """The same while lanes change hands."""
-_DRIFT: Final = 0.05
+CLOCK_DRIFT: Final = 0.05
 """Relative drift of two clocks that a lease allows for."""
 
 _log: Final = logging.getLogger(__name__)
@@ -55,8 +55,9 @@ class GroupShare:
     """Whether the group has reached the requested tick on all lanes that this member does not hold."""
 
 
-def _boot_clock() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # counts suspension
+def boot_clock() -> float:
+    """Return seconds on a monotonic clock that continues while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class GroupMember:
@@ -71,22 +72,32 @@ class GroupMember:
         lease: float | None = None,
         until: int | None = None,
         name: str = "",
-        clock: Callable[[], float] = _boot_clock,
+        queue: bool = False,
+        clock: Callable[[], float] = boot_clock,
     ) -> None:
-        """`lease`: seconds that the claims outlast a call; None: the server's. `name`: unique among members."""
+        """`lease`: seconds that the claims outlast a call; None: the server's. `name`: unique among members.
+
+        `queue`: it dispatches the lanes of a work queue.
+        """
         self.group = group
         self.lanes = tuple(sorted(set(lanes)))
         self.name = name or uuid.uuid4().hex
         self._call = call
         self._lease = lease
         self._until = until
+        self._queue = queue
         self._clock = clock
         self._client = f"{socket.gethostname()}:{os.getpid()}"
         self._turn = threading.RLock()
         self._claims: dict[str, int] = {}
-        self._ends = float("-inf")
+        self._ends = self._asked = float("-inf")
         self.heartbeat = HEARTBEAT_SECONDS
         """Seconds between two calls."""
+
+    @property
+    def next_call(self) -> float:
+        """When the next `sync` is due, by the own clock."""
+        return self._asked + self.heartbeat
 
     @property
     def expired(self) -> bool:
@@ -100,17 +111,19 @@ class GroupMember:
         released since. Other lanes of the answer have a position.
         """
         with self._turn:
-            asked = self._clock()
+            asked = self._asked = self._clock()
             said: dict[str, Any] = {"lanes": list(self.lanes), "held": dict(followed), "client": self._client}
             if self._lease is not None:
                 said["lease"] = self._lease
             if self._until is not None:
                 said["until"] = self._until
+            if self._queue:
+                said["queue"] = True
             answer = self._send(sync=said)
             held = {lane: HeldLane(*each) for lane, each in answer["held"].items()}
             self._claims = {lane: each.claim for lane, each in held.items()}
             seconds = float(answer["lease"])
-            self._ends = asked + seconds * (1 - _DRIFT)
+            self._ends = asked + seconds * (1 - CLOCK_DRIFT)
             self.heartbeat = min(HEARTBEAT_SECONDS, seconds / 4)
         return GroupShare(held, frozenset(answer["share"]), answer["members"], answer["reason"], answer["done"])
 

@@ -15,6 +15,7 @@ One node keeps them in a synced SQLite file (:class:`FilePositions`). A cluster 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import sqlite3
@@ -40,6 +41,8 @@ create table if not exists position (
     grp text not null, pchannel text not null, tick integer not null, primary key (grp, pchannel));
 create table if not exists claim (
     grp text not null, lane text not null, holder text not null, primary key (grp, lane));
+create table if not exists queue (
+    grp text not null, lane text not null, state blob not null, primary key (grp, lane));
 create table if not exists member (
     grp text not null, name text not null, value text not null, primary key (grp, name));
 """
@@ -54,8 +57,16 @@ class PositionStore(Protocol):
         """Return the tick up to which everything is done; None for a group that never moved there."""
         ...
 
-    def move(self, group: str, ticks: dict[str, int]) -> None:
-        """Move a group, by PChannel; durable and atomic."""
+    def move(self, group: str, ticks: dict[str, int], states: Mapping[str, bytes] | None = None) -> None:
+        """Move a group, by PChannel; durable and atomic. `states` are those of a work queue, of the same lanes."""
+        ...
+
+    def queue_states(self, group: str, lanes: Collection[str] | None = None) -> dict[str, bytes]:
+        """Return the states of a work queue's lanes, of all without `lanes`; empty if the group is none."""
+        ...
+
+    def queues(self) -> set[str]:
+        """Return the groups that are work queues."""
         ...
 
     def groups(self) -> dict[str, dict[str, int]]:
@@ -63,7 +74,10 @@ class PositionStore(Protocol):
         ...
 
     def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
-        """Put a group's positions anywhere, also back; None deletes one. Raises GroupBusy if one is claimed."""
+        """Put a group's positions anywhere, also back; None deletes one. Deletes the states of a work queue there.
+
+        Raises GroupBusy if one is claimed.
+        """
         ...
 
     def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
@@ -101,6 +115,10 @@ class PositionStore(Protocol):
 
     def unlock(self, group: str, pchannel: str) -> None:
         """Release one lock."""
+        ...
+
+    def locked_until(self, group: str, pchannel: str) -> float:
+        """Return until when nobody else can have this process's lock, by its clock of boot time."""
         ...
 
     def close(self) -> None:
@@ -187,6 +205,7 @@ class FilePositions:
             gone = [(group, name) for name, tick in ticks.items() if tick is None]
             with self._writing() as db:
                 db.executemany("delete from position where grp = ? and pchannel = ?", gone)
+                db.executemany("delete from queue where grp = ? and lane = ?", [(group, name) for name in ticks])
                 _put(db, group, {name: tick for name, tick in ticks.items() if tick is not None})
 
     def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
@@ -220,9 +239,21 @@ class FilePositions:
             row = db.execute("select tick from position where grp = ? and pchannel = ?", (group, pchannel)).fetchone()
         return None if row is None else int(row[0])
 
-    def move(self, group: str, ticks: dict[str, int]) -> None:
+    def move(self, group: str, ticks: dict[str, int], states: Mapping[str, bytes] | None = None) -> None:
         with self._writing() as db:
             _put(db, group, ticks)
+            if states:
+                rows = [(group, lane, state) for lane, state in states.items()]
+                db.executemany("insert or replace into queue values (?, ?, ?)", rows)
+
+    def queue_states(self, group: str, lanes: Collection[str] | None = None) -> dict[str, bytes]:
+        with self._typed() as db:
+            rows = db.execute("select lane, state from queue where grp = ?", (group,))
+            return {lane: state for lane, state in rows if lanes is None or lane in lanes}
+
+    def queues(self) -> set[str]:
+        with self._typed() as db:
+            return {group for (group,) in db.execute("select distinct grp from queue")}
 
     def groups(self) -> dict[str, dict[str, int]]:
         with self._typed() as db:
@@ -235,7 +266,7 @@ class FilePositions:
                 locked.callback(self.unlock, group, name)
                 locked.callback(self._lock_file(group, name).unlink, missing_ok=True)
             with self._writing() as db:
-                for table in ("position", "claim", "member"):
+                for table in ("position", "queue", "claim", "member"):
                     db.execute(f"delete from {table} where grp = ?", (group,))
 
     def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
@@ -282,6 +313,9 @@ class FilePositions:
             finally:
                 os.close(file)
 
+    def locked_until(self, group: str, pchannel: str) -> float:
+        return math.inf if (group, pchannel) in self._locks else -math.inf  # a file lock ends with its process
+
     def close(self) -> None:
         with self._guard:
             locks, self._locks = self._locks, {}
@@ -290,8 +324,12 @@ class FilePositions:
             self._db.close()
 
 
-def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str], None]) -> None:
-    """Pass the positions in the file of `folder` to `take(positions, name)` once; afterwards nobody uses the file.
+QueueStates = Mapping[tuple[str, str], bytes]
+"""States of work queues by group and lane."""
+
+
+def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str, QueueStates], None]) -> None:
+    """Pass the positions in the file of `folder` to `take(positions, name, queues)` once; then nobody uses the file.
 
     `name` identifies the file and is the same in each attempt. A missing or empty file passes on nothing and never
     overrides the meta store. Only one process may get this far at a time. If `take` raises or this process dies, the
@@ -311,7 +349,8 @@ def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, in
             for group, ticks in found.items():
                 for pchannel in ticks:
                     file.lock(group, pchannel)  # held until the end, so that no consumer uses the file
-            take(found, name)
+            rows = db.execute("select grp, lane, state from queue")
+            take(found, name, {(group, lane): state for group, lane, state in rows})
             db.execute(_MOVED)
     except InvalidSettings:
         if not file.migrated:

@@ -28,10 +28,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from millrace.base.errors import (
@@ -79,7 +79,7 @@ class _Place:
 class _Member:
     lanes: frozenset[str]
     value: str
-    """What the store records of it: JSON of lanes, client and since."""
+    """What the store records of it: JSON of lanes, client, since and queue."""
     lease: float
     until: float
 
@@ -104,6 +104,14 @@ class _Group:
 
     members: dict[str, _Member] = field(default_factory=dict)
     view: _View | None = None
+
+
+class QueueMove(NamedTuple):
+    """What a work queue's dispatcher writes of one lane."""
+
+    claim: int
+    tick: int
+    state: bytes
 
 
 class ConsumerGroups:
@@ -162,6 +170,7 @@ class ConsumerGroups:
         with self._turn(group):
             match request:
                 case {"take": str(lane)}:
+                    self._require_mode(group, queue=False)
                     self._take(group, lane, holder)
                     ticks = self._stands(group, lane)
                     told = {"tick": ticks.get(lane), "lease": self._lease}
@@ -177,17 +186,64 @@ class ConsumerGroups:
                     for name in names:
                         self._take(group, str(name), holder)
                 case {"leave": list(names)}:
-                    for name in names:
+                    whole = request.get("member") is True  # with lanes of an answer that the member never got
+                    for name in self._of(group) if whole else names:
                         place = self._places.get((group, str(name)))
                         if place is not None and place.holder == holder:
                             self._give((group, str(name)))
-                    if request.get("member") is True:
+                    if whole:
                         self._part(group, holder)
                 case {"sync": dict(said)}:
                     return self._sync(group, holder, said)
                 case _:
                     raise InvalidArgument("a call of a consumer group needs one of take, move, keep, leave and sync")
         return {}
+
+    def move_queue(self, group: str, holder: str, moves: Mapping[str, QueueMove]) -> set[str]:
+        """Make the positions and states of a work queue's lanes durable, which the dispatcher `holder` has claims to.
+
+        Returns the lanes that are not the holder's any more; nothing of theirs is written.
+        Raises what the store raises.
+        """
+        with self._turn(group):
+            self._loaded(group)
+            lost, positions = set[str](), self._open()
+            for lane, move in moves.items():
+                stands = positions.get(group, lane)
+                if not self._holds(group, lane, holder, move.claim) or (stands is not None and stands > move.tick):
+                    lost.add(lane)
+                    continue
+                self._take(group, lane, holder, lease=self._member_lease(group, holder), adopted=True)
+                self._places[group, lane].number = move.claim
+            kept = {lane: move for lane, move in moves.items() if lane not in lost}
+            if not kept:
+                return lost
+            try:
+                self._move_states(group, kept)
+            except GroupBusy:
+                for lane, move in kept.items():
+                    try:
+                        self._move_states(group, {lane: move})
+                    except GroupBusy as error:
+                        _log.warning("group %r: %s is dispatched elsewhere: %s", group, lane, error)
+                        self._forget((group, lane))
+                        self._changed(group)
+                        lost.add(lane)
+            return lost
+
+    def _move_states(self, group: str, moves: Mapping[str, QueueMove]) -> None:
+        ticks = {lane: move.tick for lane, move in moves.items()}
+        self._open().move(group, ticks, {lane: move.state for lane, move in moves.items()})
+        if self._metrics is not None:
+            self._metrics.consumer_position_commits_total.inc()
+
+    def locked_until(self, group: str, lane: str) -> float:
+        """Return until when no other server can have this one's claim to a lane, by the clock of boot time."""
+        return self._open().locked_until(group, lane)
+
+    def queue_states(self, group: str, lanes: Collection[str]) -> dict[str, bytes]:
+        """Return the durable states of a work queue's lanes."""
+        return self._open().queue_states(group, lanes)
 
     def drop(self, request: dict[str, Any]) -> None:
         """Delete `{"group"}` and its positions. Idempotent. Raises GroupBusy while a consumer uses it."""
@@ -216,9 +272,11 @@ class ConsumerGroups:
         return {"before": before}
 
     def describe(self) -> dict[str, Any]:
-        """Return `{"groups": [{"group", "positions": {lane: tick}, "claims": {lane: holder}, "members": [...]}]}`.
+        """Return `{"groups": [{"group", "positions": {lane: tick}, "claims": {lane: holder}, "members": [...],
+        "mode"}]}`.
 
-        A member is `{"member", "client", "since", "wanted": count, "lanes": [lane, ...], "reason"}`.
+        The mode is "stream" or "queue"; of a queue, the members are the servers that dispatch it. A member is
+        `{"member", "client", "since", "wanted": count, "lanes": [lane, ...], "reason"}`.
         """
         positions = self._open()
         found = positions.groups()
@@ -229,8 +287,10 @@ class ConsumerGroups:
         claims: dict[str, dict[str, str]] = {}
         for (group, name), value in positions.members().items():
             wanted.setdefault(group, {})[name] = json.loads(value)
-        for (group, lane), holder in positions.claims().items():
-            if holder in wanted.get(group, {}) or lane not in positions.abandoned(group)[1]:
+        claimed, queues = positions.claims(), positions.queues()
+        abandoned = {group: positions.abandoned(group)[1] for group in {group for group, _ in claimed}}
+        for (group, lane), holder in claimed.items():
+            if holder in wanted.get(group, {}) or lane not in abandoned[group]:
                 claims.setdefault(group, {})[lane] = holder
         told = []
         for group in sorted({*found, *wanted, *claims}):
@@ -241,6 +301,7 @@ class ConsumerGroups:
                 {
                     "group": group,
                     "positions": lane_positions(found.get(group, {})),
+                    "mode": "queue" if group in queues or any(m.get("queue") for m in members.values()) else "stream",
                     "claims": dict(sorted(held.items())),
                     "members": [
                         {
@@ -279,7 +340,13 @@ class ConsumerGroups:
         with self._turns.acquire(group):
             if self._closed.is_set():
                 raise LogUnavailable("the log's server is stopping: call again")
-            yield
+            try:
+                yield
+            finally:
+                state = self._groups.get(group)
+                if state is not None and not state.members:  # a refused call leaves nothing
+                    with self._guard:
+                        self._groups.pop(group, None)
 
     # --- members ------------------------------------------------------------------------------------------------------
 
@@ -287,8 +354,10 @@ class ConsumerGroups:
         lanes, lease, held = _names_of(said, "lanes"), self._lease_of(said), said.get("held")
         if not isinstance(held, dict) or not all(isinstance(number, int) for number in held.values()):
             raise InvalidArgument("a sync needs 'held', the numbers of claims by lane")
+        if not held.keys() <= lanes:
+            raise InvalidArgument("a sync's 'held' has lanes that are not among its 'lanes'")
         state = self._loaded(group)
-        self._join(group, state, holder, lanes, lease, str(said.get("client", ""))[:200])
+        self._join(group, state, holder, lanes, lease, str(said.get("client", ""))[:200], said.get("queue") is True)
         self._release_expired(group)
         view = self._look(group, state, holder)
         for lane, number in held.items():
@@ -332,7 +401,9 @@ class ConsumerGroups:
             raise InvalidArgument(f"a member's lease lasts 0.5 to {LONGEST_LEASE:.0f} s, not {lease!r}")
         return float(lease)
 
-    def _join(self, group: str, state: _Group, name: str, lanes: frozenset[str], lease: float, client: str) -> None:
+    def _join(
+        self, group: str, state: _Group, name: str, lanes: frozenset[str], lease: float, client: str, queue: bool
+    ) -> None:
         now, there = self._clock(), state.members.get(name)
         recorded = state.view is None or now - state.view.at >= _VIEW_SECONDS or name in state.view.wanted
         if there is not None and there.lanes == lanes and recorded:
@@ -344,11 +415,26 @@ class ConsumerGroups:
             raise ServerFull(
                 f"the server has {MAX_MEMBERS} members of consumer groups, the limit: close idle consumers"
             )
-        value = json.dumps({"lanes": sorted(lanes), "client": client, "since": round(time.time(), 3)})
+        if there is None:
+            self._require_mode(group, queue=queue)
+        value = json.dumps({"lanes": sorted(lanes), "client": client, "since": round(time.time(), 3), "queue": queue})
         self._open().set_member(group, name, value)
         state.members[name] = _Member(lanes, value, lease, now + lease)
         state.view = None
         self._count(group, state)
+
+    def _require_mode(self, group: str, *, queue: bool) -> None:
+        """Raise InvalidArgument if a group is a work queue and this consumer is none, or the reverse."""
+        positions = self._open()
+        members = [json.loads(value) for value in positions.members(group).values()]
+        if not queue and (positions.queue_states(group) or any(said.get("queue") for said in members)):
+            raise InvalidArgument(
+                f'group {group!r} is a work queue: consume it with mode="queue", use another group, or drop it first'
+            )
+        if queue and not all(said.get("queue") for said in members):
+            raise InvalidArgument(
+                f"consumers of group {group!r} read it as a stream: close them, or use another group for the queue"
+            )
 
     def _part(self, group: str, name: str) -> None:
         state = self._groups.get(group)
@@ -395,8 +481,9 @@ class ConsumerGroups:
             for lane, place in self._of(group).items():
                 if claims.get(lane) != place.holder:  # the store's lease ended, and perhaps another server has it
                     with self._guard:
-                        self._pending[group] = {**self._pending.get(group, {})}
-                        self._pending[group].pop(lane, None)
+                        moves = {name: tick for name, tick in self._pending.pop(group, {}).items() if name != lane}
+                        if moves:
+                            self._pending[group] = moves
                     self._forget((group, lane))
                     positions.unlock(group, lane)
             view = state.view = _View(now, wanted, claims)
@@ -412,8 +499,11 @@ class ConsumerGroups:
                 self._part(group, name)
 
     def _count(self, group: str, state: _Group) -> None:
-        if self._metrics is not None:
+        if self._metrics is not None and state.members:
             self._metrics.consumer_group_members.labels(group).set(len(state.members))
+        elif self._metrics is not None:
+            with suppress(KeyError):
+                self._metrics.consumer_group_members.remove(group)
 
     # --- claims -------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from prometheus_client import ProcessCollector
 from pyarrow import flight
@@ -61,13 +62,16 @@ from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.history_reads import HistoryReads
 from millrace.node.append.host import AppendForwarder, AppendHost, HostSettings
 from millrace.node.append.pending import PendingOutcome
+from millrace.node.append.task_source import HostTaskSource
 from millrace.node.append.tombstones import TombstonePlacer
+from millrace.node.append.work_queues import TaskPart, WorkQueues, dispatcher_name
 from millrace.node.retention.log_retention import LogRetention, retention_configured
 from millrace.rpc import calls
 from millrace.rpc.bundles import BundledAppend, encode_answers
 from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, server_calls
 from millrace.rpc.outcome import OUTCOME_SCHEMA, AppendOutcome
 from millrace.rpc.tail import TAIL_SCHEMA, Evicted, to_wire_rows
+from millrace.rpc.tasks import TASKS_SCHEMA, encode_tasks
 from millrace.rpc.wire import (
     APPEND_ROLE,
     DEFAULT_DEADLINE,
@@ -134,6 +138,7 @@ class AppendExtension:
         reads: CollectionReads | None = None,
         histories: HistoryReads | None = None,
         groups: ConsumerGroups | None = None,
+        queues: WorkQueues | None = None,
         placement: AppendPlacement | None = None,
         resources: ExitStack | None = None,
     ) -> None:
@@ -146,6 +151,7 @@ class AppendExtension:
         self._histories = histories
         self._reads = reads
         self._groups = groups
+        self._queues = queues
         self._placing = placement
         self._host = host
         self._catalog = catalog
@@ -345,6 +351,27 @@ class AppendExtension:
     def _group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         return _served(self._groups, calls.GROUP).handle(request)
 
+    @handles(calls.TAKE_TASKS)
+    def _take_tasks(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        queues, lanes = _served(self._queues, calls.TAKE_TASKS), request.get("lanes")
+        for lane in lanes if isinstance(lanes, list) else ():
+            resources = vchannel_resources(str(lane), self._collection_of)
+            caller.principal.require_role((Role.READ,), resources, "a consumer of a work queue")
+        can_wait = self._waiting.acquire(blocking=False)
+        try:
+            found = queues.take(request, may_wait=can_wait)
+        finally:
+            if can_wait:
+                self._waiting.release()
+        pieces = [*wire_tasks(found.parts)]
+        last = calls.TAKE_TASKS.checked({"number": found.number, "lanes": found.lanes, "reason": found.reason})
+        pieces.append((_NO_TASKS, to_json(last)))
+        return flight.GeneratorStream(TASKS_SCHEMA, iter(pieces))
+
+    @handles(calls.SETTLE_TASKS)
+    def _settle_tasks(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return _served(self._queues, calls.SETTLE_TASKS).handle(request)
+
     @handles(calls.DROP_CONSUMER_GROUP)
     def _drop_group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         _served(self._groups, calls.DROP_CONSUMER_GROUP).drop(request)
@@ -356,7 +383,12 @@ class AppendExtension:
 
     @handles(calls.CONSUMER_GROUPS)
     def _describe_groups(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
-        return _served(self._groups, calls.CONSUMER_GROUPS).describe()
+        found = _served(self._groups, calls.CONSUMER_GROUPS).describe()
+        queues = {} if self._queues is None else self._queues.describe()
+        for each in found["groups"]:
+            if each["mode"] == "queue":
+                each["queue"] = queues.get(each["group"])
+        return found
 
     @handles(calls.CONFIRM)
     def _confirm(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
@@ -445,7 +477,7 @@ class AppendExtension:
     def close(self) -> None:
         self._closing = True
         # Close the host before helpers that may wait for its decisions: a term that is being opened ends with it.
-        for helper in (self._retention, self._flow, self._groups, self._host, self._placing):
+        for helper in (self._retention, self._flow, self._queues, self._groups, self._host, self._placing):
             if helper is not None:
                 helper.close()
         self._behind.close()
@@ -500,6 +532,18 @@ def append_extension(
     tombstones = TombstonePlacer(host, service, wal) if isinstance(service, GenerationsService) else None
     if tombstones is not None:
         threading.Thread(target=tombstones.resume, name="resume-tombstones", daemon=True).start()
+    groups = ConsumerGroups(
+        settings.data_dir,
+        partial(pchannel_names, settings.data_dir),
+        positions=None if positions is None else partial(positions, settings),
+        metrics=metrics,
+    )
+    queues = WorkQueues(
+        groups,
+        HostTaskSource(settings, catalog, host, service),
+        name=dispatcher_name(settings.data_dir),
+        metrics=metrics,
+    )
     return AppendExtension(
         host,
         retention=retention,
@@ -509,12 +553,8 @@ def append_extension(
         tombstones=tombstones,
         reads=CollectionReads(settings, catalog, host, service),
         histories=HistoryReads(settings, catalog, host),
-        groups=ConsumerGroups(
-            settings.data_dir,
-            partial(pchannel_names, settings.data_dir),
-            positions=None if positions is None else partial(positions, settings),
-            metrics=metrics,
-        ),
+        groups=groups,
+        queues=queues,
         placement=placing,
     )
 
@@ -573,6 +613,33 @@ def merged_wire_rows(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBat
     if not batches:
         return []
     return [to_wire_rows(batches[0] if len(batches) == 1 else pa.concat_batches(batches))]
+
+
+def wire_tasks(parts: Sequence[TaskPart]) -> list[tuple[pa.RecordBatch, bytes]]:
+    """Return leased tasks in their wire form, together those of one schema."""
+    groups: list[list[TaskPart]] = []
+    for part in parts:
+        same = next((group for group in groups if group[0].rows.schema.equals(part.rows.schema)), None)
+        if same is None:
+            groups.append([part])
+        else:
+            same.append(part)
+    found = []
+    for group in groups:
+        batches = [part.rows for part in group]
+        columns = [np.concatenate([column(part) for part in group]).tolist() for column in _NAMES]
+        lanes = [(part.lane, part.rows.num_rows) for part in group]
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        found.append(encode_tasks(rows, lanes, *columns))
+    return found
+
+
+_NAMES: Final[tuple[Callable[[TaskPart], Any], ...]] = (
+    lambda part: part.names.ticks,
+    lambda part: part.names.ordinals,
+    lambda part: part.names.deliveries,
+)
+_NO_TASKS: Final = pa.RecordBatch.from_pylist([], TASKS_SCHEMA)
 
 
 def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.client.consume.dead_letters import LETTERS as LETTERS
+from millrace.client.consume.dead_letters import arrow_bytes as arrow_bytes
 
 MOST: Final = 1_000
 """Poison rows of one micro-batch: where there are more, it is not the rows that are wrong, and the stream stops."""
-
-LETTERS: Final = CollectionSchema(
-    (
-        FieldSpec("id", "string", nullable=False),
-        FieldSpec("stream", "string", nullable=False),
-        FieldSpec("batch", "int64", nullable=False),
-        FieldSpec("reason", "string", nullable=False),
-        FieldSpec("row", "string", nullable=False),
-        FieldSpec("payload", "binary", nullable=False),
-    ),
-    "id",
-)
-"""The schema of a collection of dead letters: `row` is JSON for people, `payload` an Arrow stream to send it again."""
 
 
 def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table, list[tuple[pa.Table, str]]]:
@@ -96,11 +84,3 @@ def redriven(found: pa.Table) -> list[pa.RecordBatch]:
         with pa.ipc.open_stream(payload) as reader:
             batches += list(reader)
     return batches
-
-
-def arrow_bytes(row: pa.Table) -> Any:
-    """Return a row as the payload of a letter."""
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, row.schema) as writer:
-        writer.write_table(row.combine_chunks())
-    return out.getvalue().to_pybytes()

@@ -1,0 +1,125 @@
+"""Dead letters: rows that could not be processed, as rows of a collection of LETTERS.
+
+Flows put the rows there that their sink refuses (millrace.flows.errors), consumers of a work queue the tasks that were
+rejected, or delivered too often. A letter's id follows from the row's place, so a repeated write replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol
+
+import pyarrow as pa
+
+from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.message.schema import CollectionSchema, FieldSpec
+
+if TYPE_CHECKING:
+    from millrace.client.database import Database
+
+MAX_REASON: Final = 1_000
+"""Characters of a letter's reason."""
+_AT_ONCE: Final = 500
+
+LETTERS: Final = CollectionSchema(
+    (
+        FieldSpec("id", "string", nullable=False),
+        FieldSpec("stream", "string", nullable=False),
+        FieldSpec("batch", "int64", nullable=False),
+        FieldSpec("reason", "string", nullable=False),
+        FieldSpec("row", "string", nullable=False),
+        FieldSpec("payload", "binary", nullable=False),
+    ),
+    "id",
+)
+"""The schema of a collection of dead letters: `row` is JSON for people, `payload` an Arrow stream to send it again."""
+
+
+class DeadTask(Protocol):
+    """A task that becomes a letter."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tick(self) -> int: ...
+
+    @property
+    def rows(self) -> pa.RecordBatch: ...
+
+
+class TaskLetters:
+    """The dead letters of one work queue, in the collection `name`, which is made with the first one."""
+
+    def __init__(self, database: Database, name: str, group: str) -> None:
+        self._database, self._name, self._group = database, name, group
+
+    def write(self, tasks: Iterable[tuple[DeadTask, str]]) -> None:
+        """Write tasks with their reasons; they are durable when this returns. Idempotent.
+
+        Raises what creating and writing the collection raises.
+        """
+        rows = [
+            {
+                "id": f"{self._group}/{task.id}",
+                "stream": self._group,
+                "batch": task.tick,
+                "reason": reason[:MAX_REASON],
+                "row": json.dumps(task.rows.to_pylist()[0], default=str),
+                "payload": arrow_bytes(pa.Table.from_batches([task.rows])),
+            }
+            for task, reason in tasks
+        ]
+        table = pa.Table.from_pylist(rows, schema=LETTERS.arrow())
+        try:
+            found = self._database.collection(self._name)
+        except CollectionNotFound:
+            self._database.catalog.create_collection(self._name, LETTERS, exist_ok=True)
+            found = self._database.collection(self._name)
+        if found.definition.schema.arrow() != LETTERS.arrow():
+            raise InvalidArgument(
+                f"{self._name} is no collection of dead letters: name another one, which is made when it is needed"
+            )
+        found.upsert(table).checked()
+
+
+def redrive_tasks(database: Database, letters: str, *, group: str, into: str) -> int:
+    """Send the dead letters of a work queue again, as new tasks of the collection `into`; return how many.
+
+    A letter is deleted once its row is in the collection. If this is interrupted, some rows are sent twice.
+    Raises CollectionNotFound, and what writing raises.
+    """
+    source, target = database.collection(letters), database.collection(into)
+    table = source.read(where=f"stream = '{_quoted(group)}'")
+    own = [place for place, name in enumerate(table["id"].to_pylist()) if name.startswith(f"{group}/")]
+    table = table.take(pa.array(own, pa.int64()))
+    for first in range(0, table.num_rows, _AT_ONCE):
+        part = table.slice(first, _AT_ONCE)
+        for rows in _rows_of(part):
+            target.upsert(rows).checked()
+        source.delete(part["id"].to_pylist()).checked()
+    return table.num_rows
+
+
+def _rows_of(letters: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of letters, together those of one schema."""
+    found: dict[str, list[pa.Table]] = {}
+    for payload in letters["payload"].to_pylist():
+        with pa.ipc.open_stream(payload) as stream:
+            rows = stream.read_all()
+        found.setdefault(rows.schema.to_string(), []).append(rows)
+    for tables in found.values():
+        yield pa.concat_tables(tables)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
+
+
+def arrow_bytes(table: pa.Table) -> bytes:
+    """Return a table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue().to_pybytes())

@@ -1,0 +1,550 @@
+"""A consumer of a work queue: competing consumers, each task leased to one of them and acknowledged by itself.
+
+    with database.consumer("jobs", group="workers", mode="queue", lease=60) as queue:
+        for task in queue:
+            work(task.row)
+            queue.acknowledge(task)
+
+A task is a row that was inserted into the collection. A task that is not acknowledged when its lease is over is
+delivered again, to any consumer of the group: at least once. The log's server keeps which tasks are done
+(millrace.node.append.work_queues). The consumer holds up to `prefetch` tasks that are not settled; those that wait for
+`poll` have their leases renewed. An acknowledgement is sent in the background, together with others; `commit` and
+`close` return when it is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from millrace.base.backoff import jittered
+from millrace.base.closeable import Closeable
+from millrace.base.deadline import Deadline
+from millrace.base.errors import Closed, DeadlineExceeded, InvalidArgument, LogUnavailable, MillraceError, TaskLeaseLost
+from millrace.client.consume.dead_letters import DeadTask
+from millrace.client.consume.membership import CLOCK_DRIFT, boot_clock
+from millrace.rpc.tasks import LeasedTasks
+
+LEASE_SECONDS: Final = 30.0
+PREFETCH: Final = 100
+MAX_PREFETCH: Final = 5000
+MAX_DELIVERIES: Final = 5
+"""Deliveries of a task after which it becomes a dead letter, if the queue has a place for them."""
+COMMIT_SECONDS: Final = 30.0
+_WAIT: Final = 0.5
+_LONGEST_CALL: Final = 5.0
+_PAUSE: Final = 0.2
+_MOST: Final = 5000
+
+_log: Final = logging.getLogger(__name__)
+
+
+class _Rows:
+    """The rows of one answer; they become Python objects together, once."""
+
+    __slots__ = ("_objects", "batch")
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self._objects: list[dict[str, Any]] | None = None
+
+    def row(self, place: int) -> dict[str, Any]:
+        if self._objects is None:
+            self._objects = self.batch.to_pylist()
+        return self._objects[place]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A leased task."""
+
+    vchannel: str
+    tick: int
+    """Of the message or transaction that inserted the row."""
+    ordinal: int
+    """Number of the row in it."""
+    deliveries: int
+    """How often the task was delivered, with this time."""
+    expires: float
+    """When the lease is over, by the clock of the consumer."""
+    _rows: _Rows
+    _place: int
+    _clock: Callable[[], float]
+    settled: bool = False
+    """Whether it was acknowledged, released or rejected here."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row as a dict."""
+        return self._rows.row(self._place)
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The row as an Arrow batch of one row."""
+        return self._rows.batch.slice(self._place, 1)
+
+    @property
+    def id(self) -> str:
+        """The task's name, the same in every delivery: use it to recognise a repeated one."""
+        return f"{self.vchannel}/{self.tick}/{self.ordinal}"
+
+    @property
+    def lease_left(self) -> float:
+        """Seconds until the lease is over; 0 if it is."""
+        return max(0.0, self.expires - self._clock())
+
+
+class QueueServer(Protocol):
+    """The server's calls that a consumer makes."""
+
+    def take_tasks(self, request: dict[str, Any], *, seconds: float) -> LeasedTasks: ...
+
+    def settle_tasks(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]: ...
+
+
+class Letters(Protocol):
+    """Where dead letters go."""
+
+    def write(self, tasks: Sequence[tuple[DeadTask, str]]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """What is to be sent about tasks."""
+
+    done: list[Task] = field(default_factory=list)
+    renew: list[Task] = field(default_factory=list)
+    release: list[tuple[Task, float, bool]] = field(default_factory=list)
+    """With the delay in seconds, and whether the delivery was unused."""
+    dead: list[tuple[Task, str]] = field(default_factory=list)
+    """Tasks to write as dead letters, with the reason; then they are done."""
+
+    def __bool__(self) -> bool:
+        return bool(self.done or self.renew or self.release or self.dead)
+
+
+class QueueConsumer(Closeable):
+    """Consumes tasks of a collection in competition with the other consumers of `group`. Thread-safe.
+
+    Made by :meth:`Database.consumer` with ``mode="queue"``.
+    """
+
+    def __init__(
+        self,
+        server: QueueServer,
+        *,
+        collection: str,
+        lanes: Sequence[str],
+        group: str,
+        lease: float = LEASE_SECONDS,
+        prefetch: int = PREFETCH,
+        order: str | None = None,
+        start: str | int = "earliest",
+        letters: Letters | None = None,
+        max_deliveries: int | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        if not 1 <= prefetch <= MAX_PREFETCH:
+            raise InvalidArgument(f"prefetch is a number from 1 to {MAX_PREFETCH}, not {prefetch}")
+        if max_deliveries is not None and letters is None:
+            raise InvalidArgument("max_deliveries needs dead_letters, the collection for tasks that exceed it")
+        if max_deliveries is not None and not 1 <= max_deliveries <= 250:
+            raise InvalidArgument(f"max_deliveries is a number from 1 to 250, not {max_deliveries}")
+        self.group = group
+        self.collection = collection
+        self.name = uuid.uuid4().hex
+        self.lost = 0
+        """Tasks whose lease was over before they were acknowledged: they are delivered again."""
+        self.idle_reason = ""
+        """Why the server has no VChannel of the queue; "" if it has one."""
+        self._server = server
+        self._lease = lease
+        self._prefetch = prefetch
+        self._letters = letters
+        self._most = MAX_DELIVERIES if letters is not None and max_deliveries is None else max_deliveries
+        self._clock = clock
+        self._asking: dict[str, Any] = {
+            "queue": collection,
+            "group": group,
+            "consumer": self.name,
+            "lanes": sorted(lanes),
+            "client": f"{socket.gethostname()}:{os.getpid()}",
+            "lease": lease,
+            "order": order,
+            "start": start,
+        }
+        self._changed = threading.Condition()
+        self._ready: deque[Task] = deque()
+        self._out = 0
+        """Tasks that `poll` returned and that are not settled."""
+        self._outbox = _Outbox()
+        self._sending = False
+        self._last = 0
+        self._errors: deque[MillraceError] = deque()
+        self._late: list[str] = []
+        """Tasks that were acknowledged too late since the last commit."""
+        self._wakers: list[Callable[[], None]] = []
+        self._closed = False
+        self._renewed = clock()
+        # The first call is made here, so that a wrong use raises at once.
+        self._receive(self._ask(wait=0.0))
+        self._threads = [
+            threading.Thread(target=run, name=f"queue-{what}", daemon=True)
+            for what, run in (("take", self._fetch), ("settle", self._settle))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- public methods -----------------------------------------------------------------------------------------------
+
+    def poll(self, *, timeout: float) -> Task | None:
+        """Return the next task; None after `timeout` seconds, or while `prefetch` tasks are not settled.
+
+        At least half of its lease is left. Raises Closed, and what the queue's reading raises; after a retriable error,
+        the next poll continues.
+        """
+        end = Deadline.after(timeout)
+        with self._changed:
+            if self._closed:
+                raise Closed("this consumer is closed: make a new one")
+            while True:
+                if self._errors:
+                    raise self._errors.popleft()
+                if (task := self._next()) is not None:
+                    return task
+                if end.expired() or self._closed:
+                    return None
+                end.wait(self._changed, maximum=_WAIT)
+
+    def _next(self) -> Task | None:
+        while self._ready:
+            task = self._ready.popleft()
+            if task.expires - self._clock() < self._lease / 2:  # it comes again, here or elsewhere
+                self._changed.notify_all()
+                continue
+            self._out += 1
+            return task
+        return None
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yield tasks until the consumer is closed."""
+        while not self._closed:
+            try:
+                task = self.poll(timeout=_WAIT)
+            except Closed:  # another thread closed it just now
+                return
+            if task is not None:
+                yield task
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _is_closed(self) -> bool:
+        return self._closed  # another thread may have closed it
+
+    @property
+    def ended(self) -> bool:
+        """Whether the consumer will deliver no more tasks."""
+        return self._closed
+
+    @property
+    def unsettled(self) -> int:
+        """Tasks that `poll` returned and that are not settled."""
+        return self._out
+
+    def acknowledge(self, *tasks: Task) -> None:
+        """Mark tasks as done: they are not delivered again. Durable after :meth:`commit` or :meth:`close`.
+
+        An acknowledgement that comes after the end of a lease still counts, unless the task was delivered again; then
+        the next `commit` raises TaskLeaseLost.
+        """
+        with self._changed:
+            self._outbox.done.extend(self._settled(tasks))
+            self._changed.notify_all()
+
+    def release(self, *tasks: Task, delay: float = 0.0) -> None:
+        """Give tasks back, to be delivered again to any consumer after `delay` seconds."""
+        with self._changed:
+            self._outbox.release.extend((task, delay, False) for task in self._settled(tasks))
+            self._changed.notify_all()
+
+    def reject(self, *tasks: Task, reason: str) -> None:
+        """Put tasks into the dead letters with a reason, and count them as done. Durable as an acknowledgement is.
+
+        Raises InvalidArgument if the consumer was made without `dead_letters`.
+        """
+        if self._letters is None:
+            raise InvalidArgument(
+                'this consumer has no place for dead letters: make it with dead_letters="<collection>", or release the'
+                " task"
+            )
+        with self._changed:
+            self._outbox.dead.extend((task, reason) for task in self._settled(tasks))
+            self._changed.notify_all()
+
+    def renew(self, *tasks: Task) -> None:
+        """Let the leases of tasks begin anew; returns once they have.
+
+        Raises TaskLeaseLost if another consumer has one of them, LogUnavailable if the server cannot tell now.
+        """
+        for first in range(0, len(tasks), _MOST):
+            part = tasks[first : first + _MOST]
+            asked = self._clock()
+            answer = self._call(renew=_elements(part))
+            gone, unread = (_named(part, answer, "renew", outcome) for outcome in ("lost", "unread"))
+            kept = {id(task) for task in (*gone, *unread)}
+            for task in part:
+                if id(task) not in kept:
+                    task.expires = asked + self._lease * (1 - CLOCK_DRIFT)
+            if gone:
+                for task in gone:
+                    task.expires = asked
+                raise TaskLeaseLost(
+                    f"another consumer of queue {self.group!r} has task {gone[0].id} by now: stop working on it"
+                )
+            if unread:
+                raise LogUnavailable(
+                    f"the server of queue {self.group!r} has changed and is not ready: renew {unread[0].id} again"
+                )
+
+    def commit(self, *, timeout: float = COMMIT_SECONDS) -> None:
+        """Wait until all acknowledgements so far, releases and rejections are durable.
+
+        Raises TaskLeaseLost if some of the acknowledgements since the last commit came too late: these tasks are
+        delivered again. The others are durable. Raises DeadlineExceeded if the server does not answer in time.
+        """
+        end = Deadline.after(timeout)
+        with self._changed:
+            while self._outbox or self._sending:
+                if end.expired():
+                    raise DeadlineExceeded(
+                        f"the queue's server did not answer within {timeout:.0f} s: acknowledgements are repeated"
+                        " until it does"
+                    )
+                end.wait(self._changed, maximum=_WAIT)
+            late, self._late = self._late, []
+        if late:
+            raise TaskLeaseLost(
+                f"{len(late)} tasks of queue {self.group!r} were acknowledged after another consumer had got them, the"
+                f" first is {late[0]}: use a longer lease, or renew it"
+            )
+
+    def on_ready(self, call: Callable[[], None]) -> None:
+        """Call `call` once, from any thread, when a poll would return at once or the consumer is closed."""
+        with self._changed:
+            if not self._ready and not self._errors and not self._closed:
+                self._wakers.append(call)
+                return
+        call()
+
+    def close(self) -> None:
+        """Send what is acknowledged, give back all other tasks, and leave the queue. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake()
+        taking, settling = self._threads
+        settling.join(_LONGEST_CALL + 10.0)
+        try:
+            self._call(leave=True)  # which ends a take that waits
+            taking.join(_LONGEST_CALL + 10.0)
+            self._call(leave=True)  # and gives back what a late one took
+        except MillraceError as error:
+            _log.warning("tasks of queue %r are free once their leases are over: %s", self.group, error)
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and self._room() < max(1, self._prefetch // 2):
+                    self._changed.wait(_WAIT)
+                if self._is_closed():
+                    return
+            try:
+                self._receive(self._ask(wait=min(_LONGEST_CALL, self._lease / 4)))
+            except MillraceError as error:
+                with self._changed:
+                    if self._is_closed():
+                        return
+                    if not error.retriable or not self._errors:
+                        self._errors.append(error)
+                    self._wake()
+                    self._changed.wait(jittered(_PAUSE if error.retriable else 1.0))
+
+    def _room(self) -> int:
+        return self._prefetch - len(self._ready) - self._out
+
+    def _ask(self, *, wait: float) -> tuple[float, LeasedTasks]:
+        asked = self._clock()
+        with self._changed:
+            request = {**self._asking, "last": self._last, "most": max(1, self._room()), "wait": wait}
+        return asked, self._server.take_tasks(request, seconds=wait + _LONGEST_CALL)
+
+    def _receive(self, answer: tuple[float, LeasedTasks]) -> None:
+        asked, found = answer
+        expires = asked + self._lease * (1 - CLOCK_DRIFT)
+        with self._changed:
+            self._last = found.number
+            self.idle_reason = found.reason
+            while len(self._errors) and self._errors[0].retriable:
+                self._errors.popleft()  # it is over
+            for batch, lanes, ticks, ordinals, deliveries in found.parts:
+                rows = _Rows(batch)
+                names = (lane for lane, count in lanes for _ in range(count))
+                for place, (lane, tick, ordinal, count) in enumerate(
+                    zip(names, ticks, ordinals, deliveries, strict=True)
+                ):
+                    task = Task(lane, tick, ordinal, count, expires, rows, place, self._clock)
+                    if self._most is not None and count > self._most:
+                        task.settled = True
+                        self._outbox.dead.append((task, f"delivered {self._most} times and not acknowledged"))
+                    else:
+                        self._ready.append(task)
+            self._wake()
+
+    # --- settling -----------------------------------------------------------------------------------------------------
+
+    def _settled(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks that are settled now and were not before."""
+        found = []
+        for task in tasks:
+            if not task.settled:
+                task.settled = True
+                self._out -= 1
+                found.append(task)
+        return found
+
+    def _settle(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._outbox and self._clock() < self._renewed + self._lease / 4:
+                    self._changed.wait(min(_WAIT, self._lease / 8))
+                if self._clock() >= self._renewed + self._lease / 4:
+                    self._renewed = self._clock()
+                    self._outbox.renew.extend(self._ready)
+                if self._closed:
+                    self._outbox.renew.clear()
+                    self._outbox.release.extend((task, 0.0, True) for task in self._ready)
+                    self._ready.clear()
+                    if not self._outbox:
+                        return
+                sent, self._outbox = self._outbox, _Outbox()
+                self._sending = True
+            failed: MillraceError | None = None
+            try:
+                self._send(sent)
+            except MillraceError as error:
+                failed = error
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+                if failed is None:
+                    continue
+                if not failed.retriable:
+                    self._errors.append(failed)
+                    self._wake()
+                if self._closed:
+                    _log.warning("queue %r: %d acknowledgements are lost: %s", self.group, len(sent.done), failed)
+                    return
+                # Again, before what has come since; a renewal only if it is still of use.
+                self._outbox.done[:0] = sent.done
+                self._outbox.release[:0] = sent.release
+                self._outbox.dead[:0] = sent.dead
+                self._changed.wait(jittered(_PAUSE))
+
+    def _send(self, sent: _Outbox) -> None:
+        if sent.dead:
+            self._bury(sent)
+        while sent.done or sent.renew or sent.release:
+            done, renew, release = sent.done[:_MOST], sent.renew[:_MOST], sent.release[:_MOST]
+            asked = self._clock()
+            answer = self._call(done=_elements(done), renew=_elements(renew), release=_released(release))
+            gone = {id(task) for each in ("lost", "unread") for task in _named(renew, answer, "renew", each)}
+            for task in renew:
+                if id(task) not in gone:
+                    task.expires = asked + self._lease * (1 - CLOCK_DRIFT)
+            late = _named(done, answer, "done", "lost")
+            again = _named(done, answer, "done", "unread")
+            # The owner of the VChannel has changed, and has not read so far yet: later, as long as it is of use.
+            now = self._clock()
+            late += [task for task in again if now > task.expires + self._lease]
+            again = [task for task in again if now <= task.expires + self._lease]
+            with self._changed:
+                if late:
+                    self.lost += len(late)
+                    self._late += [task.id for task in late]
+                    del self._late[:-1000]
+            sent.done = again + sent.done[_MOST:]
+            sent.renew, sent.release = sent.renew[_MOST:], sent.release[_MOST:]
+            if again:
+                with self._changed:
+                    self._changed.wait(jittered(_PAUSE))
+
+    def _bury(self, sent: _Outbox) -> None:
+        """Write dead letters; then they are done."""
+        assert self._letters is not None
+        try:
+            self._letters.write(sent.dead)
+        except MillraceError as error:
+            if not error.retriable:
+                sent.release += [(task, 1.0, True) for task, _ in sent.dead]
+                sent.dead = []
+                with self._changed:
+                    self._errors.append(error)
+                    self._wake()
+                return
+            raise
+        sent.done += [task for task, _ in sent.dead]
+        sent.dead = []
+
+    def _call(self, **what: Any) -> dict[str, Any]:
+        request = {"group": self.group, "consumer": self.name, "lease": self._lease}
+        return self._server.settle_tasks(request | {key: value for key, value in what.items() if value}, seconds=10.0)
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        wakers, self._wakers = self._wakers, []
+        for call in wakers:
+            call()
+
+
+def _elements(tasks: Sequence[Task]) -> list[list[Any]]:
+    """Return tasks as the server's calls name them, one element for all of a VChannel."""
+    found: dict[str, list[list[int]]] = {}
+    for task in tasks:
+        columns = found.setdefault(task.vchannel, [[], [], []])
+        columns[0].append(task.tick)
+        columns[1].append(task.ordinal)
+        columns[2].append(task.deliveries)
+    return [[lane, *columns] for lane, columns in found.items()]
+
+
+def _released(tasks: Sequence[tuple[Task, float, bool]]) -> list[list[Any]]:
+    found: dict[tuple[float, bool], list[Task]] = {}
+    for task, delay, unused in tasks:
+        found.setdefault((delay, unused), []).append(task)
+    return [[*element, delay, unused] for (delay, unused), each in found.items() for element in _elements(each)]
+
+
+def _named(tasks: Sequence[Task], answer: dict[str, Any], kind: str, outcome: str) -> list[Task]:
+    """Return the tasks that an answer names, by element and place."""
+    places = answer.get(outcome, {}).get(kind, [])
+    if not places:
+        return []
+    by_lane: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_lane.setdefault(task.vchannel, []).append(task)
+    elements = list(by_lane.values())
+    return [elements[element][place] for element, place in places]

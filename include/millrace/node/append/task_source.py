@@ -1,0 +1,159 @@
+"""Where this server's work queues read their tasks: the rows that were inserted into a VChannel, in order.
+
+A task is a row of an insert, an upsert or an import, whatever becomes of the row later; deletes and DDL are no tasks.
+Rows of consecutive small messages are read as one batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.consume.batch_decoder import BatchDecoder
+from millrace.client.consume.delivery import DefinitionLookup, Delivery
+from millrace.client.consume.scan import Scan, scan, wal_opener
+from millrace.client.consume.shared_tail import SharedTail, SharedUnits
+from millrace.log.protocol import LogService
+from millrace.message.bodies import ImportSource
+from millrace.message.ids import split_channel
+from millrace.message.model import ImmutableMessage
+from millrace.node.append.history_reads import CollectionCatalog
+from millrace.node.append.work_queues import TaskReader, TaskRows
+from millrace.rpc.tail import TailSource
+from millrace.tables.collections.changes import ImportedFiles
+from millrace.tables.wal.log_replay import UncommittedMessages
+from millrace.wal.scanner import ImmutableTxn, StartAfterTick
+
+_PIECE_BYTES: Final = 512 << 10
+"""Approximate bytes of rows that are read as one batch."""
+
+
+class HostTaskSource:
+    """Reads from the ``wal`` table, and from this process's append host (implements TaskSource)."""
+
+    def __init__(self, settings: Settings, catalog: CollectionCatalog, host: TailSource, service: LogService) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._tail = SharedTail(host)
+        self._host = host
+        self._service = service
+        self._guard = threading.Lock()
+        self._known: dict[int, CollectionInfo] = {}
+
+    def open(self, lane: str, after_tick: int) -> TaskReader:
+        """Read a VChannel after a tick. Raises what a scan raises, PositionTruncated among them."""
+        uri = self._settings.wal_uri
+        found = scan(
+            lane,
+            StartAfterTick(after_tick),
+            wal=uri,
+            tail=self._tail,
+            log=UncommittedMessages(uri, self._service),
+            stall_timeout=self._settings.read_deadline,
+        )
+        return ScannedTasks(found, lane, self._definition, ImportedFiles.of(self._settings))
+
+    def start_tick(self, lane: str, start: str | int) -> int:
+        """Return the tick after which a queue begins that has no position yet."""
+        pchannel = split_channel(lane)[0]
+        if start == "latest":
+            return self._host.tick(pchannel)
+        if start == "earliest":
+            wal = wal_opener(self._settings.wal_uri)()
+            return 0 if wal is None else wal.trimmed(pchannel)[0]
+        if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 63:
+            return start
+        raise InvalidArgument(f"a queue starts at 'earliest', 'latest' or after a tick, not at {str(start)[:100]!r}")
+
+    def _definition(self, collection_id: int, version: int) -> CollectionInfo:
+        with self._guard:
+            found = self._known.get(collection_id)
+        if found is None or found.schema_version < version:
+            found = self._catalog.collections_by_id([collection_id]).get(collection_id)
+            if found is None or found.schema_version < version:
+                raise CollectionNotFound(f"the catalog has no schema version {version} of collection {collection_id}")
+            with self._guard:
+                self._known[collection_id] = found
+        return found
+
+
+class ScannedTasks:
+    """The tasks of one VChannel's scan, which it closes (implements TaskReader)."""
+
+    def __init__(self, found: Scan, lane: str, definition: DefinitionLookup, files: ImportSource) -> None:
+        self._scan = found
+        self._pchannel = split_channel(lane)[0]
+        self._definition = definition
+        self._files = files
+
+    @property
+    def confirmed_tick(self) -> int:
+        return self._scan.confirmed_tick
+
+    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
+        """Yield the next rows as they are decoded. Raises what the scan and the decoding raise."""
+        for part in self._scan.poll_parts(timeout=timeout):
+            if isinstance(part, SharedUnits):
+                yield from self._tasks(part.units(), part.decoder)
+                continue
+            units, decoder = list(part.units()), BatchDecoder()
+            for unit in units:
+                for message in unit.bodies if isinstance(unit, ImmutableTxn) else (unit,):
+                    decoder.add(message)
+            yield from self._tasks(units, decoder)
+
+    def _tasks(self, units: Iterable[ImmutableMessage | ImmutableTxn], decoder: BatchDecoder) -> Iterator[TaskRows]:
+        batch = _Batch()
+        for unit in units:
+            delivery = Delivery(
+                self._pchannel, unit, _definitions=self._definition, _files=self._files, _together=decoder
+            )
+            open_unit = False
+            for change in delivery.changes():
+                if change.kind != "insert" or not change.rows.num_rows:
+                    continue
+                if open_unit:  # only now is it known that the unit goes on
+                    yield from batch.flush(last=False)
+                elif batch.bytes > _PIECE_BYTES or batch.differs(change.rows):
+                    yield from batch.flush(last=True)
+                batch.add(unit.time_tick, change.rows, change.key)
+                open_unit = True
+        yield from batch.flush(last=True)
+
+    def close(self) -> None:
+        self._scan.close()
+
+
+class _Batch:
+    """Rows of one schema that wait to be passed on together."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._rows: list[pa.RecordBatch] = []
+        self._ticks: list[int] = []
+        self._key: str | tuple[str, ...] = ""
+
+    def differs(self, rows: pa.RecordBatch) -> bool:
+        return bool(self._rows) and not self._rows[0].schema.equals(rows.schema)
+
+    def add(self, tick: int, rows: pa.RecordBatch, key: str | tuple[str, ...]) -> None:
+        self._rows.append(rows)
+        self._ticks.append(tick)
+        self._key = key
+        self.bytes += rows.nbytes
+
+    def flush(self, *, last: bool) -> Iterator[TaskRows]:
+        if not self._rows:
+            return
+        rows = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
+        ticks = np.repeat(np.array(self._ticks, np.int64), [each.num_rows for each in self._rows])
+        found = TaskRows(ticks, rows, self._key, last)
+        self.bytes, self._rows, self._ticks = 0, [], []
+        yield found

@@ -1,0 +1,963 @@
+"""Work queues at the log's server: consumers of a group compete for single tasks, the rows of a collection.
+
+This process is a member of the group (millrace.node.append.consumer_groups), so it dispatches the VChannels that the
+group's division gives it: all of them, unless another server has consumers of the queue too. For each it reads ahead
+into a window (millrace.node.append.task_window), delivers tasks under a lease each, and counts what is acknowledged.
+The window's state is written with the group's position, under the claim to the VChannel: of two servers that both take
+themselves for the owner, only one can write. What must be durable before it is answered (an acknowledgement, a
+repeated delivery) waits for that write; calls that come meanwhile share the next one.
+
+A server that was killed comes back as the same member, so it has its VChannels at once. Tasks that may be in a
+consumer's hands stay there for a lease: their holders renew or acknowledge them at the new owner.
+
+A take names the last answer that its consumer got. If there is a later one, its answer was lost: those tasks are given
+back at once, uncounted.
+
+Bounds: MAX_CONSUMERS consumers, WINDOW_TASKS tasks and LANE_BYTES of rows for each VChannel, and QUEUE_BYTES in all; a
+VChannel without any row in memory may always read one message. Beyond that, reading waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from prometheus_client import Gauge
+
+from millrace.base.backoff import jittered
+from millrace.base.deadline import Deadline
+from millrace.base.errors import InvalidArgument, LogUnavailable, MetaAmbiguous, MillraceError, ServerFull
+from millrace.base.metrics import Metrics
+from millrace.client.consume.membership import GroupMember, boot_clock
+from millrace.message.ids import tick_physical_ms
+from millrace.message.keys import key_column, key_hashes
+from millrace.node.append.consumer_groups import ConsumerGroups, QueueMove
+from millrace.node.append.task_window import WINDOW_TASKS, TaskNames, TaskWindow
+
+LANE_BYTES: Final = 16 << 20
+"""Approximate bytes of rows that a VChannel's window holds."""
+QUEUE_BYTES: Final = 256 << 20
+"""The same for all windows of this server."""
+MAX_CONSUMERS: Final = 4096
+MAX_TASKS: Final = 5000
+"""Tasks in one answer."""
+ANSWER_BYTES: Final = 8 << 20
+"""Approximate bytes of rows in one answer."""
+LEASE_SECONDS: Final = 30.0
+SHORTEST_LEASE: Final = 0.5
+LONGEST_LEASE: Final = 12 * 3600.0
+MAX_WAIT: Final = 10.0
+IDLE_SECONDS: Final = 60.0
+"""How long a queue without calls and leases stays open."""
+SILENT_SECONDS: Final = 30.0
+"""A consumer without calls for so long, and without leases, is forgotten."""
+DRAIN_SECONDS: Final = 5.0
+"""How long a VChannel that another server shall have waits for its leases."""
+PROGRESS_SECONDS: Final = 1.0
+"""Seconds between two writes of what no caller waits for."""
+_READ_WAIT: Final = 0.5
+_PAUSE: Final = 0.2
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRows:
+    """Rows of one or more units, with one schema."""
+
+    ticks: npt.NDArray[np.int64]
+    """The unit of each row."""
+    rows: pa.RecordBatch
+    key: str | tuple[str, ...]
+    """Names of the primary key's columns."""
+    last: bool
+    """Whether the last unit is complete."""
+
+
+class TaskReader(Protocol):
+    """Reads the tasks of one VChannel in order. One thread reads; any may close it."""
+
+    @property
+    def confirmed_tick(self) -> int:
+        """Tick up to which `poll` has returned everything."""
+        ...
+
+    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
+        """Yield the next rows, perhaps none; wait for them for up to `timeout` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TaskSource(Protocol):
+    """Where a queue reads its tasks."""
+
+    def open(self, lane: str, after_tick: int) -> TaskReader: ...
+
+    def start_tick(self, lane: str, start: str | int) -> int:
+        """Return the tick after which a queue begins: "earliest", "latest" or a tick."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    name: str
+    claim: int
+    window: TaskWindow
+    generation: int = 0
+    """Counts what happened to the window that must become durable."""
+    saved: int = 0
+    promised: int = 0
+    """The generation that must be durable before anything is delivered."""
+    moved: bool = False
+    """Whether there is progress that no caller waits for."""
+    gone: bool = False
+    drain_until: float | None = None
+    error: MillraceError | None = None
+    reader: TaskReader | None = None
+
+    def is_gone(self) -> bool:
+        """Whether the VChannel is another's by now; another thread may have noticed it."""
+        return self.gone
+
+
+@dataclass(slots=True, eq=False)
+class _Consumer:
+    number: int
+    name: str
+    client: str
+    since: float
+    seen: float
+    answer: int = 0
+    """Number of the last answer."""
+    given: dict[_Lane, TaskNames] = field(default_factory=dict)
+    """Its deliveries."""
+    turn: int = 0
+    """Counts its calls: an older one that still waits gives up."""
+    taken: int = 0
+    acknowledged: int = 0
+
+
+class WorkQueues:
+    """Answers the calls ``append/queue`` and the read of tasks. Thread-safe."""
+
+    def __init__(
+        self,
+        groups: ConsumerGroups,
+        source: TaskSource,
+        *,
+        name: str,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = boot_clock,
+        lease: float | None = None,
+    ) -> None:
+        """`name` is that of this server among the group's members; it stays the same after a restart.
+
+        `lease`: that of the claims to VChannels, in seconds (default: the groups').
+        """
+        self._groups = groups
+        self._source = source
+        self._name = name
+        self._metrics = metrics
+        self._clock = clock
+        self._lease = lease
+        self._guard = threading.Lock()
+        self._queues: dict[str, WorkQueue] = {}
+        self._closed = False
+        self.numbers = itertools.count(1)
+
+    def take(self, request: dict[str, Any], *, may_wait: bool = True) -> TaskAnswer:
+        """Answer a take: `{"queue": collection, "group", "consumer", "lanes", "client", "most", "lease", "wait",
+        "last", "order", "start"}`.
+
+        Raises InvalidArgument, ServerFull, LogUnavailable, and what ended the reading of a VChannel.
+        """
+        group, lanes = _text(request, "group"), _lanes_of(request)
+        order = request.get("order") or ""
+        if order not in ("", "key"):
+            raise InvalidArgument(f"a queue's order is 'key' or none, not {order!r}")
+        queue = self._queue(group, lanes, str(request.get("queue", "")), order, request.get("start", "earliest"))
+        wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
+        return queue.take(
+            _text(request, "consumer"),
+            client=str(request.get("client", ""))[:200],
+            last=int(_number(request, "last", 0, 0, 1 << 62)),
+            most=int(_number(request, "most", 1, 1, MAX_TASKS)),
+            lease=_number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE),
+            wait=wait,
+        )
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer `{"group", "consumer", "done", "renew", "release", "lease", "leave"}`.
+
+        `done`, `renew` and `release` are lists of `[VChannel, ticks, ordinals, deliveries]`; an element of `release`
+        has two more: seconds until the tasks may be delivered again, and whether the deliveries were unused. What is
+        done is durable when this returns. The answer has, by list, the places of deliveries that were `lost` and of
+        those that the owner has not read yet (`unread`), as [element, place].
+        """
+        group, consumer = _text(request, "group"), _text(request, "consumer")
+        with self._guard:
+            queue = self._queues.get(group)
+        lists = {each: _elements(request, each) for each in ("done", "renew", "release")}
+        if queue is None:
+            return {"lost": {}, "unread": {each: _all(elements) for each, elements in lists.items() if elements}}
+        lease = _number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE)
+        answer = queue.settle(consumer, lists, lease=lease)
+        if request.get("leave") is True:
+            queue.leave(consumer)
+            self.close_idle(at_once=True)
+        return answer
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return what this server has of each queue, by group; see :meth:`WorkQueue.describe`."""
+        with self._guard:
+            queues = dict(self._queues)
+        return {group: queue.describe() for group, queue in queues.items()}
+
+    def close(self) -> None:
+        """Make durable what is not, and give the VChannels back. Idempotent."""
+        with self._guard:
+            self._closed = True
+            queues = list(self._queues.values())
+        self._close(queues)
+
+    def _queue(self, group: str, lanes: frozenset[str], collection: str, order: str, start: str | int) -> WorkQueue:
+        with self._guard:
+            if self._closed:
+                raise LogUnavailable("the log's server is stopping: call again")
+            queue = self._queues.get(group)
+            if queue is not None and queue.closed:
+                raise LogUnavailable(f"queue {group!r} is closing: call again")
+            if queue is None:
+                member = GroupMember(
+                    self._groups.handle, group, lanes, lease=self._lease, name=self._name, queue=True, clock=self._clock
+                )
+                queue = self._make(group, collection, order, start, member)
+                self._queues[group] = queue
+        queue.require(lanes, collection, order)
+        try:
+            queue.start()
+        except BaseException:
+            if not queue.consumers:
+                self._close([queue])
+            raise
+        return queue
+
+    def _make(self, group: str, collection: str, order: str, start: str | int, member: GroupMember) -> WorkQueue:
+        return WorkQueue(
+            self, group, collection, member, self._groups, self._source, order=order, start=start, clock=self._clock,
+            metrics=self._metrics,
+        )  # fmt: skip
+
+    def close_idle(self, *, at_once: bool = False) -> None:
+        """Close the queues without consumers: those without calls for IDLE_SECONDS, or `at_once`."""
+        with self._guard:
+            idle = [queue for queue in self._queues.values() if queue.is_idle(0.0 if at_once else IDLE_SECONDS)]
+        self._close(idle)
+
+    def _close(self, queues: Sequence[WorkQueue]) -> None:
+        for queue in queues:
+            queue.close()
+            with self._guard:  # only now: the next queue of the group is the same member
+                if self._queues.get(queue.group) is queue:
+                    del self._queues[queue.group]
+
+    def admit(self) -> int:
+        """Return a number for a new consumer. Raises ServerFull."""
+        with self._guard:
+            if sum(queue.consumers for queue in self._queues.values()) >= MAX_CONSUMERS:
+                raise ServerFull(f"the server has {MAX_CONSUMERS} consumers of work queues, the limit: close idle ones")
+            return next(self.numbers)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of rows in all windows."""
+        return sum(queue.bytes for queue in list(self._queues.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPart:
+    """Tasks of one VChannel and one schema in an answer."""
+
+    lane: str
+    names: TaskNames
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
+    """The answer to a take."""
+
+    number: int
+    parts: Sequence[TaskPart]
+    lanes: int
+    """VChannels that this server dispatches now."""
+    reason: str
+    """Why it dispatches none, "" if it does."""
+
+
+class WorkQueue:
+    """One queue, as far as this server dispatches it. Made by WorkQueues."""
+
+    def __init__(
+        self,
+        queues: WorkQueues,
+        group: str,
+        collection: str,
+        member: GroupMember,
+        groups: ConsumerGroups,
+        source: TaskSource,
+        *,
+        order: str,
+        start: str | int,
+        clock: Callable[[], float],
+        metrics: Metrics | None,
+    ) -> None:
+        self._queues = queues
+        self.group = self._group = group
+        self._collection = collection
+        self._member = member
+        self._groups = groups
+        self._source = source
+        self._order = order
+        self._start_at = start
+        self._clock = clock
+        self._metrics = metrics
+        self._changed = threading.Condition()
+        self._lanes: dict[str, _Lane] = {}
+        self._consumers: dict[str, _Consumer] = {}
+        self._reason = ""
+        self._saving = threading.Lock()
+        self._syncing = threading.Lock()
+        self._stopping = threading.Event()
+        self._synced = False
+        self._called = clock()
+        self._progress = clock()
+        self._turns = 0
+        """Rotates the VChannels that a take begins with."""
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the group, and read. Idempotent. Raises what the group's server raises."""
+        with self._syncing:
+            if self._synced or self.closed:
+                return
+            self._synced = True
+        try:
+            with _repeatable():
+                self.sync()
+        except BaseException:
+            self._synced = False
+            raise
+        self._start_keeper()
+
+    def _start_keeper(self) -> None:
+        threading.Thread(target=self._keep, name="work-queue", daemon=True).start()
+
+    def require(self, lanes: frozenset[str], collection: str, order: str) -> None:
+        """Raise InvalidArgument if the queue is another than the caller means."""
+        if lanes != frozenset(self._member.lanes):
+            raise InvalidArgument(
+                f"group {self._group!r} is the queue of {self._collection or 'other channels'}: use another group"
+            )
+        if order != self._order:
+            raise InvalidArgument(
+                f"other consumers of queue {self._group!r} have the order {self._order or 'none'!r}, not"
+                f" {order or 'none'!r}: use the same everywhere"
+            )
+
+    @property
+    def closed(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def consumers(self) -> int:
+        return len(self._consumers)
+
+    def is_idle(self, seconds: float) -> bool:
+        """Whether there is no consumer, and was no call for so many seconds."""
+        with self._changed:
+            return not self._consumers and self._clock() - self._called >= seconds
+
+    @property
+    def bytes(self) -> int:
+        return sum(lane.window.bytes for lane in list(self._lanes.values()))
+
+    def close(self) -> None:
+        """Make durable what is not, and leave the group. Idempotent."""
+        if self.closed:
+            return
+        self._stopping.set()
+        with self._changed:
+            lanes = list(self._lanes.values())
+            self._changed.notify_all()
+            for lane in lanes:
+                lane.window.end_reserve()
+                lane.generation += 1
+        try:
+            self._save(lanes)
+        except MillraceError as error:
+            _log.warning("queue %r: its last progress is not written: %s: %s", self._group, error.code, error)
+        with self._changed:
+            for lane in lanes:
+                self._drop(lane)
+            if self._metrics is not None:  # series of queues that are gone would add up
+                for gauge in self._gauges(self._metrics):
+                    with suppress(KeyError):
+                        gauge.remove(self._group)
+        self._member.leave()
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(self._pause()):
+            try:
+                self.tend()
+            except MillraceError as error:
+                _log.info("queue %r: %s: %s", self._group, error.code, error)
+            except Exception:
+                _log.exception("queue %r", self._group)
+
+    def _pause(self) -> float:
+        with self._changed:
+            now = self._clock()
+            following = min((lane.window.next_time(now) for lane in self._lanes.values()), default=now + 1.0)
+            if any(lane.drain_until is not None for lane in self._lanes.values()):
+                return 0.1
+        return max(0.02, min(self._member.heartbeat, following - now))
+
+    def tend(self) -> None:
+        """Do what time asks for: renew the membership, end leases, write progress, forget consumers, close if idle."""
+        self.expire()
+        if self._clock() >= self._member.next_call:
+            self.sync()
+        self._release_drained()
+        if self._clock() - self._progress >= PROGRESS_SECONDS:
+            self._progress = self._clock()
+            self._save([lane for lane in list(self._lanes.values()) if lane.moved], progress=True)
+        self._gauge()
+        if self.is_idle(IDLE_SECONDS):
+            self._queues.close_idle()
+
+    def sync(self) -> None:
+        """Renew the membership; take VChannels that are new, drop the lost, drain those that another shall have."""
+        with self._syncing:
+            share = self._member.sync({lane.name: lane.claim for lane in list(self._lanes.values())})
+            known = {lane.name: lane.claim for lane in list(self._lanes.values())}
+            new = [name for name, held in share.held.items() if known.get(name) != held.claim]
+            states = self._groups.queue_states(self._group, new) if new else {}
+            starts = {
+                name: self._source.start_tick(name, self._start_at) for name in new if share.held[name].start is None
+            }
+            opened: list[_Lane] = []
+            with self._changed:
+                for lane in list(self._lanes.values()):
+                    held = share.held.get(lane.name)
+                    if held is None or held.claim != lane.claim:
+                        self._drop(lane)
+                for name, held in share.held.items():
+                    if name not in self._lanes and not self.closed:
+                        tick = starts.get(name) if held.start is None else held.start
+                        # A state belongs to the position that it was written with.
+                        saved = states.get(name) if held.tick is not None else None
+                        window = TaskWindow(
+                            tick or 0, saved, now=self._clock(), ordered=self._order == "key", size=WINDOW_TASKS
+                        )
+                        lane = self._lanes[name] = _Lane(name, held.claim, window, generation=1)
+                        opened.append(lane)
+                now = time.monotonic()
+                for lane in self._lanes.values():
+                    if lane.name in share.share:
+                        lane.drain_until = None
+                    elif lane.drain_until is None:
+                        lane.drain_until = now + DRAIN_SECONDS
+                self._reason = share.reason
+                self._changed.notify_all()
+        if opened:
+            self._save(
+                opened
+            )  # a queue's start is durable before its first delivery, and the group is a queue from now
+        for lane in opened:
+            self._read(lane)
+
+    def _drop(self, lane: _Lane) -> None:
+        lane.gone = True
+        if self._lanes.get(lane.name) is lane:
+            del self._lanes[lane.name]
+        for consumer in self._consumers.values():
+            consumer.given.pop(lane, None)
+        if lane.reader is not None:
+            lane.reader.close()
+        self._changed.notify_all()
+
+    def _release_drained(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            lanes = [
+                lane
+                for lane in self._lanes.values()
+                if lane.drain_until is not None and (now >= lane.drain_until or not lane.window.counts().in_flight)
+            ]
+            for lane in lanes:
+                lane.window.end_reserve()
+                lane.generation += 1
+        if lanes:
+            self._save(lanes)
+            self._member.release([lane.name for lane in lanes])
+            with self._changed:
+                for lane in lanes:
+                    self._drop(lane)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, lane: _Lane) -> None:
+        threading.Thread(target=self._read_on, args=(lane,), name=f"queue-{lane.name}", daemon=True).start()
+
+    def _read_on(self, lane: _Lane) -> None:
+        while not lane.is_gone():
+            try:
+                self.read(lane, timeout=_READ_WAIT)
+            except MillraceError as error:
+                with self._changed:
+                    lane.error = error
+                    self._changed.notify_all()
+                    if not error.retriable:
+                        _log.warning("queue %r stops at %s: %s: %s", self._group, lane.name, error.code, error)
+                        return
+                    self._changed.wait(jittered(_PAUSE))
+            except Exception as error:
+                _log.exception("queue %r stops at %s", self._group, lane.name)
+                with self._changed:
+                    lane.error = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
+                    self._changed.notify_all()
+                return
+
+    def read(self, lane: _Lane, *, timeout: float) -> None:
+        """Read ahead on one VChannel once, as far as there is room."""
+        with self._changed:
+            if not self._has_room(lane, 1):
+                self._changed.wait(timeout)
+            if lane.is_gone() or not self._has_room(lane, 1):
+                return
+            reader = lane.reader
+        if reader is None:
+            reader = self._source.open(lane.name, lane.window.read_tick)
+            with self._changed:
+                lane.reader = reader
+                gone = lane.is_gone()
+            if gone:
+                reader.close()
+                return
+        try:
+            for piece in reader.poll(timeout=timeout):
+                self._add(lane, piece)
+                if lane.is_gone():
+                    return
+        except BaseException:
+            # The reader stands after what it yielded, perhaps within a unit: begin again at the last whole one.
+            reader.close()
+            with self._changed:
+                lane.reader = None
+                lane.window.forget_open_unit()
+            raise
+        with self._changed:
+            if not lane.is_gone():
+                lane.error = None
+                before = lane.window.position
+                lane.window.confirm(reader.confirmed_tick)
+                lane.moved = lane.moved or lane.window.position != before
+
+    def _has_room(self, lane: _Lane, tasks: int) -> bool:
+        window = lane.window
+        if window.room < tasks:
+            return False
+        return not window.bytes or (window.bytes < LANE_BYTES and self._queues.bytes < QUEUE_BYTES)
+
+    def _add(self, lane: _Lane, piece: TaskRows) -> None:
+        keys = None
+        if self._order == "key":
+            names = (piece.key,) if isinstance(piece.key, str) else piece.key
+            keys = key_hashes(key_column(piece.rows, names))
+        first, count = 0, piece.rows.num_rows
+        with self._changed:
+            while first < count:
+                while not lane.is_gone() and not self._has_room(lane, 1):
+                    self._changed.wait(_READ_WAIT)
+                if lane.is_gone():
+                    return
+                stop = first + min(lane.window.room, count - first)
+                lane.window.add(
+                    piece.ticks[first:stop],
+                    piece.rows.slice(first, stop - first),
+                    last=piece.last if stop == count else bool(piece.ticks[stop] != piece.ticks[stop - 1]),
+                    keys=None if keys is None else keys[first:stop],
+                )
+                first, lane.moved = stop, True
+                self._changed.notify_all()
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def take(self, name: str, *, client: str, last: int, most: int, lease: float, wait: float) -> TaskAnswer:
+        """Lease tasks to a consumer; see :meth:`WorkQueues.take`."""
+        end = Deadline.after(wait)
+        with self._known(name) as consumer:
+            consumer.client = client
+            if consumer.answer > last:  # the answer was lost
+                for lane, names in consumer.given.items():
+                    self._release(lane, names, consumer, at=0.0, unused=True)
+            consumer.given = {}
+            consumer.turn += 1
+            turn = consumer.turn
+            parts: list[TaskPart] = []
+            must: dict[_Lane, int] = {}
+            while True:
+                if self.closed:
+                    raise LogUnavailable("the work queue is closing: call again")
+                consumer.seen = self._called = self._clock()
+                if consumer.turn != turn:  # a later call of the consumer has come: nobody reads this answer
+                    break
+                parts, must = self._lease_tasks(consumer, most, lease)
+                errors = [lane.error for lane in self._lanes.values() if lane.error is not None]
+                if not parts and errors and (not errors[0].retriable or end.expired()):
+                    raise errors[0]
+                if parts or end.expired():
+                    break
+                now = self._clock()
+                following = min((lane.window.next_time(now) for lane in self._lanes.values()), default=now + 1.0)
+                self._expire(now)
+                end.wait(self._changed, maximum=max(0.005, min(1.0, following - now)))
+            if consumer.turn == turn:
+                consumer.answer = last + 1
+        if must:
+            lost = self._save(list(must))
+            if lost:
+                parts = [part for part in parts if part.lane not in lost]
+        return TaskAnswer(last + 1, parts, len(self._lanes), self._reason)
+
+    def _owns(self, lane: _Lane) -> bool:
+        """Whether a VChannel is certainly this server's: only then may a task get a new lease.
+
+        What is acknowledged needs no such check, because its write is bound to the claim.
+        """
+        return not self._member.expired and self._clock() < self._groups.locked_until(self._group, lane.name)
+
+    def _lease_tasks(self, consumer: _Consumer, most: int, lease: float) -> tuple[list[TaskPart], dict[_Lane, int]]:
+        now = self._clock()
+        lanes = [lane for _, lane in sorted(self._lanes.items()) if lane.drain_until is None and self._owns(lane)]
+        if not lanes:
+            return [], {}
+        self._turns += 1
+        first = self._turns % len(lanes)
+        lanes = lanes[first:] + lanes[:first]
+        ready = sum(lane.window.ready(now) for lane in lanes)
+        # Few tasks are divided among the consumers: none takes all of them ahead of the others.
+        left = min(most, max(1, -(-ready // len(self._consumers))))
+        left_bytes = ANSWER_BYTES
+        parts: list[TaskPart] = []
+        must: dict[_Lane, int] = {}
+        for lane in lanes:
+            if left <= 0 or left_bytes <= 0:
+                break
+            places, saves = lane.window.take(now, holder=consumer.number, lease=lease, most=left, max_bytes=left_bytes)
+            if not len(places):
+                continue
+            if saves:
+                lane.generation += 1
+                lane.promised = lane.generation
+            # An earlier write may have failed. With an order, an acknowledgement frees the next task of its key.
+            if lane.promised > lane.saved or (self._order and lane.generation > lane.saved):
+                must[lane] = lane.generation
+            consumer.given[lane] = lane.window.names(places)
+            for rows, part in lane.window.rows(places):
+                parts.append(TaskPart(lane.name, lane.window.names(part), rows))
+                left_bytes -= rows.nbytes
+            left -= len(places)
+            consumer.taken += len(places)
+            if self._metrics is not None:
+                again = int(np.count_nonzero(consumer.given[lane].deliveries > 1))
+                self._metrics.queue_deliveries_total.labels(self._group).inc(len(places))
+                self._metrics.queue_redeliveries_total.labels(self._group).inc(again)
+        return parts, must
+
+    def settle(self, name: str, lists: Mapping[str, Sequence[_Element]], *, lease: float) -> dict[str, Any]:
+        """Acknowledge, renew and release deliveries of a consumer; see :meth:`WorkQueues.handle`."""
+        lost: dict[str, list[list[int]]] = {}
+        unread: dict[str, list[list[int]]] = {}
+        touched: list[_Lane] = []
+        with self._known(name) as consumer:
+            now = self._called = consumer.seen = self._clock()
+            for kind, elements in lists.items():
+                for place, element in enumerate(elements):
+                    lane = self._lanes.get(element.lane)
+                    if lane is None or (
+                        kind == "renew" and not self._owns(lane)
+                    ):  # of another server, or not taken yet
+                        unread.setdefault(kind, []).extend([place, each] for each in range(element.count))
+                        continue
+                    if kind == "done":
+                        before = lane.window.counts().done, lane.window.position
+                        outcomes = lane.window.acknowledge(element.names, consumer.number)
+                        if (lane.window.counts().done, lane.window.position) != before:
+                            lane.generation += 1
+                        touched.append(lane)
+                        done = element.count - len(outcomes.lost) - len(outcomes.unread)
+                        consumer.acknowledged += done
+                        if self._metrics is not None:
+                            self._metrics.queue_acknowledged_total.labels(self._group).inc(done)
+                    elif kind == "renew":
+                        outcomes = lane.window.renew(element.names, consumer.number, now + lease)
+                        if lease > lane.window.lease:
+                            lane.window.lease = lease
+                            lane.generation += 1
+                            touched.append(lane)
+                    else:
+                        at = now + element.delay if element.delay else 0.0
+                        outcomes = lane.window.release(element.names, consumer.number, at=at, unused=element.unused)
+                    for found, into in ((outcomes.lost, lost), (outcomes.unread, unread)):
+                        if found:
+                            into.setdefault(kind, []).extend([place, each] for each in found)
+            self._changed.notify_all()
+        if touched:
+            gone = self._save(touched)
+            for place, element in enumerate(lists.get("done", ())):
+                if element.lane in gone:  # it was another's before this was durable
+                    known = {tuple(each) for each in lost.get("done", ())}
+                    extra = [[place, each] for each in range(element.count) if (place, each) not in known]
+                    unread.setdefault("done", []).extend(extra)
+        return {"lost": lost, "unread": unread}
+
+    @contextmanager
+    def _known(self, name: str) -> Iterator[_Consumer]:
+        """Enclose a call of a consumer, which is one from now on. Raises ServerFull."""
+        number = 0 if name in self._consumers else self._queues.admit()
+        with self._changed:
+            consumer = self._consumers.get(name)
+            if consumer is None:
+                number = number or next(self._queues.numbers)  # it was forgotten just now
+                consumer = self._consumers[name] = _Consumer(number, name, "", time.time(), self._clock())
+            yield consumer
+
+    def leave(self, name: str) -> None:
+        """Forget a consumer; what it still has is delivered again at once."""
+        with self._changed:
+            consumer = self._consumers.pop(name, None)
+            if consumer is not None:
+                consumer.turn += 1
+                for lane in self._lanes.values():
+                    lane.window.free(consumer.number, 0.0)
+                self._changed.notify_all()
+
+    def _release(self, lane: _Lane, names: TaskNames, consumer: _Consumer, *, at: float, unused: bool) -> None:
+        if not lane.gone:
+            lane.window.release(names, consumer.number, at=at, unused=unused)
+            self._changed.notify_all()
+
+    def expire(self) -> None:
+        """End leases that are over, and forget consumers that are silent."""
+        with self._changed:
+            now = self._clock()
+            self._expire(now)
+            for consumer in list(self._consumers.values()):
+                if now - consumer.seen > SILENT_SECONDS and not any(
+                    lane.window.held_by(consumer.number) for lane in self._lanes.values()
+                ):
+                    del self._consumers[consumer.name]
+
+    def _expire(self, now: float) -> None:
+        ended = sum(lane.window.expire(now) for lane in self._lanes.values())
+        if ended:
+            if self._metrics is not None:
+                self._metrics.queue_expired_leases_total.labels(self._group).inc(ended)
+            self._changed.notify_all()
+
+    # --- the durable state --------------------------------------------------------------------------------------------
+
+    def _save(self, lanes: Sequence[_Lane], *, progress: bool = False) -> set[str]:
+        """Make the present state of lanes durable, with others that wait; return the lanes that are another's.
+
+        Raises what the store raises; a later call writes what this one could not.
+        """
+        with self._changed:
+            needed = {lane: lane.generation for lane in lanes}
+        with self._saving:
+            with self._changed:
+                if all(lane.gone or lane.saved >= wanted for lane, wanted in needed.items()) and not progress:
+                    return {lane.name for lane in needed if lane.gone}
+                dirty = [
+                    lane
+                    for lane in self._lanes.values()
+                    if lane.generation > lane.saved or (lane.moved and (progress or lane in needed))
+                ]
+                moves = {
+                    lane.name: (
+                        lane,
+                        lane.generation,
+                        QueueMove(lane.claim, lane.window.position.tick, lane.window.encoded()),
+                    )
+                    for lane in dirty
+                }
+                for lane in dirty:
+                    lane.moved = False
+            lost: set[str] = set()
+            if moves:
+                try:
+                    with _repeatable():
+                        lost = self._groups.move_queue(
+                            self._group, self._member.name, {name: move for name, (_, _, move) in moves.items()}
+                        )
+                except BaseException:
+                    for lane in dirty:
+                        lane.moved = True
+                    raise
+            with self._changed:
+                for name, (lane, generation, _) in moves.items():
+                    if name in lost:
+                        self._drop(lane)
+                    else:
+                        lane.saved = max(lane.saved, generation)
+                return {lane.name for lane in needed if lane.gone}
+
+    # --- what it shows ------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return `{"collection", "order", "consumers": [...], "lanes": {lane: {...}}}`.
+
+        A consumer has `consumer`, `client`, `since`, `in_flight`, `taken` and `acknowledged`. A lane has the counts of
+        its window, `read_tick`, `oldest_tick` (null without a task), `full` and `error`.
+        """
+        with self._changed:
+            lanes = {}
+            for name, lane in sorted(self._lanes.items()):
+                counts = lane.window.counts()
+                lanes[name] = {
+                    **counts._asdict(),
+                    "read_tick": lane.window.read_tick,
+                    "oldest_tick": lane.window.oldest_tick,
+                    "full": not self._has_room(lane, 1),
+                    "error": "" if lane.error is None else f"{lane.error.code}: {lane.error}"[:500],
+                }
+            consumers = [
+                {
+                    "consumer": each.name,
+                    "client": each.client,
+                    "since": round(each.since, 3),
+                    "in_flight": sum(lane.window.held_by(each.number) for lane in self._lanes.values()),
+                    "taken": each.taken,
+                    "acknowledged": each.acknowledged,
+                }
+                for each in sorted(self._consumers.values(), key=lambda each: (each.since, each.name))
+            ]
+        return {"collection": self._collection, "order": self._order, "consumers": consumers, "lanes": lanes}
+
+    def _gauge(self) -> None:
+        if self._metrics is None:
+            return
+        with self._changed:
+            counts = [lane.window.counts() for lane in self._lanes.values()]
+            oldest = [tick for lane in self._lanes.values() if (tick := lane.window.oldest_tick) is not None]
+            age = max(0.0, time.time() - tick_physical_ms(min(oldest)) / 1000) if oldest else 0.0
+            ready, in_flight = (
+                sum(each.ready + each.blocked for each in counts),
+                sum(each.in_flight for each in counts),
+            )
+            if not self.closed:
+                for gauge, value in zip(self._gauges(self._metrics), (ready, in_flight, age), strict=True):
+                    gauge.labels(self._group).set(value)
+
+    @staticmethod
+    def _gauges(metrics: Metrics) -> tuple[Gauge, ...]:
+        return metrics.queue_ready_tasks, metrics.queue_in_flight_tasks, metrics.queue_oldest_task_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    """Deliveries of one VChannel in a call."""
+
+    lane: str
+    names: TaskNames
+    delay: float = 0.0
+    unused: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.names.ticks)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Raise LogUnavailable where the store's answer was lost: the consumer calls again, which is idempotent."""
+    try:
+        yield
+    except MetaAmbiguous as error:
+        raise LogUnavailable(f"the meta store did not answer: call again ({error})") from error
+
+
+def dispatcher_name(data_dir: Path) -> str:
+    """Return the name under which the server of a data folder dispatches queues; the same after a restart.
+
+    A data folder has one server at a time, so nobody else has the name.
+    """
+    told = f"{socket.gethostname()}\n{data_dir.absolute()}"
+    return f"queue-{hashlib.sha256(told.encode()).hexdigest()[:24]}"
+
+
+def _all(elements: Sequence[_Element]) -> list[list[int]]:
+    return [[place, each] for place, element in enumerate(elements) for each in range(element.count)]
+
+
+def _elements(request: dict[str, Any], key: str) -> list[_Element]:
+    said = request.get(key) or []
+    try:
+        found = []
+        for element in said:
+            lane, ticks, ordinals, deliveries, *rest = element
+            names = TaskNames(_column(ticks), _column(ordinals), _column(deliveries))
+            if not len(names.ticks) == len(names.ordinals) == len(names.deliveries) <= MAX_TASKS:
+                raise ValueError("columns of different lengths, or too long")
+            delay, unused = (float(rest[0]), rest[1] is True) if rest else (0.0, False)
+            if not 0.0 <= delay <= LONGEST_LEASE:
+                raise ValueError(f"a delay lasts 0 to {LONGEST_LEASE:.0f} s, not {delay}")
+            found.append(_Element(str(lane), names, delay, unused))
+        return found
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{key!r} needs lists of [VChannel, ticks, ordinals, deliveries]: {error}") from error
+
+
+def _column(values: object) -> npt.NDArray[np.int64]:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError("a column is a list of whole numbers")
+    return np.array(values, np.int64)
+
+
+def _lanes_of(request: dict[str, Any]) -> frozenset[str]:
+    lanes = request.get("lanes")
+    if not isinstance(lanes, list) or not lanes or not all(isinstance(lane, str) and lane for lane in lanes):
+        raise InvalidArgument("a take needs 'lanes', the VChannels of a collection")
+    return frozenset(lanes)
+
+
+def _text(request: dict[str, Any], key: str) -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not value or len(value) > 1000:
+        raise InvalidArgument(f"the request needs the argument {key!r}, a name")
+    return value
+
+
+def _number(request: dict[str, Any], key: str, default: float, least: float, most: float) -> float:
+    value = request.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise InvalidArgument(f"{key!r} is a number from {least:g} to {most:g}, not {value!r}")
+    return value
