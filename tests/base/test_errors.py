@@ -18,6 +18,9 @@ FACTS = {
     "retry_after": 0.5,
     "pack": [b"x"],
     "blocks": ("a",),
+    "key": "a",
+    "expected_version": 1,
+    "current_version": 2,
     "problems": [{"field": "name"}],
 }
 

@@ -232,11 +232,8 @@ class VersionConflict(MillraceError):
     ``current_version``.
     """
 
-    def __init__(self, key: str, *, expected_version: int, current_version: int) -> None:
-        super().__init__(
-            f"aggregate {key!r} has version {current_version}, not {expected_version}: nothing was appended;"
-            " load it and decide again"
-        )
+    def __init__(self, message: str, *, key: str, expected_version: int, current_version: int) -> None:
+        super().__init__(message)
         self.key = key
         self.expected_version = expected_version
         self.current_version = current_version

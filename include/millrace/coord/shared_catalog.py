@@ -185,12 +185,8 @@ class SharedCatalog(Closeable):
         Raises MetaAmbiguous.
         """
         try:
-            if (
-                self._meta.commit(
-                    [_guard(catalog, json.loads(guard.value)["form"])], when=[RevisionEquals(CATALOG_GUARD_KEY, base)]
-                )
-                is not None
-            ):
+            another = _guard(catalog, json.loads(guard.value)["form"])
+            if self._meta.commit([another], when=[RevisionEquals(CATALOG_GUARD_KEY, base)]) is not None:
                 return None
             there = self._meta.get(CATALOG_GUARD_KEY)
         except MetaUnavailable as error:

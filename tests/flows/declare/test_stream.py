@@ -454,7 +454,7 @@ def test_a_fingerprint_is_of_what_decides_the_rows() -> None:
 def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_path: Path) -> None:
     declared, derived = python_blocks("docs/declared-streams.md")
     (tmp_path / "pages_streams.py").write_text(declared.text, encoding="utf-8")
-    yaml, _ = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"]
+    yaml, *_ = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"]
     (tmp_path / "page.yaml").write_text(yaml, encoding="utf-8")
     names: dict[str, Any] = {"__name__": "pages_streams"}
     exec(compile(declared.text, "<page>", "exec"), names)

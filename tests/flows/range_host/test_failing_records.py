@@ -10,14 +10,19 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.base.errors import BatchRefused, ErrorLimitExceeded, InvalidArgument, MemoryExceeded, SinkBusy
+from millrace.base.metrics import Metrics
 from millrace.commands.main import app
 from millrace.flows.batch import Batch
+from millrace.flows.range_host.beat import Beat
+from millrace.flows.range_host.definition import PipelineRun
 from millrace.flows.range_host.positions import reset_windows
 from millrace.flows.range_host.skipped import skip_record
-from millrace.flows.range_host.supervision import read_tasks, tasks_path, want
+from millrace.flows.range_host.supervision import read_status, read_tasks, tasks_path, want
 from millrace.flows.records import TASK_PUT, Failure
 from millrace.flows.sinks.sink import Verdicts
-from tests.flows.range_host.lines import LinesFlow, numbers
+from millrace.flows.sources.source import SourceLag
+from millrace.pipelines.declaration import pipeline_of
+from tests.flows.range_host.lines import Folder, LinesFlow, numbers
 
 
 class Taking:
@@ -226,3 +231,19 @@ def test_the_limit_of_memory_is_of_a_worker_process_not_of_a_program_that_runs_a
     else:
         flow.run()
         assert taking.taken == list(range(10))
+
+
+def test_how_far_a_source_is_behind_what_it_reads_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = LinesFlow(tmp_path, Taking())
+    monkeypatch.setattr(Folder, "lag", lambda _: SourceLag(1_000, 12.5, "it is away"))
+    metrics = Metrics()
+    with pytest.MonkeyPatch.context() as patched:
+        flow.patch(patched)
+        beat = Beat(PipelineRun(flow.settings, pipeline_of(flow.declared)), metrics)
+        beat.run_once()
+        beat.close()
+    told = metrics.render().decode()
+    assert 'millrace_flow_source_lag_bytes{flow="lines"} 1000.0' in told
+    assert 'millrace_flow_source_lag_seconds{flow="lines"} 12.5' in told
+    found = read_status(flow.settings, "lines")
+    assert (found.source_lag_bytes, found.source_lag_seconds) == (1_000, 12.5)

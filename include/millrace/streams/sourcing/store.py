@@ -595,4 +595,10 @@ class EventStore(Generic[S]):
 
 def _conflict(command: Command, now: _Entry[Any]) -> VersionConflict:
     assert command.expected_version is not None
-    return VersionConflict(command.key, expected_version=command.expected_version, current_version=now.version)
+    words = (
+        f"aggregate {command.key!r} has version {now.version}, not {command.expected_version}: nothing was appended;"
+        " load it and decide again"
+    )
+    return VersionConflict(
+        words, key=command.key, expected_version=command.expected_version, current_version=now.version
+    )
