@@ -16,6 +16,10 @@ class TablesOfDatabase(Part):
         table: str | None
         tables: tuple[str, ...]
 
+        @property
+        def place(self) -> str:
+            """What stands before a table's name in its topic: its database, or its schema."""
+
     @model_validator(mode="after")
     def _some(self) -> Self:
         if (self.table is None) == (not self.tables):
@@ -23,11 +27,6 @@ class TablesOfDatabase(Part):
         if len(set(self.tables)) < len(self.tables):
             raise ValueError("tables names one twice")
         return self
-
-    @property
-    def place(self) -> str:
-        """What stands before a table's name in its topic: its database, or its schema."""
-        raise NotImplementedError
 
     @property
     def relations(self) -> tuple[str, ...]:
