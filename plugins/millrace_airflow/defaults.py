@@ -26,6 +26,7 @@ from pydantic import Field
 
 from millrace.base.errors import MillraceError
 from millrace.operations.operation import Operation, OperationParams
+from millrace_airflow.alerts import run_callbacks
 from millrace_airflow.errors import JobConflict, JobLost, JobUnavailable
 from millrace_airflow.forms import form
 
@@ -126,8 +127,8 @@ def millrace_dag(
         tags=[TAG, *tags],
         default_args=default_args(**(task_defaults or {})),
         deadline=alert,
+        **{**run_callbacks(), **arguments},
         is_paused_upon_creation=paused,
-        **arguments,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.brokers import versitygw
+from millrace.brokers import programs
 from millrace.brokers.versitygw import KEYS_FILE, VersityGateway, install_versitygw
 from millrace.storage.store import store_at
 from tests.storage.test_objects import write_object
@@ -41,6 +41,6 @@ def test_objects_survive_its_kill_and_nobody_gets_in_without_its_keys(
 
 
 def test_without_go_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versitygw.shutil, "which", lambda name: None)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
     with pytest.raises(InvalidSettings, match="apt-get install golang"):
         install_versitygw(Settings(cache_dir=tmp_path))

@@ -1,4 +1,4 @@
-"""Servers that are system programs, from Debian's packages: found, or installed if this user may install them.
+"""Servers that are programs: found, installed from Debian's packages if this user may, or built by Go.
 
 ``python -m millrace.brokers.programs etcd mariadb postgres`` is what `make servers` runs. It installs only what is
 missing.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
-from millrace.base.errors import InvalidSettings
+from millrace.base.deadline import Deadline
+from millrace.base.errors import DeadlineExceeded, InvalidSettings
+from millrace.base.file_lock import exclusive_lock
+from millrace.base.files import make_folder
+from millrace.base.settings import Settings
 from millrace.runtime.debian import apt_installer
 
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
@@ -32,6 +37,7 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The programs that each server needs from them."""
 
+_BUILD_SECONDS: Final = 900.0
 _SYSTEM: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 """Folders with servers that a user's PATH may lack."""
 _POSTGRES: Final = Path("/usr/lib/postgresql")
@@ -64,6 +70,49 @@ def install(servers: list[str]) -> None:
     for server in missing:
         for name in PROGRAMS[server]:
             find_program(server, name)
+
+
+def build_program(settings: Settings, module: str, version: str, *, purpose: tuple[str, str]) -> Path:
+    """Return the program of a Go `module` in the cache folder; build it first if it is not there, which takes minutes.
+
+    Go checks what it fetches against its checksum database. `purpose` (what needs it, and what to do instead) is for
+    the message. Raises InvalidSettings without Go or if the build fails, DeadlineExceeded.
+    """
+    name = module.rsplit("/", 1)[-1]
+    folder = settings.cache_dir / "programs" / f"{name}-{version}"
+    program = folder / name
+    if program.is_file():
+        return program
+    end = Deadline.after(_BUILD_SECONDS)
+    make_folder(folder)
+    busy = DeadlineExceeded(f"another process builds {program}; try again")
+    with exclusive_lock(folder / ".lock", deadline=end, busy=busy):
+        if not program.is_file():
+            _build(folder, name, f"{module}@{version}", end, purpose)
+    return program
+
+
+def _build(folder: Path, name: str, module: str, end: Deadline, purpose: tuple[str, str]) -> None:
+    go = shutil.which("go")
+    if go is None:
+        what, instead = purpose
+        raise InvalidSettings(
+            f"{what} is built with Go, and there is no `go` on the PATH: install it (Debian, Ubuntu:"
+            f" `sudo apt-get install golang`), or {instead}"
+        )
+    draft = folder / "draft"
+    make_folder(draft)
+    environment = {**os.environ, "GOBIN": str(draft.absolute())}
+    command = [go, "install", module]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=end.remaining(minimum=1.0), check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceeded(f"building {name} took too long: is Go's module proxy reachable?") from None
+    if done.returncode != 0:
+        raise InvalidSettings(f"{name} could not be built: {done.stderr[-2000:]}")
+    (draft / name).replace(folder / name)
 
 
 def main() -> int:
