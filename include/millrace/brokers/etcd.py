@@ -12,7 +12,7 @@ from pathlib import Path
 
 from millrace.base.settings import Settings
 from millrace.brokers.programs import find_program
-from millrace.brokers.server import LocalServer
+from millrace.brokers.server import LOOPBACK, LocalServer
 
 
 class EtcdServer(LocalServer):
@@ -27,10 +27,11 @@ class EtcdServer(LocalServer):
         *,
         settings: Settings | None = None,
         properties: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
         durable: bool = False,
     ) -> None:
         """`properties` are further etcd flags, without their dashes. With `durable`, it syncs before it answers."""
-        super().__init__(data, settings=settings, properties=properties)
+        super().__init__(data, settings=settings, properties=properties, host=host)
         self._durable = durable
 
     @property
@@ -40,7 +41,7 @@ class EtcdServer(LocalServer):
 
     def ready(self) -> bool:
         """Return whether it has a leader and serves requests."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port["client"], timeout=2.0)
+        connection = http.client.HTTPConnection(self.host, self.port["client"], timeout=2.0)
         try:
             connection.request("GET", "/health")
             return str(json.loads(connection.getresponse().read()).get("health")) == "true"
@@ -50,7 +51,7 @@ class EtcdServer(LocalServer):
             connection.close()
 
     def prepare(self) -> list[str]:
-        client, peer = (f"http://127.0.0.1:{self.port[name]}" for name in self.port_names)
+        client, peer = (f"http://{self.host}:{self.port[name]}" for name in self.port_names)
         flags = {
             "name": "one",
             "data-dir": str(self.data / "member"),

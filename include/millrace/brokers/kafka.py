@@ -95,7 +95,7 @@ class KafkaBroker(LocalServer):
             )
 
     def _server_properties(self) -> dict[str, str]:
-        client, controller = (f"127.0.0.1:{self.port[name]}" for name in self.port_names)
+        client, controller = (f"{self.host}:{self.port[name]}" for name in self.port_names)
         protocol = "SASL_PLAINTEXT" if self._sasl else "PLAINTEXT"
         found = {
             "process.roles": "broker,controller",

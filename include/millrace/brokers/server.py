@@ -25,6 +25,7 @@ from millrace.runtime.java import find_java
 
 RECORD_FILE: Final = "broker.json"
 LOG_FILE: Final = "broker.log"
+LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 30.0
 _STARTS: Final = 3
@@ -52,13 +53,15 @@ class LocalServer(ABC):
         settings: Settings | None = None,
         heap: str = "",
         properties: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
     ) -> None:
         """Describe the server of the folder; `start` starts it.
 
         `settings` name the cache of jars, `heap` is the size of Java's heap, and `properties` override the broker's
-        configuration.
+        configuration. `host` is the address on which it listens, and which clients use.
         """
         self.data = data.absolute()
+        self.host = host
         self._settings = settings or Settings.load()
         self._heap = heap or self.heap
         self._properties = dict(properties or {})
@@ -87,11 +90,11 @@ class LocalServer(ABC):
     @property
     def address(self) -> str:
         """host:port for clients."""
-        return f"127.0.0.1:{self.port['client']}"
+        return f"{self.host}:{self.port['client']}"
 
     def ready(self) -> bool:
         """Return whether it serves requests."""
-        return is_listening(self.port[self.port_names[0]])
+        return is_listening(self.port[self.port_names[0]], self.host)
 
     @property
     def pid(self) -> int:
@@ -179,17 +182,17 @@ def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((LOOPBACK, 0))
         return [int(each.getsockname()[1]) for each in sockets]
     finally:
         for each in sockets:
             each.close()
 
 
-def is_listening(port: int) -> bool:
-    """Return whether somebody listens on a port of the loopback interface."""
+def is_listening(port: int, host: str = LOOPBACK) -> bool:
+    """Return whether somebody listens on a port of `host`."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        with socket.create_connection((host, port), timeout=1.0):
             return True
     except OSError:
         return False

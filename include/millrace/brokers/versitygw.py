@@ -8,20 +8,15 @@ checksum database.
 from __future__ import annotations
 
 import http.client
-import os
 import secrets
 import shlex
-import shutil
-import subprocess
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from millrace.base.deadline import Deadline
-from millrace.base.errors import DeadlineExceeded, InvalidSettings
-from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import make_folder
 from millrace.base.settings import Settings
+from millrace.brokers.programs import build_program
 from millrace.brokers.server import LocalServer
 
 VERSION: Final = "v1.8.0"
@@ -30,7 +25,6 @@ KEYS_FILE: Final = "environment.sh"
 """The variables of clients, to be read by a shell."""
 _MODULE: Final = "github.com/versity/versitygw/cmd/versitygw"
 _REGION: Final = "us-east-1"
-_BUILD_SECONDS: Final = 900.0
 
 
 class VersityGateway(LocalServer):
@@ -60,7 +54,7 @@ class VersityGateway(LocalServer):
 
     def ready(self) -> bool:
         """Return whether it serves requests."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port["client"], timeout=2.0)
+        connection = http.client.HTTPConnection(self.host, self.port["client"], timeout=2.0)
         try:
             connection.request("GET", "/healthz")
             return connection.getresponse().status == 200
@@ -95,45 +89,10 @@ def _write_private(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def install_versitygw(settings: Settings, *, deadline: float = _BUILD_SECONDS) -> Path:
-    """Return the program in the cache folder; build it first if it is not there, which takes minutes.
-
-    Raises InvalidSettings without Go or if the build fails, DeadlineExceeded.
-    """
-    folder = settings.cache_dir / "programs" / f"versitygw-{VERSION}"
-    program = folder / "versitygw"
-    if program.is_file():
-        return program
-    end = Deadline.after(deadline)
-    make_folder(folder)
-    busy = DeadlineExceeded(f"another process builds {program}; try again")
-    with exclusive_lock(folder / ".lock", deadline=end, busy=busy):
-        if not program.is_file():
-            _build(folder, end)
-    return program
-
-
-def _build(folder: Path, end: Deadline) -> None:
-    go = shutil.which("go")
-    if go is None:
-        raise InvalidSettings(
-            "versitygw, the S3 of this host, is built with Go, and there is no `go` on the PATH: install it (Debian,"
-            " Ubuntu: `sudo apt-get install golang`), or set MILLRACE_TABLES to a bucket of a store that you have"
-        )
-    draft = folder / "draft"
-    make_folder(draft)
-    environment = {**os.environ, "GOBIN": str(draft.absolute())}
-    try:
-        done = subprocess.run(
-            [go, "install", f"{_MODULE}@{VERSION}"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=end.remaining(minimum=1.0),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DeadlineExceeded("building versitygw took too long: is Go's module proxy reachable?") from None
-    if done.returncode != 0:
-        raise InvalidSettings(f"versitygw could not be built: {done.stderr[-2000:]}")
-    (draft / "versitygw").replace(folder / "versitygw")
+def install_versitygw(settings: Settings) -> Path:
+    """Return the program in the cache folder; build it first if it is not there. Raises as `build_program` does."""
+    purpose = (
+        "versitygw, the S3 of this host,",
+        "set MILLRACE_TABLES to a bucket of a store that you have",
+    )
+    return build_program(settings, _MODULE, VERSION, purpose=purpose)
