@@ -69,6 +69,22 @@ def test_rows_of_keys_are_printed_as_a_read_prints_them(users: Deployment) -> No
     users.fails("COLLECTION_NOT_FOUND", "get", "nobody", "1")
 
 
+def test_what_happened_to_a_key_is_printed_oldest_first(users: Deployment) -> None:
+    first = _put(users, ADA, BOB)
+    users.catch_up()
+    later = str(_put(users, {"id": 2, "name": "Bo"})["last_tick"])
+    users.catch_up(flush=False)
+    found = users.lines("history", "users", "2", "--columns", "name", "--json")
+    assert [(each["_change"], each["name"]) for each in found] == [("insert", "Bob"), ("insert", "Bo")]
+    tick = str(first["last_tick"])
+    assert [each["name"] for each in users.lines("history", "users", "2", "--after", tick, "--json")] == ["Bo"]
+    assert [each["name"] for each in users.lines("history", "users", "2", "--until", tick, "--json")] == ["Bob"]
+    assert "insert" in users.ok("history", "users", "2")
+    assert "there is no history after" in users.fails(
+        "INVALID_ARGUMENT", "history", "users", "2", "--after", later, "--until", tick
+    )
+
+
 def test_a_collection_that_the_wal_does_not_have_yet_says_what_to_do(
     users: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

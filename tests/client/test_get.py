@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -54,6 +55,58 @@ def test_rows_of_a_key_or_of_several_are_found_in_the_tables_and_behind_them(
     for keys in (pa.array([1, 2]), pa.table({"id": [1, 2]}), {"id": [1, 2]}, [{"id": 1}, {"id": 2}], range(1, 3)):
         assert target.get(keys).sort_by("id").equals(target.read(where="id = 1 OR id = 2", order_by="id"))
     assert target.get([]).schema == target.read().schema
+
+
+@pytest.mark.quick_cases(2)
+def test_the_history_of_a_key_is_the_part_of_the_changes_that_duckdb_finds(
+    shop: Database, reader: Database, items: Definition
+) -> None:
+    producer, ticks = shop.new_producer(), []
+    for number in range(12):
+        key = number % 4
+        if number % 5 == 3:
+            producer.delete(items, [key])
+        elif number % 3 == 2:
+            producer.upsert(items, item_rows(key, name=f"upsert {number}"))
+        else:
+            producer.insert(items, item_rows(key, 9, name=f"insert {number}"))
+        ticks.append(shop.current_tick(items.pchannels))
+        if number == 6:
+            settle(shop, items)
+    target = reader.collection(items.name)
+    changes = shop.collection(items.name).changes_between().read_all()
+    between = """
+        with half as (select id, name, _time_tick as tick, _write_tick as written, _change as kind from changes
+            where id = $key and _time_tick > $after and _time_tick <= $until)
+        select tick, if(count(distinct kind) = 2, 'upsert', min(kind)), max(name) from half group by tick, written
+        order by tick"""
+    with duckdb.connect() as engine:
+        engine.register("changes", changes)
+        for key in (0, 1, 2, 3, 9, 77):
+            for after in (0, ticks[3], ticks[7]):
+                for until in (ticks[7], ticks[8], ticks[11]):
+                    wanted = engine.execute(between, {"key": key, "after": after, "until": until}).fetchall()
+                    found = target.history(key, after=after, until=until, columns="name")
+                    rows = found.select(["_time_tick", "_change", "name"]).to_pylist()
+                    assert [tuple(each.values()) for each in rows] == wanted
+        as_of = """select arg_max(_change, (_time_tick, _change::varchar)) from changes
+            where id = ? and _time_tick <= ?"""
+        for tick in ticks:
+            [(last,)] = engine.execute(as_of, [1, tick]).fetchall()
+            assert (target.get(1, at=tick).num_rows > 0) == (last == "insert")
+    assert target.history([0, 1])["_time_tick"].to_pylist() == sorted(target.history([0, 1])["_time_tick"].to_pylist())
+    whole = target.history(1)
+    assert whole.column_names[: len(items.schema.fields)] == [each.name for each in items.schema.fields]
+    assert set(whole["id"].to_pylist()) == {1}
+
+
+def test_history_without_keys_takes_no_columns(shop: Database, items: Definition) -> None:
+    target = shop.collection(items.name)
+    with pytest.raises(InvalidArgument, match="columns and deadline are for the history of keys"):
+        target.history(columns="name")
+    with pytest.raises(InvalidArgument, match="no keys of collection"):
+        target.history(["a"])
+    assert target.history()["operation"].to_pylist()[0] == "create"
 
 
 @pytest.mark.quick_cases(1)

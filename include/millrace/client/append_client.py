@@ -269,6 +269,21 @@ class AppendClient(Closeable):
         request = self._reading(collection, at, seconds) | selection.to_json() | {"keys": keys_to_text(keys)}
         return self._rows(request, seconds, "keyed")
 
+    def history(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        after: int | None,
+        until: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.RecordBatchReader:
+        """Stream the changes of the rows of primary keys, given as the key's fields in order."""
+        selection = Selection(columns=None if columns is None else tuple(columns))
+        request = self._reading(collection, until, seconds) | selection.to_json() | {"keys": keys_to_text(keys)}
+        return self._rows(request | {"changes": True, "after": after}, seconds, "changes")
+
     def _rows(self, request: dict[str, Any], seconds: float, answers: str) -> pa.RecordBatchReader:
         schema, parts = self.service.call_with_retry(
             lambda link, deadline: link.parts(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.errors import InvalidArgument
 from millrace.base.extras import import_optional
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
@@ -265,25 +266,54 @@ class Collection:
         """Return one row for each field of the schema: field, type, nullable, key, default, computed."""
         return fields_table(self.refresh().schema)
 
-    def history(self, *, after: Moment | None = None, until: Moment | None = None) -> pa.Table:
-        """Return what changed the collection as a whole: when it was created, altered, imported into, and so on.
+    def history(
+        self,
+        keys: Any = None,
+        *,
+        after: Moment | None = None,
+        until: Moment | None = None,
+        columns: ColumnNames | None = None,
+        deadline: float | None = None,
+    ) -> pa.Table:
+        """Return what happened to the rows of primary keys, or without `keys` to the collection as a whole.
 
-        One row for each operation, oldest first: tick, time (UTC), operation (``create``, ``alter``,
-        ``create partition``, ``drop partition``, ``import``, ``flush``) and details (JSON). `after` and `until` bound
-        it (default: all, up to now). An operation has a tick on each VChannel; this is that of the first.
+        `keys` are those of :meth:`get`. Their history has a row for each change, oldest first: the fields (`columns`
+        selects some), ``_change`` (``insert``, ``upsert``; ``delete`` and ``retract`` have only the key), ``_time``
+        (UTC), ``_partition_id``, ``_vchannel``, ``_time_tick``, ``_write_tick``. ``retract`` is DDL that removed rows
+        of the key: a dropped partition, a replacing import.
 
-        Cost: a scan of the first VChannel's messages in the WAL; no rows are decoded.
+        The collection's history has a row for each operation, oldest first: tick, time (UTC), operation (``create``,
+        ``alter``, ``create partition``, ``drop partition``, ``import``, ``flush``) and details (JSON). An operation has
+        a tick on each VChannel; this is that of the first.
 
-        Raises PositionTruncated if the WAL was trimmed after `after`: give a later moment.
+        Both are of after `after` up to `until` (default: all, up to now). :meth:`get` with `at` reads the rows as of a
+        moment.
+
+        Cost: with keys, that of :meth:`get`, and files whose ticks lie outside the bounds cost nothing. Without, a scan
+        of the first VChannel's messages in the WAL; no rows are decoded.
+
+        Raises TickTooOld if compaction or retention removed changes of keys after `after`; the message names the
+        earliest tick that works. Without keys, raises PositionTruncated if the WAL was trimmed after `after`. Raises
+        InvalidArgument, and the errors of :meth:`get`.
         """
+        if keys is not None:
+            begin = None if after is None else resolve_tick(after)
+            tick, seconds, selection = self._asked(at=until, columns=columns, deadline=deadline)
+            definition = self.database.definition(self.definition, cached=True)
+            found = key_rows(one_or_more_keys(keys, definition.schema), definition)
+            return self.database.tables.history(
+                definition, found, after=begin, until=tick, seconds=seconds, columns=selection.columns
+            )
+        if columns is not None or deadline is not None:
+            raise InvalidArgument("columns and deadline are for the history of keys: give keys")
         definition = self.refresh().definition
-        tick = self.database.current_tick(definition.pchannels) if until is None else resolve_tick(until)
+        last = self.database.current_tick(definition.pchannels) if until is None else resolve_tick(until)
         start = None if after is None else StartAfterTick(resolve_tick(after))
         with self.database.consumer(
-            definition.vchannels[:1], start=start, until=tick, filters=[_OPERATIONS]
+            definition.vchannels[:1], start=start, until=last, filters=[_OPERATIONS]
         ) as consumer:
-            found = [_operation(message) for delivery in consumer for message in delivery.bodies]
-        return pa.Table.from_pylist(found, schema=_HISTORY)
+            operations = [_operation(message) for delivery in consumer for message in delivery.bodies]
+        return pa.Table.from_pylist(operations, schema=_HISTORY)
 
     def _current(self) -> CollectionInfo:
         """Return the current definition. Raises CollectionNotFound, also if the name is another collection's now."""

@@ -176,6 +176,19 @@ class Tables(Protocol):
         """Read the rows of primary keys, given as the key's fields in order, at a tick as :meth:`read` does."""
         ...
 
+    def history(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        after: int | None,
+        until: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        """Read the changes of the rows of primary keys after a tick, up to another as :meth:`read` does."""
+        ...
+
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         """Count the rows that :meth:`read` would return."""
         ...

@@ -26,6 +26,7 @@ from millrace.tables.collections.changes import ImportedFiles, change_start_at
 from millrace.tables.collections.data_tables import find_published
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_stream, stored_dataset
 from millrace.tables.read.freshness import TickSource, plan_fresh, read_fresh, require_confirmed_ticks
+from millrace.tables.read.key_history import read_key_history
 from millrace.tables.read.keys import read_keys
 from millrace.tables.read.open_tables import OpenTablesPool
 from millrace.tables.read.plan import ReadPlan
@@ -73,6 +74,22 @@ class LocalTables:
         with self._open.taken() as tables:
             plan = plan_fresh(*self._source(collection), at=at, seconds=seconds, from_log=self._no_job(), tables=tables)
             return read_keys(plan, keys, columns=columns, tables=tables)
+
+    def history(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        after: int | None,
+        until: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        with self._open.taken() as tables:
+            plan = plan_fresh(
+                *self._source(collection), at=until, seconds=seconds, from_log=self._no_job(), tables=tables
+            )
+            return read_key_history(plan, keys, after=after, columns=columns, tables=tables)
 
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection

@@ -81,6 +81,19 @@ class RemoteTables:
         with self._append.get(collection, keys, at=at, seconds=seconds, columns=columns) as rows:
             return rows.read_all()
 
+    def history(
+        self,
+        collection: CollectionInfo,
+        keys: pa.RecordBatch,
+        *,
+        after: int | None,
+        until: int | None,
+        seconds: float,
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        with self._append.history(collection, keys, after=after, until=until, seconds=seconds, columns=columns) as rows:
+            return rows.read_all()
+
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:

@@ -1,8 +1,9 @@
-"""``millrace get``: the rows of primary keys, as they are at a time tick, without a JVM."""
+"""``millrace get`` and ``millrace history``: rows of primary keys at a time tick, and their changes, without a JVM."""
 
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,6 +53,51 @@ def get(
     wanted = _keys(found, keys)
     plan = plan_newest(context.settings, found, None if at is None else resolve_tick(at), wait)
     rows = read_keys(plan, wanted, columns=name_list(",".join(columns)) if columns else None)
+    _written(context, rows, file_format, output)
+
+
+@root.command(rich_help_panel=DATA_PANEL)
+def history(
+    context: JsonContext,
+    name: CollectionName,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="Primary keys; `a,b` if the key has two fields.")],
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="TICK|TIMESTAMP", help="Only changes after this tick or time. Default: all."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TICK|TIMESTAMP", help="Only changes up to this tick or time. Default: now."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
+    ] = None,
+    file_format: FileFormat = None,
+    output: Output = None,
+    wait: Annotated[
+        float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
+    ] = None,
+) -> None:
+    """Read what happened to the rows of primary keys, oldest first: inserts, upserts, deletes, retractions.
+
+    Compaction and retention remove old changes. If some of the range are gone, it fails and names the earliest tick.
+
+    Example: `millrace history flights 17`
+
+    Example: `millrace history prices LX318,2026-11-21 --after 2026-11-20T00:00:00Z --columns price`
+    """
+    from millrace.rpc.selection import name_list
+    from millrace.tables.read.key_history import read_key_history
+
+    found = find_collection(context.settings, name)
+    wanted = _keys(found, keys)
+    begin = None if after is None else resolve_tick(after)
+    plan = plan_newest(context.settings, found, None if until is None else resolve_tick(until), wait)
+    rows = read_key_history(plan, wanted, after=begin, columns=name_list(",".join(columns)) if columns else None)
+    _written(context, rows, file_format, output)
+
+
+def _written(context: JsonContext, rows: pa.Table, file_format: OutputFormat | None, output: Path | None) -> None:
     chosen = resolve_format(file_format, output, as_json=context.as_json)
     if chosen == OutputFormat.TABLE:
         print_table(rows)

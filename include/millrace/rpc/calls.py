@@ -242,10 +242,10 @@ READ_COLLECTION: Final = _call(
     "append/do_get",
     Role.READ,
     Scope.ANYTHING,
-    "read or count the rows of a collection with that role, or read those of primary keys",
+    "read or count the rows of a collection with that role, or read those of primary keys, or their changes",
     ticket="read",
-    request="at? deadline? columns? where? limit? order_by? count? keys?",
-    answer="rows selected counted keyed",
+    request="at? deadline? columns? where? limit? order_by? count? keys? changes? after?",
+    answer="rows selected counted keyed changes",
 )
 READ_WAL: Final = _call(
     "append/do_get",

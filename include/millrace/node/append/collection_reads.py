@@ -27,6 +27,7 @@ from millrace.rpc.tail import DecidedMessages
 from millrace.rpc.wire import flight_error, request_number, to_json
 from millrace.tables.read.arrow import PIECE_BYTES, count_rows, read_pieces
 from millrace.tables.read.freshness import plan_fresh
+from millrace.tables.read.key_history import read_key_history
 from millrace.tables.read.keys import read_keys
 from millrace.tables.read.open_tables import OpenTablesPool
 
@@ -57,7 +58,8 @@ class CollectionReads:
     """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}`.
 
     The ticket may also contain the fields of :class:`millrace.rpc.selection.Selection`, `"count": true`, or `"keys"`
-    (:func:`millrace.rpc.selection.keys_to_text`) with `"columns"`.
+    (:func:`millrace.rpc.selection.keys_to_text`) with `"columns"`. With `"changes": true` and `"after"` (tick or null),
+    keys give their changes up to `"at"`.
     """
 
     def __init__(self, settings: Settings, catalog: ServedCatalog, host: AppendHost, service: LogService) -> None:
@@ -80,7 +82,7 @@ class CollectionReads:
         selection = Selection.from_json(request)
         with self._room():
             if request.get("keys"):
-                return self._of_keys(found, keys_from_text(request["keys"]), at, seconds, selection)
+                return self._of_keys(found, request, at, seconds, selection)
             plan = plan_fresh(self._settings, name, found.id, found.pchannels, self._own, at=at, seconds=seconds)
             every = plan.schema.arrow()
             if request.get("count"):
@@ -106,15 +108,20 @@ class CollectionReads:
         return flight.GeneratorStream(schema, batches())
 
     def _of_keys(
-        self, collection: CollectionInfo, keys: pa.RecordBatch, at: int | None, seconds: float, selection: Selection
+        self, collection: CollectionInfo, request: dict[str, Any], at: int | None, seconds: float, selection: Selection
     ) -> flight.FlightDataStream:
-        name, number = collection.name, collection.id
+        name, number, keys = collection.name, collection.id, keys_from_text(request["keys"])
+        after = None if request.get("after") is None else int(request_number(request, "after", 0))
+        of_history = bool(request.get("changes"))
         with self._open.taken() as tables:
             plan = plan_fresh(
                 self._settings, name, number, collection.pchannels, self._own, at=at, seconds=seconds, tables=tables
             )
-            rows = read_keys(plan, keys, columns=selection.columns, tables=tables)
-        said = to_json({"rows": rows.num_rows, "keyed": True})
+            if of_history:
+                rows = read_key_history(plan, keys, after=after, columns=selection.columns, tables=tables)
+            else:
+                rows = read_keys(plan, keys, columns=selection.columns, tables=tables)
+        said = to_json({"rows": rows.num_rows, "changes" if of_history else "keyed": True})
         batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
         return flight.GeneratorStream(rows.schema, iter([(each, said) for each in batches]))
 

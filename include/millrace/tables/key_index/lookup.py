@@ -174,9 +174,9 @@ def _positions(found: Mapping[str, list[Int64s]]) -> dict[str, Int64s]:
 
 
 def find_keys(
-    index: KeyIndex, table: TableHandle, schema: CollectionSchema, keys: pa.Table, *, until: int
+    index: KeyIndex, table: TableHandle, schema: CollectionSchema, keys: pa.Table, *, until: int, since: int = 0
 ) -> KeyPlaces:
-    """Return where rows of `keys` with a tick up to `until` may be in a rows table.
+    """Return where rows of `keys` with a tick from `since` to `until` may be in a rows table.
 
     `keys` has the columns of ``key_schema(schema)``. The caller compares the keys of what it reads there.
     """
@@ -184,10 +184,10 @@ def find_keys(
     if keys.num_rows == 0:
         return KeyPlaces({}, (), 0, work)
     named = key_schema(schema)
-    live = _reached(table, named, keys, until, None, work)
+    live = _reached(table, named, keys, until, None, work, first_tick=since)
     hashes = hash_keys(key_column(keys.select(named.names).cast(named), named.names))
     candidates, unknown = _candidates(index, hashes, live, work)
-    candidates = candidates.filtered(candidates.tick <= until)
+    candidates = candidates.filtered((candidates.tick >= since) & (candidates.tick <= until))
     positions = {path: np.unique(candidates.position[places]) for path, places in candidates.by_file()}
     return KeyPlaces(positions, unknown, sum(live[path] for path in unknown), work)
 
@@ -259,14 +259,16 @@ def _reached(
     last_tick: int,
     files: Collection[str] | None,
     work: LookupWork,
+    *,
+    first_tick: int = 0,
 ) -> dict[str, int]:
-    """Return the live files (path: rows) that may have rows of the `wanted` keys with a tick up to `last_tick`."""
+    """Return the live files (path: rows) that may have rows of the `wanted` keys with a tick within these bounds."""
     actions = table.actions()
     kept = np.ones(actions.num_rows, dtype=bool)
     if files is not None:
         kept = pc.is_in(actions["path"].cast(pa.utf8()), pa.array(list(files), pa.utf8())).to_numpy().astype(bool)
     asked = int(kept.sum())
-    kept &= _within_ticks(actions, 0, last_tick)
+    kept &= _within_ticks(actions, first_tick, last_tick)
     kept &= _within_bounds(actions, keys.field(0), wanted[keys.names[0]])
     work.files_excluded += asked - int(kept.sum())
     chosen = actions.filter(pa.array(kept))

@@ -54,7 +54,7 @@ def read_keys(
     parts += [_judged(piece, 0) for piece in tail]
     rows = hide_dropped(pa.concat_tables(parts), plan)
     if rows.num_rows:
-        deletes = _deletes(plan, wanted, int(pc.min(rows[_JUDGED]).as_py()))
+        deletes = deletes_of_keys(plan, wanted, int(pc.min(rows[_JUDGED]).as_py()))
         if deletes.num_rows:
             rows = rows.filter(pa.array(~deleted_mask(rows, deletes, named.names)))
     return to_fields(rows, schema, chosen).select(names)
@@ -81,8 +81,7 @@ def _stored(
         parts.append(_judged(rows, base.tick).filter(pa.array(shown | late)))
     index.request_for(places.unknown_rows)
     if places.unknown:
-        rows = table.read_rows(places.unknown, target, where=_matching(wanted))
-        parts.append(_judged(align_to_schema(rows, target), 0))
+        parts.append(_judged(rows_of_keys(table, places.unknown, wanted, target, last_tick=plan.tick), 0))
     early = (rows.filter(pc.less_equal(rows["_time_tick"], plan.tick)) for rows in parts)
     return [_of_keys(rows, wanted) for rows in early]
 
@@ -92,7 +91,22 @@ def _judged(rows: pa.Table, tick: int) -> pa.Table:
     return rows.append_column(_JUDGED, pc.max_element_wise(rows["_time_tick"], pa.scalar(tick, pa.int64())))
 
 
-def _deletes(plan: ReadPlan, wanted: pa.Table, first_tick: int) -> pa.Table:
+def rows_of_keys(
+    table: TableHandle,
+    paths: Sequence[str],
+    wanted: pa.Table,
+    target: pa.Schema,
+    *,
+    first_tick: int = 0,
+    last_tick: int,
+) -> pa.Table:
+    """Return rows of files that no index covers, by the bounds of their row groups: those of the keys, and others."""
+    ticks = (pc.field("_time_tick") >= first_tick) & (pc.field("_time_tick") <= last_tick)
+    rows = table.read_rows(paths, target, where=_matching(wanted) & ticks)
+    return align_to_schema(rows, target)
+
+
+def deletes_of_keys(plan: ReadPlan, wanted: pa.Table, first_tick: int) -> pa.Table:
     """Return the deletes of the keys from `first_tick` up to the plan's tick."""
     target = pa.schema(
         [*wanted.schema, *(each for each in deletes_file_schema(plan.schema) if each.name in _JUDGED_BY)]
