@@ -30,6 +30,8 @@ Names, and the state at each:
 - ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.flows.range_host):
   after the sink, after the error topic, before and after the commit of positions.
 - ``redrive.written``: a batch of the error topic is in the sink, but not recorded.
+- ``redrive.sent``, ``redrive.queued``: rows of a stream's error topic are in its sink; its source's records wait to be
+  read again. The topic's position has not moved.
 - ``redrive.resent``: rows of a stream's letters are in the sink, and the letters are still there.
 - ``saga.<plan|make|undo>.<step>`` (millrace.pipelines.deploy.runner): before a step's effect; with ``.done``, after it.
 - ``pipelines.taken``: the data folder's pipelines are in the configured database, and still in the folder.

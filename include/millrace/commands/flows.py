@@ -596,7 +596,7 @@ def list_errors(
     if flow.stream is not None:
         from millrace.flows.errors.letter import stream_letters
 
-        _require_no_steps(step, kind)
+        _require_no_steps(flow.stream, step, kind)
         found = stream_letters(settings, flow.stream, chosen, limit=limit)
     else:
         from millrace.flows.errors.letter import of_topic
@@ -640,8 +640,8 @@ def redrive_errors(
     if flow.stream is not None:
         from millrace.flows.spark_host.redrive import redrive
 
-        _require_no_steps(step, kind)
-        report = redrive(settings, flow.stream, chosen, dry_run=dry_run)
+        _require_no_steps(flow.stream, step, kind)
+        report = redrive(settings, flow.stream, chosen, again=again, dry_run=dry_run)
     else:
         from millrace.flows.errors.redrive import redrive as redriven
 
@@ -649,9 +649,11 @@ def redrive_errors(
     print_facts(report._asdict(), as_json=context.as_json)
 
 
-def _require_no_steps(step: str, kind: str) -> None:
-    if step or kind:
-        raise InvalidArgument("letters of a stream have no step and no kind: select by --reason, or take all")
+def _require_no_steps(stream: Flow, step: str, kind: str) -> None:
+    if (step or kind) and not stream.errors_in_topic:
+        raise InvalidArgument(
+            "letters of a stream in a collection have no step and no kind: select by --reason, or take all"
+        )
 
 
 @errors.command("create")

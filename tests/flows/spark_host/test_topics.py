@@ -18,7 +18,7 @@ from millrace.base.errors import ErrorLimitExceeded, InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import stream_of
-from millrace.flows.errors.letter import Redriven
+from millrace.flows.errors.letter import Redriven, stream_letters
 from millrace.flows.errors.selection import Selection
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.error_window import reset_window
@@ -277,3 +277,51 @@ def test_letters_of_the_source_are_read_again_once_through_the_transform(
     run(spark, db, texts)
     assert rows() == ["n1", "n5", "nfour", "ntwo"]
     assert not list(again_folder(db.settings, "again").iterdir()), "nothing stays of a redrive"
+
+
+def test_letters_in_a_topic_are_listed_and_redriven_once(
+    spark: SparkSession, db: Deployment, kafka: Brokers, tmp_path: Path
+) -> None:
+    db.create_collection("narrow", {"id": "int64", "n": "int8"}, key="id")
+    kafka.producer.list_topics("topical.dead", timeout=20)  # brokers in a process make no topics on request
+
+    def declared(column: str) -> Flow:
+        return Flow.of(
+            {
+                "name": "topical",
+                "host": "spark",
+                "source": {
+                    "kind": "kafka", **reached(kafka), "topics": ["topical"], "columns": {"id": column, "n": "int64"},
+                },
+                "transform": {"sql": "select cast(id as bigint) as id, n from topical"},
+                "sink": {"kind": "collection", "collection": "narrow"},
+                "errors": {"topic": "topical.dead", "limit": {"count": 2}},
+                "seconds": 0.0,
+            }
+        )  # fmt: skip
+
+    def rows() -> list[tuple[int, int]]:
+        return sorted((row["id"], row["n"]) for row in db.collection("narrow").read().to_pylist())
+
+    stream, texts = declared("int64"), declared("string")
+    send(kafka, "topical", [{"id": 1, "n": 1}, {"id": 2, "n": 1000}, {"id": "3", "n": 3}, b"no json"])
+    with pytest.raises(
+        StreamingQueryException, match=r"ErrorLimitExceeded: topical: 3 records failed .* topical\.dead"
+    ):
+        run(spark, db, stream)
+    reset_window(db.settings, stream)
+    run(spark, db, stream)
+    assert rows() == [(1, 1)]
+    found = {(each.lane, each.position): each.stage for each in stream_letters(db.settings, stream)}
+    assert found == {
+        ("stream-topical", 0): "TASK_PUT",
+        ("topical-0", 2): "VALUE_CONVERTER",
+        ("topical-0", 3): "VALUE_CONVERTER",
+    }
+    db.collection("narrow").alter(widen={"n": "int16"})
+    Kept(db.settings, "topical").upgrade(texts, keep_state=True)
+    assert redrive(db.settings, texts) == Redriven(looked_at=3, selected=3, written=1, queued=2)
+    for _ in range(2):
+        run(spark, db, texts)
+        assert rows() == [(1, 1), (2, 1000), (3, 3)]
+    assert redrive(db.settings, texts).queued == 1, "no JSON is a letter again"

@@ -247,15 +247,21 @@ def partition_of(collection: CollectionInfo, name: str | None) -> int:
 
 
 def split_rows(
-    table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
+    table: pa.Table,
+    collection: CollectionInfo,
+    partition: str | None,
+    partition_by: str | None,
+    *,
+    every_row: bool = False,
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """Yield the rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES.
 
     For a collection that replaces, only the last of a call's rows with one key is kept: no message has a key twice.
+    With `every_row`, all are kept.
     """
     if not len(table):
         return
-    if collection.schema.replaces_duplicates:
+    if collection.schema.replaces_duplicates and not every_row:
         table = last_of_each_key(table, collection.schema.key_names)
     homes = vchannel_index(key_column(table, collection.schema.key_names), len(collection.vchannels)).astype(np.int64)
     if partition_by is not None:

@@ -218,8 +218,6 @@ class Flow(Part):
         for path, part in (("source", self.source), ("sink", self.sink), ("late", self.late)):
             for name in [] if part is None else said(part, part.of_documents):
                 yield path, f"{name} is"
-        for name in said(self.errors, {"topic", "cluster"}):
-            yield "errors", f"{name} is"
 
     def _require_rows(self) -> None:
         transform, source = self.transform, self.row_source
@@ -229,6 +227,8 @@ class Flow(Part):
             raise ValueError("source: several topics are one table: say its 'name'")
         if transform.tables and transform.function is None and transform.sql is None:
             raise ValueError("tables are joined by a function or sql: say how")
+        if self.errors_in_topic:
+            self._require_errors()
         operator, mark = transform.operator, source.watermark
         if operator is not None and mark is None:
             raise ValueError("an operator needs source.watermark: the event time, and for how long it waits")
@@ -264,7 +264,7 @@ class Flow(Part):
                     f"errors.skip: a collection's rows have no positions: say the row of a micro-batch of {lanes[0]}"
                 )
         if self.errors.skip and not letters_place(self):
-            raise ValueError("errors.skip: the records need a place: say errors.collection")
+            raise ValueError("errors.skip: the records need a place: say errors.collection or errors.topic")
 
     def _require_documents(self) -> None:
         kind = source_kinds()[self.source.kind]
@@ -478,6 +478,12 @@ class Flow(Part):
     # --- in the range loop -------------------------------------------------------------------------------------------
 
     @property
+    def errors_in_topic(self) -> bool:
+        """Whether dead letters go to an error topic: on Spark only if the declaration names it or its brokers."""
+        named = self.errors.topic is not None or self.errors.cluster is not None
+        return self.errors.collection is None and (named or self.host == "range")
+
+    @property
     def errors_topic(self) -> str:
         return self.errors.topic or f"{self.name}.errors"
 
@@ -506,7 +512,7 @@ class Flow(Part):
         return {
             "input": self.source.topics if isinstance(self.source, KafkaSource) else (),
             "output": (output,) if isinstance(output, str) else (),
-            "error": () if self.errors.collection is not None else (self.errors_topic,),
+            "error": (self.errors_topic,) if self.errors_in_topic else (),
         }
 
     def unordered(self) -> Problem | None:
@@ -533,10 +539,15 @@ def letters_of(flow: Flow, sink: RowSink) -> str | None:
     return None if isinstance(sink, FunctionSink) else getattr(sink, "dead_letters", None) or flow.errors.collection
 
 
+def has_letters(flow: Flow, sink: RowSink) -> bool:
+    """Return whether rows that `sink` of a flow on Spark refuses one by one are put aside."""
+    return letters_of(flow, sink) is not None or (flow.errors_in_topic and not isinstance(sink, FunctionSink))
+
+
 def letters_place(flow: Flow) -> str:
     """Return the name of the place of a flow's dead letters; empty if it has none, and stops at the first failure."""
     collection = flow.errors.collection or getattr(flow.sink, "dead_letters", None)
-    if collection is None and flow.host == "spark":
+    if collection is None and flow.host == "spark" and not flow.errors_in_topic:
         return getattr(flow.source, "dead_letters", None) or ""
     return collection or flow.errors_topic
 

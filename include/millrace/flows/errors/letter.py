@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from millrace.flows.errors.selection import EVERYTHING, Selection
+from millrace.flows.errors.selection import EVERYTHING, ROWS_OF, Selection
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
@@ -81,7 +81,7 @@ def of_topic(flow: str, rows: Iterable[ErrorRow]) -> list[Letter]:
         Letter(
             id=each.id,
             flow=flow,
-            lane=None if each.topic is None else f"{each.topic}-{each.partition}",
+            lane=_lane(each),
             position=each.offset,
             stage=each.stage,
             step=each.step,
@@ -94,6 +94,11 @@ def of_topic(flow: str, rows: Iterable[ErrorRow]) -> list[Letter]:
         )
         for each in rows
     ]
+
+
+def _lane(row: ErrorRow) -> str | None:
+    of_row = row.topic == f"stream-{row.headers.get(ROWS_OF)}"
+    return row.topic if row.topic is None or of_row else f"{row.topic}-{row.partition}"
 
 
 def of_collection(rows: Iterable[dict[str, Any]]) -> list[Letter]:
@@ -132,14 +137,18 @@ def stream_letters(
 ) -> list[Letter]:
     """Return at most `limit` dead letters of a stream that `selection` takes, the newest first.
 
-    A stream without collections for them has none. Raises CollectionNotFound.
+    A stream without a place for them has none. Raises CollectionNotFound, LogUnavailable, InvalidSettings.
     """
     from millrace.client.database import connect
 
     found: list[Letter] = []
+    if stream.errors_in_topic:
+        from millrace.flows.errors.listing import error_page
+
+        found += of_topic(stream.name, error_page(settings, stream, selection, limit=limit).errors)
     names = letter_collections(stream)
     if not names:
-        return []
+        return found
     owners = ", ".join(f"'{stream.name}{part}'" for part in ("", LATE, SOURCE))
     with connect(settings=settings) as db:
         for name in names:

@@ -1,8 +1,9 @@
 """Dead letters of rows: where a flow on Spark puts a row that its sink does not take, and the way back.
 
-A row becomes a row of a collection of LETTERS before its batch counts as done. A letter's id has the batch and the
-row's number, so that a repeated batch replaces its letters. A collection as a sink keeps its letters itself, in the
-transaction of the batch (millrace.flows.sinks.collection.poison).
+A row becomes a row of a collection of LETTERS, or a record of the flow's error topic, before its batch counts as done.
+A letter's id has the batch and the row's number, so that a repeated batch replaces its letters, or a reader of the
+topic recognises a repeat. A collection as a sink keeps its letters in a collection itself, in the transaction of the
+batch (millrace.flows.sinks.collection.poison).
 
 A redrive sends a letter's row under the batch and number of its first attempt, from a memory as old as that of the
 first attempt: with versions it never replaces a newer document, and a reader of a topic recognises a repeat.
@@ -11,10 +12,10 @@ first attempt: with versions it never replaces a newer document, and a reader of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -22,8 +23,18 @@ from millrace.base.errors import SinkRefused
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.flows.batch import Batch
+from millrace.flows.declare.errors import SKIPPED
+from millrace.flows.errors.selection import ROWS_OF, rows_of
+from millrace.flows.records import TASK_PUT, Failure, Record
 from millrace.flows.sinks.collection.poison import LETTERS, MOST, arrow_bytes, redriven
 
+if TYPE_CHECKING:
+    from millrace.flows.declare.flow import Flow
+    from millrace.flows.errors.topic import ErrorTopic
+
+BEGUN: Final = "millrace.begun"
+ROW: Final = "millrace.row"
+"""Headers of a row's letter in a topic: when its stream's incarnation began, and the row as an Arrow stream."""
 MAX_REASON: Final = 1_000
 """Characters of a letter's reason."""
 
@@ -97,6 +108,85 @@ class LetterCollection:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+class LetterTopic:
+    """The flow's error topic as that place: the row as JSON, and as an Arrow stream in a header."""
+
+    def __init__(self, flow: Flow, *, stream: str, begun: int) -> None:
+        """As of :class:`LetterCollection`."""
+        self._flow, self._stream, self._begun = flow, stream, begun
+        self._topic: ErrorTopic | None = None
+
+    def put(self, batch: int, rows: Sequence[RefusedRow]) -> None:
+        """Produce the letters. Raises SinkBusy, SinkRefused."""
+        if self._topic is None:
+            from millrace.flows.errors.topic import ErrorTopic
+
+            self._topic = ErrorTopic(self._flow)
+        failures = [
+            Failure(
+                Record(
+                    f"stream-{self._stream}",
+                    each.number,
+                    batch,
+                    f"{self._begun}/{batch}/{each.number}{'/skipped' if each.kind == SKIPPED else ''}".encode(),
+                    each.text.encode(),
+                    -1,
+                    [
+                        (ROWS_OF, self._stream.encode()),
+                        (BEGUN, str(self._begun).encode()),
+                        (ROW, arrow_bytes(each.row)),
+                    ],
+                ),
+                TASK_PUT,
+                "sink",
+                each.kind,
+                each.reason[:MAX_REASON],
+                each.attempts,
+            )
+            for each in rows
+        ]
+        self._topic.put(failures, task=self._stream)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._topic is not None:
+            self._topic.close()
+        self._topic = None
+
+
+def letters_from(records: Iterable[Record]) -> pa.Table:
+    """Return letters of rows as LETTERS, from the failed records of the error topic that LetterTopic produced."""
+    found = []
+    for each in records:
+        headers = dict(each.headers)
+        stream = rows_of(each, each.topic)
+        begun = (headers.get(BEGUN) or b"0").decode()
+        found.append(
+            {
+                "id": f"{stream}/{begun}/{each.offset}/{each.partition}",
+                "stream": stream,
+                "batch": each.offset,
+                "reason": "",
+                "row": (each.value or b"").decode(errors="replace"),
+                "payload": headers.get(ROW) or b"",
+            }
+        )
+    return pa.Table.from_pylist(found, schema=LETTERS.arrow())
+
+
+def row_letters_of(settings: Settings, flow: Flow, collection: str | None, *, stream: str, begun: int) -> RowLetters:
+    """Return the place of a flow's rows: `collection`, or its error topic, which is created if that is allowed.
+
+    Raises LogUnavailable, InvalidSettings, SinkRefused.
+    """
+    if collection is not None:
+        return LetterCollection(settings, collection, stream=stream, begun=begun)
+    from millrace.flows.errors.topic import ensure_topic
+
+    ensure_topic(flow)
+    return LetterTopic(flow, stream=stream, begun=begun)
 
 
 def resent(letters: pa.Table, stream: str) -> Iterator[tuple[int, Batch, list[str]]]:

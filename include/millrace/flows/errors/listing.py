@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
+from millrace.flows.errors.letters import ROW
 from millrace.flows.errors.selection import PREFIX, Place, Selection
 from millrace.flows.errors.topic import error_source, is_of, origin_of
 from millrace.flows.records import Record
@@ -195,7 +196,7 @@ def _headers(record: Record) -> dict[str, str | None]:
     for name, value in record.headers:
         text = _text(value)
         left -= len(name) + len(text or "")
-        if left >= 0 or name.startswith(PREFIX):
+        if (left >= 0 and name != ROW) or name.startswith(PREFIX):
             told[name[:SHOWN_BYTES]] = text
     return told
 

@@ -37,9 +37,72 @@ from millrace.flows.sources.source import task_of
 from millrace.flows.transform.transform import Transform
 
 _ITEMS: Final = 5_000
+_MOST_BYTES: Final = 256 << 20
+"""Of values that are held at once."""
 _BYTES: Final = 16 << 20
 _REMEMBERED: Final = 200_000
 """Origins that are remembered to recognise repeated records. Redriving one again would have the same effect."""
+
+
+@dataclass(slots=True)
+class FoundLetters:
+    """The letters of a topic that a redrive takes at once."""
+
+    records: list[Record]
+    """As they failed, by place."""
+    counts: dict[str, int]
+    begins: dict[str, int]
+    places: dict[str, int]
+    """Where the next redrive begins, by partition."""
+
+
+def read_letters(
+    flow: Flow, selection: Selection, *, again: bool = False, most: int, ends: Mapping[str, int] | None = None
+) -> FoundLetters:
+    """Return about `most` letters of a flow's error topic that `selection` takes, none if there is no topic yet.
+
+    With `ends`, those before these places. Raises LogUnavailable.
+    """
+    source, group = error_source(flow), f"{flow.consumer_group}-redrive"
+    topics = Topics(source, group)
+    found, seen = (
+        FoundLetters([], dict.fromkeys(Redriven._fields, 0), {}, {}),
+        OrderedDict[tuple[str, int, int, bytes | None], None](),
+    )
+    size = 0
+    try:
+        try:
+            progress = _begin(topics, selection, again=again)
+        except ChannelNotFound:
+            return found
+        for topic, partition in topics.partitions():
+            task = task_of(topic, partition)
+            if task not in progress.places:
+                continue
+            place, end = progress.places[task], (progress.ends if ends is None else ends).get(task, 0)
+            found.begins[task] = place
+            reader = Reader(source, group, topic, partition)
+            try:
+                while place < end and len(found.records) < most and size < _MOST_BYTES:
+                    records, place = reader.read(place, end, items=_ITEMS, size=_BYTES, seconds=1.0)
+                    chosen, feared = _chosen(records, flow.name, selection, found.counts, seen)
+                    size += sum(len(each.value or b"") for each in records)
+                    found.records += [*chosen, *feared]
+            finally:
+                reader.close()
+            found.places[task] = place
+    finally:
+        topics.close()
+    found.records = _by_place(found.records)
+    return found
+
+
+def settle(flow: Flow, places: Mapping[str, int]) -> None:
+    """Let the next redrive begin at `places`. Raises LogUnavailable, InvalidSettings."""
+    source, group = error_source(flow), f"{flow.consumer_group}-redrive"
+    for task, place in places.items():
+        topic, _, partition = task.rpartition("-")
+        _keep(consumer_of(source, group), TopicPartition(topic, int(partition), place))
 
 
 @dataclass(slots=True)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "__connect.errors."
 """Of Kafka Connect's headers."""
+ROWS_OF: Final = "millrace.stream"
+"""The header of a letter of a row: the flow, or ``<flow>/late``. Its topic is ``stream-`` and that, its partition the
+row's number, its offset the micro-batch."""
 MAX_IDS: Final = 1000
 _ID: Final = re.compile(r"(\d{1,6})-(\d{1,18})", re.ASCII)
 
@@ -144,9 +147,16 @@ def place_of(record: Record) -> tuple[str, int] | None:
     told = {name: value or b"" for name, value in record.headers if name.startswith(PREFIX)}
     try:
         topic, partition = told[f"{PREFIX}topic"].decode(), int(told[f"{PREFIX}partition"])
-        return f"{topic}-{partition}", int(told[f"{PREFIX}offset"])
+        lane = topic if rows_of(record, topic) else f"{topic}-{partition}"
+        return lane, int(told[f"{PREFIX}offset"])
     except (KeyError, ValueError):
         return None
+
+
+def rows_of(record: Record, topic: str) -> str:
+    """Return whose row a letter from `topic` is: a flow on Spark, or its late rows; empty for a record of a source."""
+    stream = (dict(record.headers).get(ROWS_OF) or b"").decode(errors="replace")
+    return stream if topic == f"stream-{stream}" else ""
 
 
 def kind_of(record: Record) -> str:

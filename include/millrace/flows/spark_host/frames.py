@@ -17,9 +17,9 @@ from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.client.schemas import schema
 from millrace.flows.declare.checks import Finding, as_written, creates, planned
-from millrace.flows.declare.flow import Flow, RowSink, letters_of
+from millrace.flows.declare.flow import Flow, RowSink, has_letters, letters_of
 from millrace.flows.declare.rows import Table, function_of
-from millrace.flows.errors.letters import LetterCollection
+from millrace.flows.errors.letters import LetterTopic, RowLetters, row_letters_of
 from millrace.flows.guarantee import Guarantee, level
 from millrace.flows.registry import promise_of
 from millrace.flows.sinks.collection.fit import require_fit
@@ -233,13 +233,12 @@ def sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink | None
     named = stream.name if into is None else late_letters(stream.name)
     into = into or stream.row_sink
     sink = plain_sink_of(settings, stream, folder, into, named)
-    letters = letters_of(stream, into)
-    if letters is None or isinstance(into, FunctionDeclared):
+    if not has_letters(stream, into):
         return sink
     lane = progress_name(named)
     return IsolatedSink(
         sink,
-        LetterCollection(settings, letters, stream=named, begun=begun(folder)),
+        row_letters_of(settings, stream, letters_of(stream, into), stream=named, begun=begun(folder)),
         stream.errors,
         memory=folder,
         lane=lane,
@@ -276,6 +275,7 @@ def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink,
             partition=into.partition,
             partition_by=into.partition_by,
             dead_letters=into.dead_letters,
+            letters=_topic_letters(stream, folder, named) if into.dead_letters is None else None,
             stream=named,
         )
     if isinstance(into, DeltaDeclared):
@@ -291,6 +291,10 @@ def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink,
     index = OpenSearchSink(by_key, flush_items=flush.items, flush_bytes=size, memory=folder, key=into.keys)
     index.open()
     return index
+
+
+def _topic_letters(stream: Flow, folder: Path, named: str) -> RowLetters | None:
+    return LetterTopic(stream, stream=named, begun=begun(folder)) if stream.errors_in_topic else None
 
 
 def found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tuple[str, list[Finding]]:

@@ -37,6 +37,7 @@ class StreamQuery:
     def __init__(self, stream: Flow) -> None:
         self._stream = stream
         self._lock: Lock | None = None
+        self._undecoded: Undecoded | None = None
 
     def __call__(
         self, spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
@@ -67,7 +68,7 @@ class StreamQuery:
             create_sink(settings, stream, stream.late, aside)
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
         told = Told(settings, stream.name, metrics, spark.streams)
-        undecoded = Undecoded(settings, stream)
+        undecoded = self._undecoded = Undecoded(settings, stream)
 
         def taken(batch_id: int, result: Verdicts) -> None:
             bad = undecoded.collect(batch_id)
@@ -98,6 +99,9 @@ class StreamQuery:
 
     def close(self) -> None:
         """Let others have the stream: once its query has ended."""
+        if self._undecoded is not None:
+            self._undecoded.close()
+            self._undecoded = None
         if self._lock is not None:
             self._lock.close()
             self._lock = None

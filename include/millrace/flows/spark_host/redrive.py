@@ -3,40 +3,60 @@
 Into a collection, rows and letters move in one batch, once. Any other sink gets the rows first, under the batch and
 number of their first attempt, and the letters go when it has acknowledged them: a redrive that is killed in between
 sends rows again that change nothing.
+
+Letters of an error topic stay there. The consumer group ``<group>-redrive`` stores where the last redrive ended; a
+selection moves nothing. A row or record that fails again is produced again before that moves. What a redrive is about
+to do is noted, so that one that is killed is completed by the next one:
+
+    <data>/streams/<name>/redrive.json
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidStream
 from millrace.base.failpoint import hit
+from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.client.collection import Collection
-from millrace.client.database import Database, connect
-from millrace.flows.declare.flow import Flow, RowSink, letters_of
-from millrace.flows.errors.letter import SOURCE, Redriven, of_collection
-from millrace.flows.errors.letters import RefusedRow, resent, taken_of
-from millrace.flows.errors.selection import EVERYTHING, Selection
+from millrace.client.database import connect
+from millrace.flows.declare.flow import Flow, RowSink, has_letters, letters_of
+from millrace.flows.errors.letter import LATE, SOURCE, Redriven, of_collection
+from millrace.flows.errors.letters import LetterTopic, RefusedRow, RowLetters, letters_from, resent, taken_of
+from millrace.flows.errors.redrive import read_letters, settle
+from millrace.flows.errors.selection import EVERYTHING, Selection, rows_of
 from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.memory import begun
 from millrace.flows.spark_host.frames import late_letters, plain_sink_of, repeats_rows
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.spark_host.isolated import IsolatedSink
-from millrace.flows.spark_host.undecoded import queue
+from millrace.flows.spark_host.undecoded import letters_from as source_letters
+from millrace.flows.spark_host.undecoded import next_number, queue
 
+_NOTE: Final = "redrive.json"
 MOST_AT_ONCE: Final = 50_000
 """Letters of a place that one redrive looks at, the oldest: it holds them in memory."""
 
 
-def redrive(settings: Settings, stream: Flow, selection: Selection = EVERYTHING, *, dry_run: bool = False) -> Redriven:
+def redrive(
+    settings: Settings,
+    stream: Flow,
+    selection: Selection = EVERYTHING,
+    *,
+    again: bool = False,
+    dry_run: bool = False,
+) -> Redriven:
     """Send the letters of a stopped stream again that `selection` takes, those of its late rows too.
+
+    Of an error topic, those after the last redrive, or `again` from the beginning.
 
     `dry_run` only counts them. Records of its source that did not decode are `queued`: the stream reads them again when
     it runs next, through its transform, and their letters go when they decode.
@@ -47,29 +67,97 @@ def redrive(settings: Settings, stream: Flow, selection: Selection = EVERYTHING,
     targets = [(stream.row_sink, stream.name)]
     if stream.late is not None:
         targets.append((stream.late, late_letters(stream.name)))
-    targets = [each for each in targets if letters_of(stream, each[0]) is not None]
+    targets = [each for each in targets if has_letters(stream, each[0])]
     source = getattr(stream.source, "dead_letters", None)
-    if not targets and source is None:
-        raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
+    if not targets and source is None and not stream.errors_in_topic:
+        raise InvalidStream(
+            f"the stream {stream.name!r} has no dead letters: declare errors.collection or errors.topic"
+        )
     kept = Kept(settings, stream.name)
-    found = sent = seen = queued = 0
+    done = Redriven()
     with kept.locked(), connect(settings=settings) as db:
         for into, named in targets:
-            folder = kept.folder / ("redrive" if into is stream.row_sink else "redrive-late")
-            looked, letters = _chosen(db.collection(str(letters_of(stream, into))), named, selection)
-            seen, found = seen + looked, found + len(letters)
-            if dry_run:
+            collection = letters_of(stream, into)
+            if collection is None:
                 continue
-            if isinstance(into, Declared):
-                sent += _into_collection(settings, into, named, folder, letters)
-            else:
-                sent += _one_by_one(settings, stream, into, named, folder, db, letters)
-        failed = 0 if dry_run else found - sent
+            letters = db.collection(collection)
+            looked, chosen = _chosen(letters, named, selection)
+            sent = 0
+            if not dry_run and isinstance(into, Declared):
+                sent = _into_collection(settings, into, named, kept, chosen)
+            elif not dry_run:
+                for ids in _one_by_one(settings, stream, into, named, kept, chosen):
+                    letters.delete(ids)
+                    sent += len(ids)
+            failed = 0 if dry_run else len(chosen) - sent
+            done = _sum(done, Redriven(looked_at=looked, selected=len(chosen), written=sent, failed_again=failed))
         if source is not None:
-            looked, letters = _chosen(db.collection(source), f"{stream.name}{SOURCE}", selection)
-            seen, found = seen + looked, found + len(letters)
-            queued = 0 if dry_run else queue(settings, stream.name, letters)
-    return Redriven(looked_at=seen, selected=found, written=sent, failed_again=failed, queued=queued)
+            looked, chosen = _chosen(db.collection(source), f"{stream.name}{SOURCE}", selection)
+            queued = 0 if dry_run else queue(settings, stream.name, chosen)
+            done = _sum(done, Redriven(looked_at=looked, selected=len(chosen), queued=queued))
+        if stream.errors_in_topic:
+            done = _sum(done, _from_topic(settings, stream, targets, kept, selection, again=again, dry_run=dry_run))
+    return done
+
+
+def _sum(one: Redriven, other: Redriven) -> Redriven:
+    return Redriven(*(a + b for a, b in zip(one, other, strict=True)))
+
+
+def _from_topic(
+    settings: Settings,
+    stream: Flow,
+    targets: Sequence[tuple[RowSink, str]],
+    kept: Kept,
+    selection: Selection,
+    *,
+    again: bool,
+    dry_run: bool,
+) -> Redriven:
+    """Redrive the letters of the error topic, MOST_AT_ONCE of them."""
+    path = kept.folder / _NOTE
+    moves = selection.whole and not dry_run
+    note: dict[str, Any] = {}
+    if moves and path.exists():
+        note = json.loads(path.read_text(encoding="utf-8"))
+        again = bool(note["again"])
+    found = read_letters(stream, selection, again=again, most=MOST_AT_ONCE, ends=note.get("ends"))
+    counts = found.counts
+    if dry_run or not found.records:
+        if moves:
+            settle(stream, found.places)
+        return Redriven(**counts)
+    own = [each for each in found.records if not rows_of(each, each.topic)]
+    sinks = {
+        named: (into, letters_from([each for each in found.records if rows_of(each, each.topic) == named]))
+        for into, named in targets
+        if letters_of(stream, into) is None
+    }
+    if moves and not note:
+        note = {"again": again, "ends": found.places, "queue": next_number(settings, stream.name), "batches": {}}
+        for named, (into, _) in sinks.items():
+            if isinstance(into, Declared):
+                with _collection_sink(settings, into, named, kept) as sink:
+                    note["batches"][named] = sink.standing([named]).get(named, 0)
+        replace_json(path, note, synced=True)
+    for named, (into, letters) in sinks.items():
+        if not letters.num_rows:
+            continue
+        if isinstance(into, Declared):
+            batch, whose = note.get("batches", {}).get(named), stream if moves else None
+            sent = _into_collection(settings, into, named, kept, letters, batch=batch, stream=whose)
+        else:
+            sent = sum(map(len, _one_by_one(settings, stream, into, named, kept, letters, stay=moves)))
+        counts["written"] += sent
+        counts["failed_again"] += letters.num_rows - sent
+    hit("redrive.sent")
+    if own and note.get("queue", 0) in (0, next_number(settings, stream.name)):
+        counts["queued"] += queue(settings, stream.name, source_letters(stream.name, own))
+    hit("redrive.queued")
+    if moves:
+        settle(stream, found.places)
+        path.unlink()
+    return Redriven(**counts)
 
 
 def _chosen(letters: Collection, named: str, selection: Selection) -> tuple[int, pa.Table]:
@@ -90,33 +178,75 @@ class _Stay:
     def close(self) -> None: ...
 
 
-def _into_collection(settings: Settings, into: Declared, named: str, folder: Path, found: pa.Table) -> int:
-    """Return how many of the letters went in."""
-    sink = CollectionSink(
+def _collection_sink(settings: Settings, into: Declared, named: str, kept: Kept) -> CollectionSink:
+    return CollectionSink(
         settings,
         into.collection,
-        memory=folder,
+        memory=_memory(kept, named),
         mode=into.mode,
         partition=into.partition,
         partition_by=into.partition_by,
         dead_letters=into.dead_letters,
         stream=named,
     )
-    with sink:
-        return sink.redrive(found)
+
+
+def _memory(kept: Kept, named: str) -> Path:
+    return kept.folder / ("redrive-late" if named.endswith(LATE) else "redrive")
+
+
+def _into_collection(
+    settings: Settings,
+    into: Declared,
+    named: str,
+    kept: Kept,
+    found: pa.Table,
+    *,
+    batch: int | None = None,
+    stream: Flow | None = None,
+) -> int:
+    """Return how many of the letters went in: all, if the sink has the `batch` that a killed redrive sent them as.
+
+    With `stream`, those that do not fit are produced to its error topic again before.
+    """
+
+    def stay(letters: pa.Table) -> None:
+        if stream is None:
+            return
+        for began, batch, _ in resent(letters, named):
+            place = LetterTopic(stream, stream=named, begun=began)
+            rows, numbers = batch.table(), batch.numbers or ()
+            try:
+                place.put(
+                    batch.start,
+                    [
+                        RefusedRow(each, rows.slice(at, 1), "REDRIVE", "it still does not fit")
+                        for at, each in enumerate(numbers)
+                    ],
+                )
+            finally:
+                place.close()
+
+    with _collection_sink(settings, into, named, kept) as sink:
+        if batch is not None and sink.standing([named]).get(named, 0) > batch:
+            return len(found)
+        return sink.redrive(found, stay=stay)
 
 
 def _one_by_one(
-    settings: Settings, stream: Flow, into: RowSink, named: str, folder: Path, db: Database, found: pa.Table
-) -> int:
-    """Return the same."""
-    letters = db.collection(str(letters_of(stream, into)))
-    sent = 0
+    settings: Settings, stream: Flow, into: RowSink, named: str, kept: Kept, found: pa.Table, *, stay: bool = False
+) -> Iterator[list[str]]:
+    """Send the letters again, batch by batch, and yield the ids of those that went in.
+
+    With `stay`, those that fail again are produced to the error topic again.
+    """
+    folder = _memory(kept, named)
     for began, batch, ids in resent(found, named):
         memory = folder / str(began)
         begun(memory, at=began)
         plain, parts = plain_sink_of(settings, stream, memory, into, named), repeats_rows(stream, into)
-        sink = IsolatedSink(plain, _Stay(), stream.errors, memory=memory, lane=named, parts=parts)
+        place: RowLetters = LetterTopic(stream, stream=named, begun=began) if stay else _Stay()
+        sink = IsolatedSink(plain, place, stream.errors, memory=memory, lane=named, parts=parts)
         try:
             sink.write(batch)
             gone = taken_of(batch, ids, sink.aside)
@@ -124,8 +254,6 @@ def _one_by_one(
             sink.close()
         hit("redrive.resent")
         if gone:
-            letters.delete(gone)
-            sent += len(gone)
+            yield gone
     # The next redrive is another stream to a topic's readers: what failed again comes after what was sent now.
     shutil.rmtree(folder, ignore_errors=True)
-    return sent

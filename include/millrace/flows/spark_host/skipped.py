@@ -17,7 +17,7 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.errors import MAX_SKIPPED
-from millrace.flows.declare.flow import Flow, letters_of
+from millrace.flows.declare.flow import Flow, has_letters
 from millrace.flows.sinks.function.model import FunctionSink
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host.incarnations import Kept, newest_batch, position
@@ -106,7 +106,7 @@ def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int |
                 f"{stream.name!r} reads a collection: name the row that its sink gets, by --row, its micro-batch and"
                 f" the lane {progress_name(stream.name)}"
             )
-        if stream.source.dead_letters is None:
+        if stream.source.dead_letters is None and not stream.errors_in_topic:
             raise InvalidArgument(f"{stream.name!r} has no place for the letter: declare errors.collection")
         if standing and lane not in standing:
             lanes = ", ".join(sorted(standing)[:10])
@@ -129,7 +129,7 @@ def _require_row(stream: Flow, lane: str) -> None:
         raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r} of rows: it has {', '.join(sinks)}")
     if isinstance(sinks[lane], FunctionSink):
         raise InvalidArgument(f"{stream.name!r} hands a whole DataFrame to a function: leave the row out there")
-    if letters_of(stream, sinks[lane]) is None:
+    if not has_letters(stream, sinks[lane]):
         raise InvalidArgument(f"{stream.name!r} has no place for the letter: declare errors.collection")
 
 

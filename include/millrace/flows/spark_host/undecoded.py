@@ -14,19 +14,26 @@ file after the next one: until then Spark may ask for the batch again.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from millrace.base.files import make_folder, replace_file
 from millrace.base.settings import Settings
 from millrace.client.database import connect
+from millrace.flows.declare.errors import SKIPPED
 from millrace.flows.declare.flow import Flow
+from millrace.flows.errors.letter import SOURCE
+from millrace.flows.records import VALUE_CONVERTER, Failure, Record
 from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes, redriven
-from millrace.flows.sources.kafka.columns import REASON, RECORD
+from millrace.flows.sources.kafka.columns import REASON, RECORD, record_columns, records_of
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host.incarnations import Kept, again_of, newest_offsets, sink_folder
+
+if TYPE_CHECKING:
+    from millrace.flows.errors.topic import ErrorTopic
 
 
 def undecoded_folder(settings: Settings, stream: str) -> Path:
@@ -50,18 +57,22 @@ def waiting(folder: Path, past: int) -> dict[int, list[str]]:
     return found
 
 
+def letters_from(stream: str, records: Sequence[Record]) -> pa.Table:
+    """Return records that failed in the source as LETTERS, as :func:`queue` takes them."""
+    table = pa.table(record_columns(records))
+    return _letters(stream, 0, table.append_column(REASON, pa.array([""] * len(table), pa.utf8())))
+
+
 def queue(settings: Settings, stream: str, letters: pa.Table) -> int:
     """Have the records of letters read again by a stopped stream; return how many do not wait already."""
-    kept = Kept(settings, stream)
-    checkpoint, folder = kept.checkpoint(kept.state), again_folder(settings, stream)
-    past = again_of(checkpoint, newest_offsets(checkpoint))
+    folder, past = again_folder(settings, stream), _past(settings, stream)
     known = {name for ids in waiting(folder, past).values() for name in ids}
     mask = [name not in known for name in letters["id"].to_pylist()]
     letters = letters.filter(pa.array(mask, pa.bool_()))
     if not letters.num_rows:
         return 0
     rows = pa.Table.from_batches(redriven(letters)).select(RECORD.names)
-    number = max([past, *(int(path.stem) for path in folder.glob("[0-9]*.arrow"))]) + 1
+    number = next_number(settings, stream)
     table = rows.replace_schema_metadata({"letters": json.dumps(letters["id"].to_pylist())})
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, table.schema) as writer:
@@ -71,6 +82,19 @@ def queue(settings: Settings, stream: str, letters: pa.Table) -> int:
     return len(letters)
 
 
+def next_number(settings: Settings, stream: str) -> int:
+    """Return the number of the stream's next redrive of its source's letters."""
+    numbers = (int(path.stem) for path in again_folder(settings, stream).glob("[0-9]*.arrow"))
+    return max([_past(settings, stream), *numbers]) + 1
+
+
+def _past(settings: Settings, stream: str) -> int:
+    """Return the number of the last one that the stream has begun to read."""
+    kept = Kept(settings, stream)
+    checkpoint = kept.checkpoint(kept.state)
+    return again_of(checkpoint, newest_offsets(checkpoint))
+
+
 class Undecoded:
     """Collects the files of a stream's tasks."""
 
@@ -78,13 +102,20 @@ class Undecoded:
         self._settings, self._name = settings, stream.name
         self._folder = undecoded_folder(settings, stream.name)
         self._into = stream.row_source.dead_letters if isinstance(stream.row_source, KafkaSource) else None
+        self._topic: ErrorTopic | None = None
+        if self._into is None and stream.errors_in_topic:
+            from millrace.flows.errors.topic import ErrorTopic
+
+            self._topic = ErrorTopic(stream)
+        self._kept = self._into is None and self._topic is None
+        """Whether the files are the letters."""
         self._collected: list[Path] = []
-        self._known = {path.name for path in self._folder.glob("*.arrow")} if self._into is None else set()
+        self._known = {path.name for path in self._folder.glob("*.arrow")} if self._kept else set()
 
     def collect(self, batch_id: int) -> int:
-        """Return the number of records that tasks have put aside since the last call. Raises what the collection does.
+        """Return the number of records that tasks have put aside since the last call. Raises what their place does.
 
-        With a collection they are its rows when this returns.
+        With a collection or a topic they are there when this returns.
         """
         found, again = 0, set[str]()
         for path in sorted(self._folder.glob("*.arrow")):
@@ -93,16 +124,18 @@ class Undecoded:
             with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
                 table = reader.read_all()
                 found += table.num_rows
+                if self._topic is not None:
+                    self._topic.put(_failures(table), task=f"{self._name}{SOURCE}")
                 if self._into is not None:
                     with connect(settings=self._settings) as db:
                         rows = _letters(self._name, batch_id, table)
                         db.collection(self._into).upsert(rows)
                     again |= set(rows["id"].to_pylist()) if path.name.startswith("again-") else set()
-            if self._into is None:
+            if self._kept:
                 self._known.add(path.name)
             else:
                 self._collected.append(path)
-        if self._into is not None:
+        if not self._kept:
             self._went_in(batch_id, again)
         return found
 
@@ -114,15 +147,29 @@ class Undecoded:
         for number, ids in waiting(folder, 0).items():
             if number <= before:  # its batch is committed: nobody reads it again
                 (folder / f"{number}.arrow").unlink()
-            elif number <= now and (gone := [name for name in ids if name not in again]):
+            elif self._into is not None and number <= now and (gone := [name for name in ids if name not in again]):
                 with connect(settings=self._settings) as db:
                     db.collection(str(self._into)).delete(gone)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._topic is not None:
+            self._topic.close()
 
     def done(self) -> None:
         """Remove the files of records that are letters and counted. Until then they come again with their batch."""
         for path in self._collected:
             path.unlink(missing_ok=True)
         self._collected.clear()
+
+
+def _failures(table: pa.Table) -> list[Failure]:
+    reasons = table[REASON].to_pylist()
+    return [
+        Failure(record, VALUE_CONVERTER, "source", kind, words or kind)
+        for record, reason in zip(records_of(table), reasons, strict=True)
+        for kind, _, words in [reason.partition(": ") if reason.startswith(SKIPPED) else ("UNDECODED", "", reason)]
+    ]
 
 
 def _letters(stream: str, batch_id: int, table: pa.Table) -> pa.Table:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import ChangesRefused, InvalidArgument
 from millrace.client.produce.rows import last_of_each_key
+from millrace.flows.sinks.collection.placed import PLACE
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 KIND: Final = "_change"
@@ -33,10 +34,25 @@ class Folded:
     """Keys: the collection's key columns, each key once and none that is in `rows`."""
     rows: pa.Table
     """Rows that replace those of their keys, without the columns of changes."""
+    earlier_deleted: pa.Table
+    """Keys that a later change deletes or replaces, and PLACE. Empty if the changes have no such column."""
+    earlier_rows: pa.Table
+    """Rows that a later change deletes or replaces, with PLACE. Empty likewise."""
+
+
+def ordered(changes: pa.Table) -> pa.Table:
+    """Return `changes` in the order in which they take effect."""
+    if KIND not in changes.column_names:
+        return changes
+    order = _order(changes, pc.fill_null(pc.index_in(changes[KIND].cast(pa.utf8()), _RANKS), len(_RANKS)))
+    return changes if order is None else changes.take(order)
 
 
 def fold(changes: pa.Table, key: Sequence[str]) -> Folded:
-    """Return the net effect of `changes` on rows with the key fields `key`. Raises InvalidArgument, ChangesRefused."""
+    """Return the net effect of `changes` on rows with the key fields `key`. Raises InvalidArgument, ChangesRefused.
+
+    Keys and rows have the column PLACE if `changes` have it, in the order in which they take effect.
+    """
     if KIND not in changes.column_names:
         raise InvalidArgument(f"the rows have no column {KIND!r}: it says insert, upsert, delete or retract of each")
     missing = [name for name in key if name not in changes.column_names]
@@ -55,13 +71,22 @@ def fold(changes: pa.Table, key: Sequence[str]) -> Folded:
         retracted, changes, codes = _retracted(changes, codes)
     named = pa.array(codes)
     marked = changes.append_column("_rank", named) if len(changes) else changes
+    keys, plain = [name for name in (*key, PLACE) if name in changes.column_names], _plain(changes)
+    none = changes.slice(0, 0)
     if not len(marked):
-        plain = changes.select(_plain(changes))
-        return Folded(retracted, changes.select(list(key)), plain)
+        return Folded(retracted, none.select(keys), none.select(plain), none.select(keys), none.select(plain))
     last = last_of_each_key(marked, key)
-    gone = pc.equal(last["_rank"], 1)
-    rows = last.filter(pc.invert(gone))
-    return Folded(retracted, last.filter(gone).select(list(key)), rows.select(_plain(changes)))
+    earlier = marked.slice(0, 0)
+    if PLACE in marked.column_names and len(last) < len(marked):
+        earlier = marked.filter(pc.invert(pc.is_in(marked[PLACE], last[PLACE])))
+    gone, went = pc.equal(last["_rank"], 1), pc.equal(earlier["_rank"], 1)
+    return Folded(
+        retracted,
+        last.filter(gone).select(keys),
+        last.filter(pc.invert(gone)).select(plain),
+        earlier.filter(went).select(keys),
+        earlier.filter(pc.invert(went)).select(plain),
+    )
 
 
 def _plain(changes: pa.Table) -> list[str]:

@@ -2,15 +2,17 @@
 
 The producer's identity is the sink's (created once, and stored in its folder); the sequences are the batch's. So a
 batch that is repeated after a crash sends the same messages with the same numbers, and the chain accepts each once (law
-8). Three cases remain:
+8). Four cases remain:
 
 - The batch is journaled and not done: its messages are sent as the journal has them, before anything else. What Spark
   gives again is not looked at.
 - The chain has meanwhile forgotten the producer (UNKNOWN_PRODUCER; a first message has a barrier tick, so that it is
   not taken for a new one), or no longer holds a result (ALREADY_APPLIED). The sink waits for the WAL up to now: what is
   in it took effect, and only the rest gets numbers of a new epoch, journaled before it is sent.
-- A message was rejected (its partition was dropped, say): the batch stops with that, and the next attempt sends the
-  rejected messages under new numbers.
+- A message was rejected because of one of its rows (a check that the collection has had since, a size): what `divide`
+  returns is journaled under numbers of a new epoch, and sent in its place.
+- A message was rejected for another reason (its partition was dropped, say): the batch stops with that, and the next
+  attempt sends the rejected messages under new numbers.
 
 The journal stays when its batch is done, and the next batch replaces it. So the note that a batch is done need not be
 durable: a batch that is done but not noted is sent again with its numbers, which has no second effect.
@@ -30,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -56,11 +58,15 @@ EPOCHS: Final = 5
 """Epochs that one batch may take before it is given up."""
 
 _AGAIN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
+_UNKNOWN: Final = _AGAIN | {Reason.ALREADY_APPLIED}
+"""Answers that do not say what became of a message. A message after one that was too large is a gap."""
 _PLACES: Final = pa.list_(pa.list_(pa.int64()))
 _SCHEMA: Final = pa.schema(
     [pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary()), pa.field("places", _PLACES)]
 )
 _NAME: Final = "batch.arrow"
+_HELD: Final = ""
+"""In place of a PChannel."""
 
 Number = tuple[str, int, int]
 """VChannel, epoch and sequence of a message."""
@@ -74,8 +80,15 @@ class PlacedMessage(MutableMessage):
     """By row the position of its document."""
 
 
-Divide = Callable[[MutableMessage, AppendRejected], Sequence[MutableMessage] | None]
-"""Return the messages to send in place of one that was rejected, or None if its rows are not at fault."""
+class Division(NamedTuple):
+    """What a batch sends in place of its messages that were rejected."""
+
+    messages: Sequence[MutableMessage]
+    aside: int = 0
+    """Rows that were put aside: they are no longer in the messages, or are letters."""
+
+
+Refusals = Sequence[tuple[MutableMessage, AppendRejected]]
 
 
 @dataclass(slots=True)
@@ -90,11 +103,17 @@ class InFlight:
     """By PChannel the messages of each entry, stamped."""
     entries: dict[str, list[bytes]] = field(default_factory=dict)
     """By PChannel the same as they lie in the journal, of what this process wrote there."""
+    held: Sequence[MutableMessage] = ()
+    """Rows of the batch that later ones of their keys replace: sent in place of such a one that is put aside."""
     renumber: bool = False
     """Whether its messages are to get new numbers first: those that they have were used up by rejections."""
 
     def messages(self) -> list[MutableMessage]:
         return [message for groups in self.groups.values() for group in groups for message in group]
+
+
+Divide = Callable[[Refusals, InFlight], Division | None]
+"""Divide what was rejected of a batch. None if its rows are not at fault: the batch stops."""
 
 
 class JournalFiles(Protocol):
@@ -159,18 +178,20 @@ class Journal:
         self._settle(batch, self._lanes(resumed=self._producer is None))
         self._done(batch.noted)
 
-    def write(self, batch: Noted, messages: Sequence[MutableMessage]) -> None:
+    def write(self, batch: Noted, messages: Sequence[MutableMessage], *, held: Sequence[MutableMessage] = ()) -> None:
         """Have `messages` take effect, in order within each VChannel, each once, as the micro-batch `batch`.
 
-        Raises AppendRejected for the first one that the chain refused, AppendUnresolved, TickNotReached,
-        DeadlineExceeded: the next attempt continues.
+        `held` are for `divide`. Afterwards `noted` has the batch's counts. Raises AppendRejected for the first one that
+        the chain refused, AppendUnresolved, TickNotReached, DeadlineExceeded: the next attempt continues.
         """
         if messages:
             stamped = self._stamped(batch, messages)
+            stamped.held = held
             self._keep(stamped)
             hit("sink.journaled")
             self._settle(stamped, self._lanes())
             hit("sink.sent")
+            batch = stamped.noted  # with the rows that were put aside meanwhile
         self._done(batch)
 
     # --- numbers -----------------------------------------------------------------------------------------------------
@@ -230,46 +251,41 @@ class Journal:
             if producer is not self._producer:
                 producer.close()
             rest = [message for message in batch.messages() if not _stands(answers.get(_number_of(message)))]
+            if not rest:
+                return
             refused = [
                 (message, answer)
                 for message in rest
                 if isinstance(answer := answers.get(_number_of(message)), AppendRejected)
-                and answer.reason != Reason.ALREADY_APPLIED
+                and answer.reason not in _UNKNOWN
             ]
             for _, answer in refused:
                 if isinstance(answer, ProducerFenced):
                     raise answer  # another process writes as this sink: it has the journal too
-            unknown = len(rest) - len(refused)
-            if refused and not unknown:
-                parts = self._divided(refused)
-                if parts is not None:
-                    self._renumbered(batch, parts)
-                    producer = self._owned()
-                    if parts:
-                        continue
-                    return
+            unknown = rest
+            if refused:
+                verdicts = {_number_of(message) for message, _ in refused}
+                unknown = [message for message in rest if _number_of(message) not in verdicts]
+            division = None if self._divide is None or not refused else self._divide(refused, batch)
+            if refused and division is None and not unknown:
                 batch.groups = _by_entries([message for message, _ in refused])
                 batch.renumber = True
                 self._keep(batch)
                 raise refused[0][1]
-            if not rest:
+            standing = self._in_wal(batch) if unknown else set()
+            again = [message for message in unknown if _number_of(message) not in standing]
+            if division is None:
+                again += [message for message, _ in refused]
+                epochs += 1
+            else:
+                again += division.messages
+                taken, aside = batch.noted.acknowledged - division.aside, batch.noted.rejected + division.aside
+                batch.noted = replace(batch.noted, acknowledged=taken, rejected=aside)
+            self._renumbered(batch, again)
+            if not again:
                 return
-            epochs += 1
-            standing = self._in_wal(batch)
-            self._renumbered(batch, [message for message in rest if _number_of(message) not in standing])
             producer = self._owned()
         raise DeadlineExceeded(f"{self._name!r}: the chain forgets the sink's producer again and again: start it again")
-
-    def _divided(self, refused: Sequence[tuple[MutableMessage, AppendRejected]]) -> list[MutableMessage] | None:
-        if self._divide is None:
-            return None
-        parts: list[MutableMessage] = []
-        for message, answer in refused:
-            mine = self._divide(message, answer)
-            if mine is None:
-                return None
-            parts += mine
-        return parts
 
     def _delivered(self, batch: InFlight, producer: Producer) -> dict[Number, object]:
         """By number what became of each message; what is not in there has to be looked for."""
@@ -390,8 +406,15 @@ def write_batch(file: pa.NativeFile, batch: InFlight, more: Mapping[str, Any]) -
         for pchannel, mine in batch.entries.items():
             for entry, group in zip(mine, batch.groups[pchannel], strict=True):
                 places = [list(each.places) if isinstance(each, PlacedMessage) else None for each in group]
-                columns = [[pchannel], pa.array([entry], pa.large_binary()), pa.array([places], _PLACES)]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+                writer.write_batch(_line(schema, pchannel, entry, places))
+        for message in batch.held:
+            places = [list(message.places)] if isinstance(message, PlacedMessage) else [None]
+            writer.write_batch(_line(schema, _HELD, encode_entry([message]), places))
+
+
+def _line(schema: pa.Schema, pchannel: str, entry: bytes, places: list[list[int] | None]) -> pa.RecordBatch:
+    columns = [[pchannel], pa.array([entry], pa.large_binary()), pa.array([places], _PLACES)]
+    return pa.record_batch(columns, schema=schema)
 
 
 def read_batch(reader: pa.RecordBatchFileReader) -> tuple[InFlight, dict[str, Any]]:
@@ -401,6 +424,9 @@ def read_batch(reader: pa.RecordBatchFileReader) -> tuple[InFlight, dict[str, An
     batch = InFlight(noted, facts["since"], renumber=facts["renumber"])
     for number in range(reader.num_record_batches):
         row = reader.get_batch(number).to_pylist()[0]
+        if row["pchannel"] == _HELD:
+            batch.held = [*batch.held, *_decoded(row["entry"], row["places"])]
+            continue
         batch.groups.setdefault(row["pchannel"], []).append(_decoded(row["entry"], row.get("places")))
         batch.entries.setdefault(row["pchannel"], []).append(row["entry"])
     return batch, facts

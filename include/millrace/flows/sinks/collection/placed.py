@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
@@ -20,7 +22,8 @@ from millrace.message.types import MessageType
 
 Rows = list[tuple[Action, KeyedRow]]
 _T = TypeVar("_T")
-_PLACE: Final = "_place"
+PLACE: Final = "_place"
+"""A column with the positions of rows; no field has such a name."""
 _STEP: Final = "collection"
 
 
@@ -37,23 +40,43 @@ def placed_messages(rows: Sequence[tuple[Action, KeyedRow]], collection: Collect
         found += placed_upserts(conform([row for row, _ in new], collection), [place for _, place in new], collection)
     if gone:
         keys = key_rows([key for key, _ in gone], collection)
-        names = keys.schema.names
-        places = pa.array([place for _, place in gone], pa.int64())
-        whole = pa.RecordBatch.from_arrays([*keys.columns, places], names=[*names, _PLACE])
-        for vchannel, part in split_keys(whole, collection):
-            found.append(_placed(delete_message(part.select(names), collection, vchannel=vchannel), part))
+        found += placed_deletes(keys, [place for _, place in gone], collection)
     return found
+
+
+def placed_deletes(keys: pa.RecordBatch, places: Sequence[int], collection: CollectionInfo) -> list[PlacedMessage]:
+    """Return messages that delete the rows of `keys`, each from the document at its place."""
+    names = keys.schema.names
+    whole = pa.RecordBatch.from_arrays([*keys.columns, pa.array(places, pa.int64())], names=[*names, PLACE])
+    return [
+        _placed(delete_message(part.select(names), collection, vchannel=vchannel), part)
+        for vchannel, part in split_keys(whole, collection)
+    ]
 
 
 def placed_upserts(rows: pa.Table, places: Sequence[int], collection: CollectionInfo) -> list[PlacedMessage]:
     """Return messages that upsert `rows` that conform to the collection, each from the document at its place."""
-    found: list[PlacedMessage] = []
-    names = rows.column_names
-    placed = rows.append_column(_PLACE, pa.array(places, pa.int64()))
-    for vchannel, partition, part in split_rows(placed, collection, None, None):
-        made = insert_message(part.select(names), collection, vchannel=vchannel, partition_id=partition, upsert=True)
-        found.append(_placed(made, part))
-    return found
+    return placed_rows(rows.append_column(PLACE, pa.array(places, pa.int64())), collection, upsert=True)
+
+
+def placed_rows(
+    rows: pa.Table,
+    collection: CollectionInfo,
+    *,
+    upsert: bool,
+    partitions: tuple[str | None, str | None] = (None, None),
+    every_row: bool = False,
+) -> list[PlacedMessage]:
+    """Return messages that insert or upsert rows that conform to the collection but for their column PLACE.
+
+    `partitions`: the partition of all rows, and the column with the name of a row's. With `every_row`, a message may
+    have several rows of a key: it is not for sending.
+    """
+    names = [name for name in rows.column_names if name != PLACE]
+    return [
+        _placed(insert_message(part.select(names), collection, vchannel=home, partition_id=number, upsert=upsert), part)
+        for home, number, part in split_rows(rows, collection, *partitions, every_row=every_row)
+    ]
 
 
 def fitting(rows: Rows, collection: CollectionInfo) -> tuple[Rows, list[PlacedMessage], list[Failure]]:
@@ -90,16 +113,46 @@ def separate(
     return good, failures
 
 
+def rows_in(message: MutableMessage, collection: CollectionInfo) -> pa.RecordBatch:
+    """Return the rows of a message of `collection`, or the keys that it deletes."""
+    schema = collection.schemas[message.schema_version - 1]
+    return decode_rows(message.payload, schema.key_arrow() if message.type == MessageType.DELETE else schema.arrow())
+
+
+def earlier_row(
+    message: PlacedMessage, held: Sequence[MutableMessage], collection: CollectionInfo
+) -> PlacedMessage | None:
+    """Return the last row in `held` before the one row of `message` that has its key, as a message; None: no row."""
+    names = collection.schemas[message.schema_version - 1].key_names
+    key = rows_in(message, collection).select(names)
+    newest: PlacedMessage | None = None
+    for each in held:
+        if not isinstance(each, PlacedMessage) or each.vchannel != message.vchannel:
+            continue
+        rows = rows_in(each, collection)
+        same = np.logical_and.reduce(
+            [pc.equal(rows[name], key[name][0]).to_numpy(zero_copy_only=False) for name in names]
+        )
+        for number in np.flatnonzero(same).tolist():
+            place = each.places[number]
+            if place < message.places[0] and (newest is None or place > newest.places[0]):
+                newest = _part(each, rows, number, number + 1)
+    return newest
+
+
 def halves(message: PlacedMessage, collection: CollectionInfo) -> Iterator[PlacedMessage]:
     """Yield two messages with the rows of `message`."""
-    schema = collection.schemas[message.schema_version - 1]
-    rows = decode_rows(message.payload, schema.key_arrow() if message.type == MessageType.DELETE else schema.arrow())
+    rows = rows_in(message, collection)
     middle = rows.num_rows // 2
-    for first, last in ((0, middle), (middle, rows.num_rows)):
-        payload = encode_rows(rows.slice(first, last - first))
-        yield replace(message, rows=last - first, payload=payload, places=message.places[first:last])
+    yield _part(message, rows, 0, middle)
+    yield _part(message, rows, middle, rows.num_rows)
+
+
+def _part(message: PlacedMessage, rows: pa.RecordBatch, first: int, last: int) -> PlacedMessage:
+    payload = encode_rows(rows.slice(first, last - first))
+    return replace(message, rows=last - first, payload=payload, places=message.places[first:last])
 
 
 def _placed(message: MutableMessage, rows: pa.RecordBatch) -> PlacedMessage:
     fields = {name: getattr(message, name) for name in MESSAGE_FIELDS}
-    return PlacedMessage(**fields, places=tuple(rows[_PLACE].to_pylist()))
+    return PlacedMessage(**fields, places=tuple(rows[PLACE].to_pylist()))

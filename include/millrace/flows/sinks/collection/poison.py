@@ -1,4 +1,4 @@
-"""Poison rows: separate rows that no message can carry (a null in a non-nullable column, a number out of range).
+"""Poison rows: rows that no message can carry (a null in a non-nullable column), or that the chain refuses.
 
 They become rows of a collection of dead letters, in the same micro-batch and exactly once like the others: a
 description of the error, and the row as Arrow bytes, from which `redriven` restores it.
@@ -7,15 +7,18 @@ description of the error, and the row as Arrow bytes, from which `redriven` rest
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.client.consume.dead_letters import LETTERS as LETTERS
+from millrace.client.consume.dead_letters import MAX_REASON
 from millrace.client.consume.dead_letters import arrow_bytes as arrow_bytes
 
+SHORT: Final = 4_096
+"""Characters of a row in a letter without a payload."""
 MOST: Final = 1_000
 """Poison rows of one micro-batch: where there are more, it is not the rows that are wrong, and the stream stops."""
 
@@ -52,35 +55,43 @@ def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table,
     return (pa.concat_tables(good) if good else table.slice(0, 0)), bad
 
 
-def letters(stream: str, batch_id: int, bad: Sequence[tuple[pa.Table, str]]) -> pa.Table:
-    """Rows of LETTERS."""
+def letters(stream: str, batch_id: int, bad: Iterable[tuple[int, pa.Table, str]]) -> pa.Table:
+    """Return rows of LETTERS from the numbers of rows in their batch, the rows, and what was said of them."""
     rows = [
         {
             "id": f"{stream}/{batch_id}/{number}",
             "stream": stream,
             "batch": batch_id,
-            "reason": reason,
+            "reason": reason[:MAX_REASON],
             "row": json.dumps(row.to_pylist()[0], default=str),
             "payload": arrow_bytes(row),
         }
-        for number, (row, reason) in enumerate(bad)
+        for number, row, reason in bad
     ]
     return pa.Table.from_pylist(rows, schema=LETTERS.arrow())
 
 
+def shortened(letter: pa.Table) -> pa.Table:
+    """Return a letter that is too large without its payload, and with the beginning of its text: for people alone."""
+    found = letter.to_pylist()[0]
+    return pa.Table.from_pylist([found | {"row": found["row"][:SHORT], "payload": b""}], schema=LETTERS.arrow())
+
+
 def in_order(found: pa.Table) -> list[int]:
-    """The places of letters in the order of their batches, and of their rows in a batch."""
-    numbers = [
-        (batch, int(name.rpartition("/")[2]))
-        for batch, name in zip(*(found[each].to_pylist() for each in ("batch", "id")), strict=True)
-    ]
-    return sorted(range(len(numbers)), key=numbers.__getitem__)
+    """The places of letters in the order of their incarnations and batches, and of their rows in a batch."""
+
+    def place(number: int) -> tuple[int, int, int]:
+        parts = ids[number].removeprefix(f"{streams[number]}/").split("/")
+        return int(parts[0]) if len(parts) > 2 else 0, batches[number], int(parts[-1])
+
+    ids, streams, batches = (found[each].to_pylist() for each in ("id", "stream", "batch"))
+    return sorted(range(len(ids)), key=place)
 
 
 def redriven(found: pa.Table) -> list[pa.RecordBatch]:
-    """The rows that letters hold, as they were given to the sink."""
+    """The rows that letters hold, as they were given to the sink; none of a letter without a payload."""
     batches: list[pa.RecordBatch] = []
-    for payload in found["payload"].to_pylist():
+    for payload in filter(None, found["payload"].to_pylist()):
         with pa.ipc.open_stream(payload) as reader:
             batches += list(reader)
     return batches

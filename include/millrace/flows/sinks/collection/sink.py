@@ -19,10 +19,11 @@ A key changes at one tick, but a batch does not: readers may see a part of one. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -56,17 +57,34 @@ from millrace.client.produce.rows import (
 )
 from millrace.flows.batch import Batch, TableColumns
 from millrace.flows.conversion import KeyedRow, row_of
+from millrace.flows.errors.letters import RefusedRow, RowLetters
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure, is_truncation
-from millrace.flows.sinks.collection.changes import KIND, Folded, fold
+from millrace.flows.sinks.collection.changes import KIND, Folded, fold, ordered
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.follow import OnSchemaChange, create, follow
 from millrace.flows.sinks.collection.history import Change, KeyHistory, Row
-from millrace.flows.sinks.collection.journal import FolderJournal, Journal, PlacedMessage
+from millrace.flows.sinks.collection.journal import (
+    Division,
+    FolderJournal,
+    InFlight,
+    Journal,
+    PlacedMessage,
+    Refusals,
+)
 from millrace.flows.sinks.collection.lane import LaneJournal
 from millrace.flows.sinks.collection.model import History
-from millrace.flows.sinks.collection.placed import fitting, halves, placed_upserts
-from millrace.flows.sinks.collection.poison import in_order, letters, redriven, sift
+from millrace.flows.sinks.collection.placed import (
+    PLACE,
+    earlier_row,
+    fitting,
+    halves,
+    placed_deletes,
+    placed_rows,
+    placed_upserts,
+    rows_in,
+)
+from millrace.flows.sinks.collection.poison import MOST, in_order, letters, redriven, shortened, sift
 from millrace.flows.sinks.memory import Noted
 from millrace.flows.sinks.sink import Verdicts, require_some
 from millrace.message import builders
@@ -81,6 +99,7 @@ from millrace.wal.visible.changes import CHANGE_COLUMNS
 Mode = Literal["append", "upsert", "changes"]
 MODES: Final[tuple[Mode, ...]] = ("append", "upsert", "changes")
 STEP: Final = "collection"
+_MISFIT: Final = "INVALID_ARGUMENT"
 _RETRY_AFTER: Final = 1.0
 _OWN_FAULT: Final = frozenset({"INVALID_ARGUMENT", "MALFORMED", "ENTRY_TOO_LARGE", "APPEND_REJECTED"})
 
@@ -108,6 +127,7 @@ class CollectionSink(Closeable):
         partition: str | None = None,
         partition_by: str | None = None,
         dead_letters: str | None = None,
+        letters: RowLetters | None = None,
         stream: str = "",
         flow: str = "",
         history: History | None = None,
@@ -122,7 +142,8 @@ class CollectionSink(Closeable):
         whether it follows the table's columns.
 
         `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
-        is the name of their stream. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
+        is the name of their stream. `letters` is another place for them: it gets them before the rest of their batch is
+        sent, and again if that is repeated. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
         completing a batch that an earlier process began.
         """
         require_guarantee(guarantee, "collection")
@@ -135,6 +156,7 @@ class CollectionSink(Closeable):
         self._partitions = (partition, partition_by)
         self._name = collection
         self._letters = dead_letters
+        self._elsewhere = letters
         self._stream = stream or collection
         self._database: Database | None = None
         self._collection: Collection | None = None
@@ -163,7 +185,9 @@ class CollectionSink(Closeable):
             for name in filter(None, (self._name, self._letters)):
                 self._newest_chain(self._client.definition(name))
             if self._guarantee == "exactly once":
-                self._journal = Journal(self._client, FolderJournal(self._memory, self._name), self._name)
+                files = FolderJournal(self._memory, self._name)
+                divide = self._divided_rows if self._has_letters else None
+                self._journal = Journal(self._client, files, self._name, divide=divide)
                 self._journal.resume()
             else:
                 self._noted = Noted.load(self._memory) if self._guarantee == "at most once" else self._noted
@@ -171,6 +195,10 @@ class CollectionSink(Closeable):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def _has_letters(self) -> bool:
+        return self._letters is not None or self._elsewhere is not None
 
     @property
     def _client(self) -> Database:
@@ -192,6 +220,8 @@ class CollectionSink(Closeable):
         self._lanes.clear()
         if self._journal is not None:
             self._journal.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
         if self._database is not None:
             self._database.close()
         self._database = self._journal = self._plain = self._collection = None
@@ -225,43 +255,119 @@ class CollectionSink(Closeable):
         again = (self._journal.noted if self._journal else self._noted).again(batch.start)
         if again is not None:
             return again
-        messages, taken = self._messages(batch.start, batch.table())
+        messages, held, taken = self._messages(batch.start, batch.table(), batch.numbers)
         if self._journal is not None:
-            self._journal.write(taken, messages)
+            self._journal.write(taken, messages, held=held)
+            taken = self._journal.noted
         else:
             assert self._memory is not None, "rows go into a sink with a memory"
             if self._guarantee == "at most once":
                 self._noted = taken
                 self._noted.keep(self._memory)
                 hit("sink.done")
-            assert self._plain is not None
-            self._plain.send(messages)
+            taken = self._sent(messages, held, taken)
             hit("sink.sent")
         return Verdicts(taken.acknowledged, taken.rejected)
 
-    def redrive(self, found: pa.Table) -> int:
+    def _sent(self, messages: Sequence[MutableMessage], held: Sequence[MutableMessage], taken: Noted) -> Noted:
+        """Send without a journal. Return the counts, with the rows that were put aside."""
+        assert self._plain is not None
+        parts = [messages]
+        while parts:
+            part = parts.pop()
+            try:
+                self._plain.send(part)
+            except AppendRejected as error:
+                if not self._has_letters or error.reason not in _OF_ROWS:
+                    raise
+                if len(part) > 1:  # what was taken of them is sent again: at least once
+                    parts += [[each] for each in reversed(part)]
+                    continue
+                division = self._divided_rows([(part[0], error)], InFlight(taken, {}, held=held))
+                if division is None:
+                    raise
+                parts += [[each] for each in reversed(division.messages)]
+                taken = Noted(taken.batch_id, taken.acknowledged - division.aside, taken.rejected + division.aside)
+        return taken
+
+    def _divided_rows(self, refused: Refusals, batch: InFlight) -> Division | None:
+        """Divide messages of rows that the chain refused: a row that is refused alone becomes a letter.
+
+        An earlier row of its key in the batch, or an earlier delete, is sent too.
+        """
+        home = None if self._letters is None else self._client.definition(self._letters)
+        collection = self._client.definition(self._name)
+        messages: list[MutableMessage] = []
+        aside: list[RefusedRow] = []
+        for message, answer in refused:
+            if answer.reason not in _OF_ROWS or not isinstance(message, PlacedMessage):
+                return None
+            of_letters = home is not None and message.vchannel in home.vchannels
+            if message.rows > 1:
+                messages += halves(message, home if home is not None and of_letters else collection)
+            elif home is not None and of_letters:
+                letter = pa.Table.from_batches([rows_in(message, home)])
+                if answer.reason != Reason.TOO_LARGE or not letter["payload"][0].as_py():
+                    return None
+                messages += placed_upserts(shortened(letter), message.places, home)
+            elif message.type == MessageType.DELETE:
+                return None
+            else:
+                row = self._as_given(pa.Table.from_batches([rows_in(message, collection)]), collection)
+                aside.append(RefusedRow(message.places[0], row, answer.code, str(answer)))
+                earlier = earlier_row(message, batch.held, collection)
+                messages += [] if earlier is None else [earlier]
+        if len(refused) > MOST or batch.noted.rejected + len(aside) > MOST:
+            return None
+        return Division([*messages, *self._put_aside(batch.noted.batch_id, aside)], len(aside))
+
+    def _put_aside(self, batch_id: int, rows: Sequence[RefusedRow]) -> list[PlacedMessage]:
+        """Return messages that are the letters of rows; none if the letters go elsewhere: they are durable there."""
+        if not rows:
+            return []
+        if self._letters is None:
+            assert self._elsewhere is not None
+            self._elsewhere.put(batch_id, rows)
+            return []
+        found = letters(self._stream, batch_id, [(each.number, each.row, each.reason) for each in rows])
+        return placed_upserts(found, [each.number for each in rows], self._client.definition(self._letters))
+
+    def _as_given(self, row: pa.Table, collection: CollectionInfo) -> pa.Table:
+        """Return a row of a message without what the collection computes, and with what it does to its key."""
+        computed = {each.name for each in collection.schema.fields if each.computed is not None}
+        row = row.select([name for name in row.column_names if name not in computed])
+        return row.append_column(KIND, pa.array(["upsert"])) if self._mode == "changes" else row
+
+    def redrive(self, found: pa.Table, *, stay: Callable[[pa.Table], None] = lambda _: None) -> int:
         """Take the rows of the letters `found` that fit now, in the stream's order, and delete these letters.
 
-        Return their number. For an exactly-once sink. Raises the errors of :meth:`write`, but not for rows that do not
-        fit.
+        Return their number. `stay` gets the others, before anything is sent. For an exactly-once sink; the batch has
+        the next number. Raises the errors of :meth:`write`, but not for rows that do not fit.
         """
         assert self._journal is not None
-        assert self._letters is not None
-        collection, home = self._client.definition(self._name), self._client.definition(self._letters)
+        collection = self._client.definition(self._name)
         batch_id = self._journal.noted.batch_id + 1
         taken: list[str] = []
+        left: list[pa.Table] = []
         messages: list[MutableMessage] = []
         for letter in (found.slice(place, 1) for place in in_order(found)):
-            rows = pa.Table.from_batches(redriven(letter))
+            rows = pa.Table.from_batches(redriven(letter), None if letter["payload"][0].as_py() else pa.schema([]))
             try:
+                if not len(rows):
+                    raise InvalidArgument("it was too large to be kept")
                 self._fit(rows, collection)
             except InvalidArgument:
+                left.append(letter)
                 continue
-            messages += self._of(rows, collection, batch_id)
+            messages += self._of(rows, collection, batch_id)[0]
             taken += letter["id"].to_pylist()
+        if left:
+            stay(pa.concat_tables(left))
         if taken:
-            gone = split_keys(key_rows(taken, home), home)
-            messages += [delete_message(keys, home, vchannel=vchannel) for vchannel, keys in gone]
+            if self._letters is not None:
+                home = self._client.definition(self._letters)
+                gone = split_keys(key_rows(taken, home), home)
+                messages += [delete_message(keys, home, vchannel=vchannel) for vchannel, keys in gone]
             self._journal.write(Noted(batch_id, len(taken)), messages)
         return len(taken)
 
@@ -298,13 +404,19 @@ class CollectionSink(Closeable):
         generation = batch.generation if moves else None
         files = LaneJournal(self._settings, self._flow, batch.lane, collection=collection.id, generation=generation)
 
-        def divide(message: MutableMessage, answer: AppendRejected) -> Sequence[MutableMessage] | None:
-            if answer.reason not in _OF_ROWS or not isinstance(message, PlacedMessage):
-                return None
-            if message.rows > 1:
-                return list(halves(message, self._client.definition(self._name)))
-            files.refuse(message.places[0], answer.code, str(answer))
-            return ()
+        def divide(refused: Refusals, _: InFlight) -> Division | None:
+            messages: list[MutableMessage] = []
+            alone: list[tuple[int, AppendRejected]] = []
+            for message, answer in refused:
+                if answer.reason not in _OF_ROWS or not isinstance(message, PlacedMessage):
+                    return None
+                if message.rows > 1:
+                    messages += halves(message, self._client.definition(self._name))
+                else:
+                    alone.append((message.places[0], answer))
+            for place, answer in alone:
+                files.refuse(place, answer.code, str(answer))
+            return Division(messages)
 
         made = _Lane(files, Journal(self._client, files, self._name, divide=divide))
         self._lanes[batch.lane] = made
@@ -442,20 +554,27 @@ class CollectionSink(Closeable):
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _messages(self, batch_id: int, table: pa.Table) -> tuple[list[MutableMessage], Noted]:
+    def _messages(
+        self, batch_id: int, table: pa.Table, numbers: Sequence[int] | None
+    ) -> tuple[list[MutableMessage], list[MutableMessage], Noted]:
+        """Return the messages of a batch, those of its rows that later ones of their keys replace, and its counts."""
         if not len(table):
-            return [], Noted(batch_id)
+            return [], [], Noted(batch_id)
         collection = self._client.definition(self._name)
         bad: list[tuple[pa.Table, str]] = []
-        if self._letters is not None:
+        if self._has_letters:
+            changes = self._mode == "changes"
+            table = ordered(table) if changes else table
+            places = np.arange(len(table)) if changes or numbers is None else numbers
+            table = table.append_column(PLACE, pa.array(places, pa.int64()))
             table, bad = sift(table, lambda part: self._fit(part, collection))
         taken = Noted(batch_id, len(table), len(bad))
-        messages = self._of(table, collection, batch_id) if len(table) else []
-        if bad and self._letters is not None:
-            home = self._client.definition(self._letters)
-            rows = conform(letters(self._stream, batch_id, bad), home)
-            messages += _inserts(rows, home, (None, None), upsert=True)
-        return messages, taken
+        messages, held = self._of(table, collection, batch_id) if len(table) else ([], [])
+        messages += self._put_aside(
+            batch_id,
+            [RefusedRow(row[PLACE][0].as_py(), row.drop_columns([PLACE]), _MISFIT, words) for row, words in bad],
+        )
+        return messages, held, taken
 
     def _fit(self, table: pa.Table, collection: CollectionInfo) -> None:
         """Raises InvalidArgument where a message cannot carry these rows."""
@@ -470,7 +589,8 @@ class CollectionSink(Closeable):
         self._rows(folded.rows, collection)
 
     def _rows(self, rows: pa.Table, collection: CollectionInfo) -> pa.Table:
-        fitted = conform(rows, collection)
+        places = rows[PLACE] if PLACE in rows.column_names else None
+        fitted = conform(rows if places is None else rows.drop_columns([PLACE]), collection)
         partition_by = self._partitions[1]
         if partition_by is not None:
             names = pc.is_in(fitted[partition_by].cast(pa.utf8()), pa.array(list(collection.partitions)))
@@ -478,27 +598,48 @@ class CollectionSink(Closeable):
                 raise InvalidArgument(
                     f"the column {partition_by!r} names a partition that {self._name!r} does not have"
                 )
-        return fitted
+        return fitted if places is None else fitted.append_column(PLACE, places)
 
-    def _of(self, table: pa.Table, collection: CollectionInfo, batch_id: int) -> list[MutableMessage]:
+    def _some(self, rows: pa.Table, collection: CollectionInfo) -> pa.Table:
+        """Return those of `rows` that fit; none if more than MOST do not."""
+        try:
+            good, _ = sift(rows, lambda part: self._rows(part, collection))
+        except InvalidArgument:
+            good = rows.slice(0, 0)
+        return self._rows(good, collection)
+
+    def _of(
+        self, table: pa.Table, collection: CollectionInfo, batch_id: int
+    ) -> tuple[list[MutableMessage], list[MutableMessage]]:
+        """Return the messages of rows that fit, and those of rows that later ones of their keys replace.
+
+        The latter are known only of rows with the column PLACE.
+        """
+        key = collection.schema.key_names
         if self._mode != "changes":
             rows = self._rows(self._without_changes(table), collection)
             upsert = self._mode == "upsert"
-            if upsert:
-                rows = last_of_each_key(rows, collection.schema.key_names)
-            return list(_inserts(rows, collection, self._partitions, upsert=upsert))
-        folded = fold(table, collection.schema.key_names)
+            last = last_of_each_key(rows, key) if upsert or collection.schema.replaces_duplicates else rows
+            held: list[MutableMessage] = []
+            if PLACE in rows.column_names and len(last) < len(rows):
+                earlier = rows.filter(pc.invert(pc.is_in(rows[PLACE], last[PLACE])))
+                held += placed_rows(earlier, collection, upsert=upsert, partitions=self._partitions, every_row=True)
+            return _inserts(last, collection, self._partitions, upsert=upsert), held
+        folded = fold(table, key)
         messages = [
             self._replacement(self._stream, each, collection, batch_id) for each in self._homes(folded, collection)
         ]
         if len(folded.deleted):
-            messages += [
-                delete_message(keys, collection, vchannel=vchannel)
-                for vchannel, keys in split_keys(key_rows(folded.deleted, collection), collection)
-            ]
+            messages += _deletes(folded.deleted, collection)
         if len(folded.rows):
             messages += _inserts(self._rows(folded.rows, collection), collection, self._partitions, upsert=True)
-        return messages
+        held = []
+        if len(folded.earlier_rows):
+            earlier = self._some(folded.earlier_rows, collection)
+            held += placed_rows(earlier, collection, upsert=True, partitions=self._partitions, every_row=True)
+        if len(folded.earlier_deleted):
+            held += _deletes(folded.earlier_deleted, collection)
+        return messages, held
 
     def _without_changes(self, table: pa.Table) -> pa.Table:
         """Rows of a stream of changes that are appended: deletes have no place among them."""
@@ -560,11 +701,20 @@ class CollectionSink(Closeable):
 
 def _inserts(
     rows: pa.Table, collection: CollectionInfo, partitions: tuple[str | None, str | None], *, upsert: bool
-) -> Iterable[MutableMessage]:
+) -> list[MutableMessage]:
+    if PLACE in rows.column_names:
+        return list(placed_rows(rows, collection, upsert=upsert, partitions=partitions))
     return [
         insert_message(part, collection, vchannel=vchannel, partition_id=number, upsert=upsert)
         for vchannel, number, part in split_rows(rows, collection, *partitions)
     ]
+
+
+def _deletes(keys: pa.Table, collection: CollectionInfo) -> list[MutableMessage]:
+    rows = key_rows(keys, collection)
+    if PLACE in keys.column_names:
+        return list(placed_deletes(rows, keys[PLACE].to_pylist(), collection))
+    return [delete_message(each, collection, vchannel=vchannel) for vchannel, each in split_keys(rows, collection)]
 
 
 def _replace(rows: Sequence[tuple[Action, KeyedRow]], collection: Collection) -> None:
