@@ -28,6 +28,8 @@ from millrace.base.errors import (
     LogRegressed,
     TableUnavailable,
 )
+from millrace.flows.range_host.positions import change_positions, positions_of
+from millrace.flows.sinks.collection.lane import LaneJournal, forget_lanes
 from millrace.log.generations.log import GenerationLog
 from millrace.log.generations.service import GenerationsService
 from millrace.message.ids import LogId
@@ -426,3 +428,30 @@ def test_what_loads_and_restores_have_noted_is_not_newer_than_the_log(world: Wor
     for path in notes:
         copied = tmp_path / "restored" / path.relative_to(world.settings.data_dir)
         assert copied.read_text() == "sent before"
+
+
+def test_a_backup_has_the_positions_of_flows_and_the_newest_journal_of_each_lane(world: World, tmp_path: Path) -> None:
+    """Positions are of a moment before that of the journals, and both are in the log or are sent again."""
+    change_positions(world.settings, "flights", {"in-0": 7})
+
+    def claimed() -> LaneJournal:
+        return LaneJournal(world.settings, "flights", "in/0", collection=1, generation=None)
+
+    lane = claimed()
+    lane.withdraw(12)
+
+    def act(name: str) -> None:
+        if name == "backup.pinned":
+            change_positions(world.settings, "flights", {"in-0": 50})
+            claimed().withdraw(40)
+
+    take(world, tmp_path / "backups", act=act)
+    ((folder, manifest),) = list_backups(tmp_path / "backups")
+    assert json.loads((folder / "manifest.json").read_text())["version"] == 3
+    assert [name for name in manifest.tables if name.startswith("pipelines/")] == ["pipelines/flights"]
+    restored = settings_in(tmp_path / "restored")
+    restore_backup(restored, folder)
+    assert positions_of(restored, "flights")["in-0"].position == 7
+    assert LaneJournal(restored, "flights", "in/0", collection=1, generation=None).position == 40
+    forget_lanes(restored, "flights")
+    assert LaneJournal(restored, "flights", "in/0", collection=1, generation=None).position == 0

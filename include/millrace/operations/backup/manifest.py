@@ -29,14 +29,15 @@ from typing import Any, Final, NamedTuple, Self
 from millrace.base.errors import BackupDamaged, BackupNotFound, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json, sync
-from millrace.operations.backup.safe_paths import check_paths, open_beneath
+from millrace.operations.backup.safe_paths import FLOW_FOLDERS, check_paths, open_beneath
 
 MANIFEST_FILE: Final = "manifest.json"
 MARKER_FILE: Final = "backup.json"
 DATA_FOLDER: Final = "data"
 _ID: Final = re.compile(r"backup-\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
-VERSIONS: Final = (1, 2)
-"""Version 2 has rows tables in ``tables/<id>/_rows``, version 1 in ``collections/<id>``."""
+VERSIONS: Final = (1, 2, 3)
+"""Version 3 has positions of flows; version 2 has rows tables in ``tables/<id>/_rows``, version 1 in
+``collections/<id>``."""
 
 
 class StoredFile(NamedTuple):
@@ -95,7 +96,8 @@ class BackupManifest:
     def write(self, folder: Path) -> None:
         """Write the manifest into the backup's folder, durably. This completes the backup."""
         body = asdict(self)
-        version = VERSIONS[any(name.startswith("tables/") for name in self.tables)]
+        named = {name.partition("/")[0] for name in (*self.tables, *self.files)}
+        version = 3 if named & FLOW_FOLDERS else 2 if "tables" in named else 1
         replace_json(folder / MANIFEST_FILE, {"version": version, "sha256": _digest(body), "body": body}, synced=True)
 
     @classmethod

@@ -25,6 +25,7 @@ from millrace.base.files import make_folder
 from millrace.base.log_backends import is_in_data_folder
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings, non_default_settings
+from millrace.flows.sinks.collection.lane import LANES
 from millrace.log.protocol import LogService
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backfill.importer import STATE_FILE
@@ -55,6 +56,7 @@ from millrace.tables.quality_state import quality_results_uri
 
 ATTEMPTS: Final = 3
 """Attempts of a backup before a missing file makes it fail."""
+_LANE_TRIES: Final = 20
 WAIT_SECONDS: Final = 60.0
 """Seconds that a backup waits for a truncation under way."""
 LOCK: Final = ".backups.lock"
@@ -275,7 +277,12 @@ def _take_staged(settings: Settings, files: BackupFiles) -> None:
 
 
 def _take_records(settings: Settings, files: BackupFiles) -> None:
-    """Copy small files that are replaced whole: the notes of loads and restores, and the users' expectation suites."""
+    """Copy small files that are replaced whole.
+
+    They are the notes of loads and restores, the users' expectation suites, and the journals of flows' lanes: what a
+    journal calls done is in the log, and what it has begun is sent again under the same numbers.
+    """
+    _take_lanes(settings, files)
     for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE_FILE}")):
         files.copy(path, str(path.relative_to(settings.data_dir)))
     tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), docs_path(settings)}
@@ -283,6 +290,24 @@ def _take_records(settings: Settings, files: BackupFiles) -> None:
         for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
             if path.is_file() and not tables.intersection(path.parents):
                 files.copy(path, str(path.relative_to(settings.data_dir)))
+
+
+def _take_lanes(settings: Settings, files: BackupFiles) -> None:
+    """Copy the newest file of each lane's journal."""
+    lanes = store_at(settings.table_uri(LANES))
+    for flow in lanes.folders():
+        store = store_at(settings.table_uri(f"{LANES}/{flow}"))
+        for lane in store.folders():
+            for _ in range(_LANE_TRIES):
+                names = store.list(lane)
+                try:
+                    if names:
+                        files.copy_table_file(store, f"{lane}/{max(names)}", f"{LANES}/{flow}")
+                    break
+                except FileGone:
+                    continue  # a newer one has replaced it
+            else:
+                raise FileGone(f"the journal of lane {lane} of the flow {flow} is always replaced: try again")
 
 
 def _dry_run(settings: Settings, root: Path, started: float) -> BackupReport:

@@ -22,7 +22,9 @@ import pyarrow as pa
 from millrace.base.errors import BackupDamaged
 from millrace.storage.delta_log import is_log_file, referenced_files
 
-BACKED_UP_FOLDERS: Final = frozenset(
+FLOW_FOLDERS: Final = frozenset({"flow-lanes", "pipelines", "pipelines-out"})
+"""Those of flows' positions, their journals, and their tables."""
+BACKED_UP_FOLDERS: Final = FLOW_FOLDERS | frozenset(
     {
         "bases",
         "checkpoints",

@@ -18,6 +18,7 @@ from millrace.flows.range_host.positions import forget_positions
 from millrace.flows.range_host.status import PipelineStatus, declaration_path, pipeline_folder
 from millrace.flows.range_host.supervision import want
 from millrace.flows.registry import release
+from millrace.flows.sinks.collection.lane import forget_lanes
 from millrace.flows.status import FlowState, processes_of, supervised_folder
 from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.pipelines.store.store import PipelineStore
@@ -84,8 +85,12 @@ class Deployment:
         release(pipeline.source, self._settings, group=pipeline.consumer_group)
 
     def remove(self, pipeline: str) -> None:
-        """Stop its worker, remove its folder and its tasks' positions. Raises CommitFenced, TableUnavailable."""
+        """Stop its worker, remove its folder, its tasks' positions and the journals of its lanes.
+
+        Raises CommitFenced, TableUnavailable.
+        """
         self.stop(pipeline)
         forget_positions(self._settings, pipeline)
+        forget_lanes(self._settings, pipeline)
         shutil.rmtree(supervised_folder(self._settings, run_id(pipeline)), ignore_errors=True)
         shutil.rmtree(pipeline_folder(self._settings, pipeline), ignore_errors=True)

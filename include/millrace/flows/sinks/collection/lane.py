@@ -40,6 +40,13 @@ _TRIES: Final = 10
 _SUFFIX: Final = ".arrow"
 
 
+def forget_lanes(settings: Settings, flow: str) -> None:
+    """Remove the journals of a flow that is no more. Raises OSError."""
+    store = store_at(settings.table_uri(f"{LANES}/{flow}"))
+    for lane in store.folders():
+        store.delete([f"{lane}/{name}" for name in store.list(lane)])
+
+
 class LaneJournal:
     """A lane that this process owns until another one claims it."""
 
