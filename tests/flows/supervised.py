@@ -85,6 +85,8 @@ class SmallHost:
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
         return lambda: None
 
+    def ended(self) -> None: ...
+
     def busy(self, words: str) -> MillraceError:
         return StreamBusy(words)
 

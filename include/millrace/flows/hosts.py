@@ -28,6 +28,7 @@ from millrace.flows.declare.keys import Keys
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.in_hand import late
 from millrace.flows.range_host.status import SILENT_SECONDS, WORKERS, pipeline_folder, pulse_path, worker_folder
+from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host import status as streams
 from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.status import supervised_folder
@@ -90,6 +91,9 @@ class _PipelineHost:
     def busy(self, words: str) -> MillraceError:
         return PipelineBusy(words)
 
+    def ended(self) -> None:
+        """Nothing is left."""
+
     def _with_config(self) -> list[str]:
         return [] if self._config is None else ["--config", str(self._config.absolute())]
 
@@ -127,6 +131,16 @@ class WorkerHost(_PipelineHost):
 
     def log_file(self, number: int) -> Path:
         return worker_folder(self._settings, self.name, number) / "worker.log"
+
+    def ended(self) -> None:
+        """Have the workers leave their consumer group, in which they keep their partitions over a restart."""
+        source = self._pipeline.source
+        if self._pipeline.divided and isinstance(source, KafkaSource) and not self.bounded:
+            from millrace.flows.range_host.definition import instance_name
+            from millrace.flows.sources.kafka.membership import leave
+
+            names = [instance_name(self._settings, each) for each in range(self.count)]
+            leave(source, self._pipeline.consumer_group, names)
 
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
         """Check that the worker speaks, and that no record holds it."""
@@ -218,6 +232,9 @@ class StreamHost:
 
     def busy(self, words: str) -> MillraceError:
         return StreamBusy(words)
+
+    def ended(self) -> None:
+        """Nothing is left."""
 
 
 def _restarts(*, bounded: bool) -> Restarts:

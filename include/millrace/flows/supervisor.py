@@ -88,6 +88,10 @@ class Host(Protocol):
         """Return the error of a flow that somebody else supervises."""
         ...
 
+    def ended(self) -> None:
+        """Release what the processes leave to their next start. All of them have ended, and none is started again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessFault(Fault):
@@ -172,6 +176,7 @@ def supervise(settings: Settings, host: Host, stop: threading.Event) -> Ended:
         one(0)
         for each in threads:
             each.join()
+        host.ended()
         if broken:
             raise broken[0]
         for number in range(host.count):  # a start that somebody asks for counts no failures of before

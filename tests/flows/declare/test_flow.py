@@ -191,7 +191,7 @@ def test_the_host_is_computed_from_what_is_declared(fields: dict[str, Any], host
         ({"host": "range", "transform": {"sql": "select 1"}}, "transform: sql is for rows, and the range loop has"),
         ({"host": "range", "sink": {"kind": "function", "function": "os:system"}}, "sink: a function is for rows"),
         ({"transform": "a:b", "recovery": {"attempts": 1}}, "recovery: recovery is for documents"),
-        ({"transform": "a:b", "errors": {"topic": "t"}}, "errors: topic is for documents"),
+        ({"transform": "a:b", "errors": {"topic": "t"}}, "errors.cluster: the source has no brokers"),
         ({"transform": "a:b", "sink": INDEX}, "ids by columns: say 'key'"),
         ({"host": "spark", "source": TABLE}, "source: a mariadb is for documents"),
         ({"transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "does not say which"),

@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
-from millrace.base.errors import LogUnavailable, MillraceError, PipelineInvalid
+from millrace.base.errors import LogUnavailable, MillraceError, PipelineBusy, PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.beat import Beat
 from millrace.flows.range_host.definition import PipelineCommitter, PipelineRun, instance_name
 from millrace.flows.range_host.host import run
+from millrace.flows.range_host.offsets import require_no_members
 from millrace.flows.range_host.positions import Positions, ensure_positions, positions_of, positions_uri
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import read_status
 from millrace.flows.range_host.task import Work
 from millrace.flows.sinks.delta.sink import OUTPUTS
 from millrace.flows.sources.division import Division
-from millrace.flows.sources.kafka.membership import Membership
+from millrace.flows.sources.kafka.membership import Membership, leave, members
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.node.range_loop.schedule import START, RangeSchedule
 from millrace.pipelines.declaration import pipeline_of
@@ -261,6 +262,24 @@ def test_a_workers_name_is_its_own_after_a_restart_and_nobody_elses(tmp_path: Pa
     here, there = Settings(data_dir=tmp_path / "a"), Settings(data_dir=tmp_path / "b")
     assert instance_name(here, 0) == instance_name(here, 0)
     assert len({instance_name(here, 0), instance_name(here, 1), instance_name(there, 0)}) == 3
+
+
+@pytest.mark.slow
+def test_workers_that_are_stopped_for_good_leave_their_group(tmp_path: Path) -> None:
+    flights = Flights(tmp_path, partitions=4, source={"assignment": "group", "session_timeout_ms": 60_000})
+    declared = pipeline_of(flights.declared)
+    source, group = declared.source, declared.consumer_group
+    assert isinstance(source, KafkaSource)
+    one, other = (Membership(source, group, instance=f"w{number}") for number in range(2))
+    for each in (one, other):
+        each.wait_joined(30)
+    for each in (one, other):
+        each.close()
+    assert len(members(source, group)) == 2, "a restart would find their partitions"
+    with pytest.raises(PipelineBusy, match="has workers in the consumer group"):
+        require_no_members(flights.settings, declared)
+    leave(source, group, ["w0", "w1", "w2 that never was"])
+    require_no_members(flights.settings, declared)
 
 
 @pytest.mark.slow

@@ -9,11 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import millrace.testing
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import From, Into, Stream, Table, Watermark
+from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
 from millrace.message.ids import tick_physical_ms
 from millrace.testing import Deployment
@@ -126,6 +128,26 @@ def test_windows_are_those_of_the_batch_and_what_is_late_goes_where_it_is_told(
     assert "Operator windows, keyed by k, in 2 shards, 20 minutes behind the newest at" in plan
     assert "answers: k string, window_start" in plan
     assert findings == []
+
+
+@pytest.mark.slow
+def test_letters_of_late_rows_count_into_the_limit(spark: SparkSession, db: Deployment) -> None:
+    db.create_collection("limited", ANSWER, key=("k", "window_start"))
+    late = {"id": "int64", "k": "string", "at": "timestamp?", "v": "int8", "late_by": "int64", "reason": "string"}
+    db.create_collection("limited_late", late | {"window_start": "timestamp?"}, key="id")
+    db.catalog.create_collection("limited_dead", LETTERS)
+    plain = declared("limited", WINDOWS, late="limited_late", seconds=0.0)
+    stream = Flow.of(plain.to_json() | {"errors": {"collection": "limited_dead", "limit": {"count": 0}}})
+    source = db.create_collection(
+        "limited_events", {"id": "int64", "k": "string", "at": "timestamp?", "v": "int64"}, key="id"
+    )
+    source.insert(events((1, "a", 1.0, 1), (2, "a", 10_000.0, 1)))
+    run(spark, db, stream)
+    source.insert(events((3, "a", 2.0, 1), (4, "a", 3.0, 1000), (5, "a", 20_000.0, 1)))
+    with pytest.raises(StreamingQueryException, match=r"ErrorLimitExceeded: limited: 1 records failed"):
+        run(spark, db, stream)
+    assert db.collection("limited_dead").read()["stream"].to_pylist() == ["limited/late"]
+    assert db.collection("limited_late").read()["id"].to_pylist() == [3]
 
 
 @pytest.mark.slow

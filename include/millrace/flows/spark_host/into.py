@@ -59,15 +59,17 @@ class KeyedInto:
         hit("into.operated")
         answers, late = found
         taken = self.sink.write(_following(batch, _named(answers, self.names)))
-        failures = list(taken.failures)
+        failures, late_letters = list(taken.failures), 0
         if self.late is not None:
             hit("into.answered")
-            failures += self.late.write(_following(batch, _named(late, self.late_names))).failures
+            beside = self.late.write(_following(batch, _named(late, self.late_names)))
+            failures += beside.failures
+            late_letters = beside.rejected
         # A function counts no rows.
         out = taken.acknowledged if taken.again else answers.num_rows - taken.rejected - len(taken.failures)
         assert batch.frame is not None, "an operator's host is Spark"
         counted = operated.operated or self.keyed.counted(batch.frame(), late)
-        return Taken(out, taken.rejected, taken.again, failures=failures, operated=counted)
+        return Taken(out, taken.rejected, taken.again, failures=failures, operated=counted, late_letters=late_letters)
 
     def close(self) -> None:
         """Release what the sinks hold."""

@@ -61,6 +61,8 @@ class Taken(Verdicts):
     """What became of a micro-batch whose rows went through an operator."""
 
     operated: Operated | None = None
+    late_letters: int = 0
+    """Rows put aside that the sink of late rows made letters of."""
 
 
 class KeyedFrames:

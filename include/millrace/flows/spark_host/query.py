@@ -15,6 +15,7 @@ from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.spark_host.error_window import ErrorWindow, window_of
 from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
 from millrace.flows.spark_host.incarnations import Kept, Lock, sink_folder
+from millrace.flows.spark_host.keyed import Taken
 from millrace.flows.spark_host.micro_batches import columns_of, start
 from millrace.flows.spark_host.operated import both_sides, operated_sink, operator_of, right_rows
 from millrace.flows.spark_host.progress import Told
@@ -75,8 +76,8 @@ class StreamQuery:
             told.undecoded(bad)
             told.taken(batch_id, result)
             try:
-                records = result.acknowledged + result.rejected + bad
-                window.count(batch_id, records=records, errors=result.rejected + bad)
+                errors = result.rejected + bad + (result.late_letters if isinstance(result, Taken) else 0)
+                window.count(batch_id, records=result.acknowledged + errors, errors=errors)
             finally:
                 undecoded.done()
 

@@ -8,14 +8,18 @@ partitions. A runner that starts again under the same `instance` name within the
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from millrace.base.errors import InvalidSettings, LogFenced, LogUnavailable
+from millrace.base.errors import InvalidSettings, LogFenced, LogUnavailable, MillraceError
 from millrace.flows.kafka.brokers import admin_settings
+from millrace.flows.kafka.cluster import KafkaSecurity
 from millrace.flows.sources.division import Division
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.topics import consumer_of, error_of, logger
@@ -133,6 +137,56 @@ class Membership:
             task = task_of(each.topic, each.partition)
             self._held.discard(task)
             self._went.add(task)
+
+
+def leave(source: KafkaSource, group: str, instances: Sequence[str]) -> None:
+    """Have runners with these names leave the group, as far as they are in it; others get their partitions at once.
+
+    librdkafka leaves a static member in its group until its session ends, and has no call for this, so kafka-python
+    does it. Errors are logged: the session ends anyway.
+    """
+    from kafka.admin import KafkaAdminClient, MemberToRemove
+    from kafka.errors import KafkaError as WireError
+
+    try:
+        admin_settings(source)  # checks the addresses
+        admin = KafkaAdminClient(**_wire_settings(source))
+        try:
+            admin.remove_group_members(group, [MemberToRemove(group_instance_id=each) for each in instances])
+        finally:
+            admin.close()
+    except (MillraceError, WireError, OSError) as error:
+        logger.warning("consumer group %s: its members leave when their session ends: %s", group, error)
+
+
+def _wire_settings(source: KafkaSource) -> dict[str, Any]:
+    """Return the settings of kafka-python's clients."""
+    security = source.security
+    found: dict[str, Any] = {
+        "bootstrap_servers": list(source.bootstrap),
+        "security_protocol": security.protocol,
+        "request_timeout_ms": max(source.socket_timeout_ms, 1_000),
+        "bootstrap_timeout_ms": max(source.socket_timeout_ms, 1_000),
+    }
+    if security.mechanism:
+        found |= {
+            "sasl_mechanism": security.mechanism,
+            "sasl_plain_username": security.username,
+            "sasl_plain_password": security.password.get_secret_value(),
+        }
+    if security.protocol.endswith("SSL"):
+        found["ssl_context"] = _tls(security)
+    return found
+
+
+def _tls(security: KafkaSecurity) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=security.ca or None)
+    if security.certificate:
+        with TemporaryDirectory() as folder:  # readable by this user alone; ssl takes files only
+            path = Path(folder) / "client.pem"
+            path.write_text(f"{security.key.get_secret_value()}\n{security.certificate}\n")
+            context.load_cert_chain(path)
+    return context
 
 
 def members(source: KafkaSource, group: str, *, seconds: float = _COMMIT_SECONDS) -> Mapping[str, str]:
