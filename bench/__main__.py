@@ -33,6 +33,7 @@ from bench import (
     backfill_bench,
     callers_bench,
     capture_bench,
+    capture_engine,
     checkpoint_bench,
     client_bench,
     commit_bench,
@@ -471,7 +472,7 @@ LARGE = "100,000,000"
 #: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
     "callers": _callers,
-    "capture": capture_bench.parts,
+    "capture": lambda folder, quick: capture_bench.parts(folder, quick) | capture_engine.parts(folder, quick),
     "growth": growth.parts,
     "messaging": messaging_bench.parts,
     "published": _published,

@@ -60,7 +60,8 @@ class Tables(Shop):
             Column(str(name), str(kind))
             for name, kind in self.execute(
                 "select column_name, case when column_type = 'bit(1)' then column_type else data_type end"
-                f" from information_schema.columns where table_schema = database() and table_name = '{table}'"
+                " from information_schema.columns where table_schema = database()"
+                f" and table_name = {pymysql.converters.escape_item(table, 'utf8mb4')} order by ordinal_position"
             )
         ]
         if not columns:
@@ -70,7 +71,7 @@ class Tables(Shop):
         expressions = ", ".join(form.expression.format(name) for form, name in zip(forms, names, strict=True))
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute("set time_zone = '+00:00'")
-            cursor.execute(f"select {expressions} from `{self.database}`.`{table}`")
+            cursor.execute(f"select {expressions} from `{self.database}`.`{table.replace('`', '``')}`")
             rows = cursor.fetchall()
         return _plain(
             {each.name: value_of(form, raw) for each, form, raw in zip(columns, forms, row, strict=True)}
@@ -100,14 +101,22 @@ class Tables(Shop):
         for table in tables:
             found, wanted = self.found(table), self.wanted(table)
             names = wanted[0].keys() if wanted else ()
-            found = [{name: row.get(name) for name in names} for row in found] if names else found
+            wide = {name for row in wanted for name, value in row.items() if isinstance(value, Decimal)}
+            found = (
+                [{name: _number(row.get(name)) if name in wide else row.get(name) for name in names} for row in found]
+                if names
+                else found
+            )
+            ours, theirs = {str(each) for each in found}, {str(each) for each in wanted}
             for row in wanted:
-                if row not in found:
+                if str(row) not in ours:
                     first = next(iter(row))
                     near = next((each for each in found if each[first] == row[first]), {})
                     other = {name: (near.get(name), value) for name, value in row.items() if near.get(name) != value}
                     differences.append((table, row[first], "captured and there", other))
-            differences += [(table, "captured", each) for each in found if each not in wanted]
+                    if len(differences) > 10:
+                        break
+            differences += [(table, "captured", each) for each in found if str(each) not in theirs][:10]
             if len(found) != len(wanted):
                 differences.append((table, len(found), len(wanted)))
         return differences
@@ -134,11 +143,16 @@ def _until_empty(look: Callable[[], list[Any]], words: str, seconds: float) -> N
 
 
 def _plain(rows: Any) -> list[dict[str, Any]]:
-    """Rows with numbers as they compare: a decimal of more than 38 digits is a text in a record."""
+    """Rows with numbers as they compare."""
     plain: list[dict[str, Any]] = []
     for row in rows:
         plain.append({name: _value(value) for name, value in row.items()})
     return plain
+
+
+def _number(value: Any) -> Any:
+    """A number, also of a decimal of more than 38 digits, which is a text in a record."""
+    return _DIGITS.normalize(Decimal(value)) if isinstance(value, str) else value
 
 
 def _value(value: Any) -> Any:
@@ -146,6 +160,4 @@ def _value(value: Any) -> Any:
         return value
     if isinstance(value, int | float | Decimal):
         return _DIGITS.normalize(Decimal(str(value)))
-    if isinstance(value, str) and len(value) > 38 and value.lstrip("-").replace(".", "", 1).isdigit():
-        return _DIGITS.normalize(Decimal(value))
     return json.dumps(value) if isinstance(value, dict | list) else value

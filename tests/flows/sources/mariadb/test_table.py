@@ -13,6 +13,7 @@ import pytest
 
 from millrace.base.errors import InvalidSettings, LogUnavailable, StreamBusy
 from millrace.base.settings import Settings
+from millrace.brokers.mariadb import MariaDbServer
 from millrace.flows.sources.capture.feeder import Feeder
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
@@ -26,8 +27,8 @@ from tests.waiting import until
 class Shop(CapturedShop):
     """A database of its own on the server, a table in it, and the capture of that table."""
 
-    def __init__(self, folder: Path, columns: str, **more: Any) -> None:
-        server = running_brokers.mariadb()
+    def __init__(self, folder: Path, columns: str, *, server: MariaDbServer | None = None, **more: Any) -> None:
+        server = server or running_brokers.mariadb()
         host, port = server.address.split(":")
         self.login = {"host": host, "port": int(port), "user": server.credentials.username}
         self.password = server.credentials.password

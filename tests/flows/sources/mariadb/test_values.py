@@ -1,7 +1,9 @@
-"""Settings, statements and kills on a real MariaDB by which a capture would lose or repeat rows."""
+"""Values, keys, settings and kills on a real MariaDB by which a capture would change, lose or repeat rows."""
 
 from __future__ import annotations
 
+import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,99 @@ from millrace.flows.sources.mariadb.table import check_server
 from tests.flows.sources.capture.shops import kill_engine
 from tests.flows.sources.mariadb.replay import Tables
 from tests.waiting import until
+
+COLUMNS = (
+    "id int primary key, d date, dn date not null, dt datetime, dtn datetime(6) not null, ts timestamp(6) null,"
+    " tsn timestamp not null default 0, t time, t6 time(6), y year, yn year not null default 2001, b1 bit(1),"
+    " b7 bit(7), b64 bit(64), ub bigint unsigned, um mediumint unsigned, ui int unsigned, us smallint unsigned,"
+    " ut tinyint unsigned, wide decimal(65,30), fine decimal(38,38), du decimal(10,2) unsigned,"
+    " e enum('a,b','it''s','','Ä','x\"y',',','b\\\\c','\\\\,','t\\tn\\n'), s set('a b','c''d','Ü'), j json,"
+    " tx text character set latin1, u uuid, ch char(5), bn binary(4), vb varbinary(4),"
+    " f float, fd double, z int zerofill, tb boolean, g1 int generated always as (id + 1) stored, g2 int as (id + 2),"
+    " vc varchar(20) collate utf8mb4_bin, dd date not null default '2024-01-02', dz datetime not null default 0,"
+    " dc timestamp not null default '2024-05-06 07:08:09', d6 datetime(6) default '2024-05-06 07:08:09.123456'"
+)
+ROWS: tuple[dict[str, str], ...] = (
+    {
+        "d": "0", "dn": "0", "dt": "0", "dtn": "0", "ts": "0", "tsn": "0", "t": "'-838:59:59'",
+        "t6": "'25:00:00.000001'", "y": "'0000'", "yn": "'0000'", "b1": "b'1'", "b7": "b'1000001'", "b64": "~0",
+        "ub": "18446744073709551615", "um": "16777215", "ui": "4294967295", "us": "65535", "ut": "255",
+        "wide": "'-99999999999999999999999999999999999.999999999999999999999999999999'",
+        "fine": "'0.12345678901234567890123456789012345678'", "du": "5.10", "e": "'a,b'", "s": "'a b,c''d'",
+        "j": "'{\"a\": [1, 2]}'", "tx": "'Ä€'", "ch": "'ab '", "bn": "'ab'", "vb": "x'00ff0000'", "f": "1.1",
+        "fd": "1e308", "z": "5", "tb": "true", "vc": "'Ä😀 '",
+    },
+    {
+        "d": "'2024-00-00'", "dn": "'2024-02-00'", "dt": "'2024-00-10 01:02:03'", "dtn": "'2024-02-00 01:02:03.5'",
+        "ts": "'2024-06-01 12:00:00.000001'", "tsn": "'2024-06-01 12:00:00'", "t": "'838:59:59'",
+        "t6": "'-00:00:00.000001'", "y": "2155", "b1": "b'0'", "b7": "0", "b64": "0", "ub": "9223372036854775808",
+        "wide": "0", "fine": "0", "du": "0", "e": "''", "s": "''", "j": "'null'", "tx": "''", "ch": "''",
+        "bn": "''", "vb": "''", "z": "0", "tb": "2", "vc": "''",
+    },
+    {
+        "d": "'9999-12-31'", "dn": "'0001-01-01'", "dt": "'9999-12-31 23:59:59'", "dtn": "'0001-01-01 00:00:00'",
+        "ts": "'2038-01-19 03:14:07.999999'", "tsn": "'1970-01-01 00:00:01'", "t": "'00:00:00'", "y": "1901",
+        "e": "'nope'", "s": "'Ü'", "fd": "-1e-308", "f": "3.4e38",
+    },
+    {
+        "d": "'1500-02-28'", "dn": "'1970-01-01'", "dt": "'2024-03-10 02:30:00'",
+        "dtn": "'1000-01-01 00:00:00.000001'", "ts": "'2024-03-31 02:30:00'", "tsn": "'2024-11-03 01:30:00'",
+        "t": "'-00:00:01'", "y": "1970", "e": "','", "s": "7", "vc": "'a '",
+    },
+    {"dn": "'2020-02-29'", "dtn": "'1969-12-31 23:59:59.999999'", "e": "'it''s'", "u": f"'{uuid.UUID(int=0)}'"},
+    {"dn": "'1582-10-15'", "dtn": "'1900-01-01'", "e": "'x\"y'", "u": f"'{uuid.UUID(int=1 << 64)}'"},
+    {"dn": "'1582-10-04'", "dtn": "'1800-01-01'", "u": f"'{uuid.UUID(int=(1 << 128) - (1 << 16))}'"},
+    {"dn": "'2020-01-01'", "dtn": "'2020-01-01'", "u": "'123e4567-e89b-12d3-a456-426655440000'", "e": "'b\\\\c'"},
+    {"dn": "'2020-01-01'", "dtn": "'2020-01-01'", "u": f"'{uuid.uuid4()}'", "e": "'\\\\,'"},
+    {"dn": "'2020-01-01'", "dtn": "'2020-01-01'", "u": f"'{uuid.uuid1()}'", "e": "'t\\tn\\n'"},
+)  # fmt: skip
+
+
+def _insert(table: str, first: int) -> str:
+    rows = [{"id": str(first + number), **row} for number, row in enumerate(ROWS)]
+    return ";".join(f"insert into {table} ({', '.join(row)}) values ({', '.join(row.values())})" for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_values_keys_and_large_rows_are_the_tables_from_the_snapshot_and_from_the_log(tmp_path: Path) -> None:
+    """One engine for all of it. Its host has a zone with a summer time, and its heap is smaller than the large rows."""
+    shop = Tables(tmp_path, "odd", "same", "small", "order items", "large")
+    shop.script(
+        f"set sql_mode = ''; create table odd ({COLUMNS}) character set utf8mb4; {_insert('odd', 100)};"
+        "create table same (id varchar(10) character set utf8mb4 collate utf8mb4_unicode_ci, n int,"
+        " primary key (id, n));"
+        "create table small (id varchar(10) character set latin1 primary key, n int);"
+        "create table `order items` (`the key` int primary key, `a,b` varchar(10), `it's` int);"
+        "create table large (id int primary key, raw longblob, words longtext);"
+        "insert into same values ('a', 1), ('B', 1), ('ß', 1);"
+        "insert into small values ('ä', 1), ('Z', 2); insert into `order items` values (1, 'x', 2);"
+        "insert into large select seq, repeat(char(seq), 4 << 20), repeat('ä😀', 300000) from seq_1_to_40"
+    )
+    tables = ["odd", "same", "small", "order items", "large"]
+    shop.execute("set global time_zone = '-05:00'")
+    try:
+        with pytest.MonkeyPatch.context() as patch, shop.captured():
+            patch.setenv("TZ", "America/New_York")
+            shop.equal(tables, "the snapshot", seconds=120)
+            shop.script(
+                f"set sql_mode = '', time_zone = '+05:30'; {_insert('odd', 200)}; set time_zone = '-03:00';"
+                "update odd set tsn = '2024-06-01 12:00:00', id = id + 1000 where id >= 205;"
+                # One key to the collation, in other letters or with blanks at the end.
+                "update same set id = 'A' where id = 'a'; replace into same values ('A ', 1), ('b', 1);"
+                "insert into same values ('ss', 1) on duplicate key update id = 'SS';"
+                "insert into same values ('B ', 2), ('c', 2); delete from same where id = 'b' and n = 2;"
+                "update same set n = n + 10 where id = 'c'; update same set id = concat(id, ' ') where n = 12;"
+                "update small set id = 'Ä' where id = 'ä'; replace into small values ('z', 3), ('ÿ', 4);"
+                "update `order items` set `the key` = 2, `a,b` = 'y'; insert into `order items` values (1, null, null);"
+                "update large set raw = concat(raw, 'x') where id < 20; delete from large where id > 35;"
+                "insert into large select 100 + seq, repeat('y', 8 << 20), null from seq_1_to_10"
+            )
+            shop.equal(tables, "the log", seconds=120)
+    finally:
+        shop.execute("set global time_zone = 'SYSTEM'")
+    keys = Counter(str(row["id"]).casefold().rstrip().replace("ß", "ss") for row in shop.found("same") if row["n"] == 1)
+    assert set(keys.values()) == {1}, "what the database takes for one key is one row"
 
 
 @pytest.mark.slow
@@ -94,9 +189,8 @@ def test_the_lane_has_what_another_reader_finds_in_the_log(tmp_path: Path) -> No
 
     shop = Tables(tmp_path, "items")
     with shop.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("flush binary logs")  # a file without what other tests wrote
-        cursor.execute("show master status")
-        file, position = cursor.fetchone()[:2]
+        cursor.execute("select @@gtid_binlog_pos")
+        (position,) = cursor.fetchone()
     with shop.captured() as feeder:
         shop.equal(["items"], "an empty snapshot")
         for turn in range(20):
@@ -110,10 +204,9 @@ def test_the_lane_has_what_another_reader_finds_in_the_log(tmp_path: Path) -> No
         shop.equal(["items"], "all of it", seconds=120)
     wanted: list[tuple[str, int, str]] = []
     stream = BinLogStreamReader(
-        connection_settings={**shop.login, "passwd": shop.password},
+        connection_settings={**shop.login, "password": shop.password},
         server_id=77,
-        log_file=file,
-        log_pos=position,
+        auto_position=position,  # without it, MariaDB sends its whole log, from the first file on
         is_mariadb=True,
         only_schemas=[shop.database],
         only_events=[MariadbGtidEvent, WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,14 @@ _CHUNK_ROWS: Final = 4096
 _CHUNK_BYTES: Final = 16 << 20
 """Of rows that the engine holds while it reads a table beside its changes."""
 _REFUSED: Final = frozenset({1044, 1045, 1142, 1227, 1698})
+_NO_SELECT: Final = 1142
+_RIGHTS: Final = {
+    "REPLICATION SLAVE": {"REPLICATION SLAVE"},
+    "BINLOG MONITOR": {"BINLOG MONITOR", "REPLICATION CLIENT", "SUPER"},
+    "RELOAD": {"RELOAD", "LOCK TABLES"},
+}
+"""Each with the rights that do."""
+_GRANT: Final = re.compile(r"GRANT (.+) ON (\S+) TO ")
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL"}
 
 
@@ -199,11 +208,12 @@ class MariaDb(Database):
 
 
 def check_server(declared: MariaDbSource) -> None:
-    """Check that the server writes a binary log with whole rows, and that the tables have a primary key.
+    """Check the rights of the user, that the server logs whole rows, and that the tables have a primary key.
 
     Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
     """
     with connected(declared) as cursor:
+        _check_rights(cursor, declared)
         for name, wanted in _WANTED.items():
             found = _one(cursor, f"select @@global.{name}")
             if str(found) != wanted:
@@ -216,8 +226,40 @@ def check_server(declared: MariaDbSource) -> None:
             _check_table(cursor, declared, table)
 
 
+def _check_rights(cursor: Any, declared: MariaDbSource) -> None:
+    cursor.execute("show grants")  # with those of roles that are set
+    found: set[str] = set()
+    for (line,) in cursor.fetchall():
+        granted = _GRANT.match(line)
+        names = set() if granted is None else {each.strip() for each in granted[1].split(",")}
+        found |= names if granted is not None and granted[2] == "*.*" else names & {"LOCK TABLES"}
+    missing = [] if "ALL PRIVILEGES" in found else [name for name, any_of in _RIGHTS.items() if not any_of & found]
+    if missing:
+        raise InvalidSettings(
+            f"MariaDB {declared.host}: {declared.user!r} lacks the right {' and '.join(missing)}: run `GRANT"
+            f" {', '.join(missing)} ON *.* TO {_account(cursor)}`"
+        )
+
+
+def _account(cursor: Any) -> str:
+    name, _, host = str(_one(cursor, "select current_user()")).rpartition("@")
+    return f"'{name}'@'{host}'"
+
+
 def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
+    import pymysql
+
     place = table.split(".", 1)
+    quoted = ".".join(f"`{each}`" for each in place)
+    try:
+        cursor.execute(f"select 1 from {quoted} limit 0")
+    except pymysql.err.MySQLError as error:
+        if error.args[0] == _NO_SELECT:
+            raise InvalidSettings(
+                f"MariaDB {declared.host}: {declared.user!r} may not read {table}: run `GRANT SELECT ON {quoted} TO"
+                f" {_account(cursor)}`"
+            ) from None
+        # Else the next statement says what is wrong.
     kind = _one(
         cursor,
         "select table_type from information_schema.tables where table_schema = %s and table_name = %s",

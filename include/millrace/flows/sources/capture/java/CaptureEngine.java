@@ -24,6 +24,7 @@ import java.io.EOFException;
 import java.io.FileOutputStream;
 import java.io.FileDescriptor;
 import java.io.IOException;
+import java.io.OutputStream;
 import java.io.PrintStream;
 import java.math.BigDecimal;
 import java.nio.ByteBuffer;
@@ -31,7 +32,6 @@ import java.nio.charset.StandardCharsets;
 import java.time.LocalDateTime;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Base64;
 import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
@@ -162,6 +162,57 @@ public final class CaptureEngine {
         }
     }
 
+    private static void send(char type, Chunks body) throws IOException {
+        synchronized (WRITING) {
+            out.writeByte(type);
+            out.writeInt(body.size());
+            body.writeTo(out);
+            out.flush();
+        }
+    }
+
+    /** Bytes in parts, so that a large batch needs no array that is copied into a larger one. */
+    private static final class Chunks extends OutputStream {
+        private static final int SMALLEST = 1 << 16;
+        private static final int LARGEST = 1 << 20;
+        private final List<byte[]> full = new ArrayList<>();
+        private byte[] current = new byte[SMALLEST];
+        private int used;
+        private int before;
+
+        int size() {
+            return Math.addExact(before, used);
+        }
+
+        void writeTo(OutputStream target) throws IOException {
+            for (byte[] each : full) {
+                target.write(each);
+            }
+            target.write(current, 0, used);
+        }
+
+        @Override
+        public void write(int value) {
+            write(new byte[] {(byte) value}, 0, 1);
+        }
+
+        @Override
+        public void write(byte[] source, int start, int count) {
+            for (int done = 0; done < count; ) {
+                if (used == current.length) {
+                    before = size();
+                    full.add(current);
+                    current = new byte[Math.min(LARGEST, 2 * current.length)];
+                    used = 0;
+                }
+                int part = Math.min(count - done, current.length - used);
+                System.arraycopy(source, start + done, current, used, part);
+                done += part;
+                used += part;
+            }
+        }
+    }
+
     private static void ended(boolean success, String message, Throwable error) {
         try {
             List<String> causes = new ArrayList<>();
@@ -286,7 +337,7 @@ public final class CaptureEngine {
             DebeziumEngine.RecordCommitter<ChangeEvent<SourceRecord, SourceRecord>> committer
         ) throws InterruptedException {
             try {
-                ByteArrayOutputStream lines = new ByteArrayOutputStream(1 << 16);
+                Chunks lines = new Chunks();
                 JsonGenerator json = JSON.createGenerator(lines);
                 json.setRootValueSeparator(null);
                 int boundary = events.size() - 1;
@@ -299,7 +350,8 @@ public final class CaptureEngine {
                     json.writeRaw('\n');
                 }
                 json.close();
-                send('B', lines.toByteArray());
+                send('B', lines);
+                lines = null;
                 ACKNOWLEDGED.take();
                 for (ChangeEvent<SourceRecord, SourceRecord> each : events) {
                     committer.markProcessed(each);
@@ -491,7 +543,7 @@ public final class CaptureEngine {
                 case FLOAT64 -> json.writeNumber((Double) value);
                 case BOOLEAN -> json.writeBoolean((Boolean) value);
                 case STRING -> json.writeString((String) value);
-                case BYTES -> json.writeString(Base64.getEncoder().encodeToString(bytes(value)));
+                case BYTES -> json.writeBinary(bytes(value));
                 case ARRAY -> {
                     json.writeStartArray();
                     for (Object each : (List<?>) value) {

@@ -39,6 +39,11 @@ public final class MariaDbValues implements CustomConverter<SchemaBuilder, Relat
             case "TIMESTAMP" -> registration.register(text("io.debezium.time.ZonedTimestamp"), value -> moment(value, "Z", unit));
             case "YEAR" -> registration.register(SchemaBuilder.int32().name("io.debezium.time.Year").optional(), MariaDbValues::year);
             case "UUID" -> registration.register(text("io.debezium.data.Uuid"), MariaDbValues::uuid);
+            case "FLOAT", "FLOAT UNSIGNED", "FLOAT UNSIGNED ZEROFILL" -> {
+                if (column.scale().isPresent()) {  // Debezium takes FLOAT(10,2) for a DOUBLE, with the digits that a float lacks
+                    registration.register(SchemaBuilder.float32().optional(), MariaDbValues::single);
+                }
+            }
             default -> { }
         }
     }
@@ -107,6 +112,10 @@ public final class MariaDbValues implements CustomConverter<SchemaBuilder, Relat
         }
         int found = value instanceof Number ? ((Number) value).intValue() : Integer.parseInt(value.toString());
         return found == FIRST_YEAR - 1 ? 0 : found;
+    }
+
+    private static Float single(Object value) {
+        return value == null || value instanceof Float ? (Float) value : Float.valueOf(value.toString());
     }
 
     /** The log leaves out bytes of zero at the end. */
