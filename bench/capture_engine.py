@@ -377,8 +377,7 @@ class Captures(ABC):
                 with Spool(spool_folder(self._settings, _GROUP)) as spool:
                     for name, several in (("one written", written[:1]), (f"{len(written)} written", written)):
                         found[name] = self._written(feeder, spool, several, seconds, found["memory"])
-                    _lagging = self._spooled(spool, written)
-                    found["lag_seconds"] = statistics.median(_lagging)
+                    found["lag_seconds"] = statistics.median(self._spooled(spool, written))
                 return found
             finally:
                 feeder.close()
@@ -406,7 +405,9 @@ class Captures(ABC):
         for each in names:
             self._execute(f"delete from {self.schema}.{each} where id > 0")
         _wait(lambda: spool.standing().high >= before + 2 * rows)
-        return took.result(2 * rows)
+        found = took.result(2 * rows)
+        del found["cpu_us_per_row"]  # the writers are of this process
+        return found
 
     def _spooled(self, spool: Spool, names: list[str]) -> list[float]:
         found = []

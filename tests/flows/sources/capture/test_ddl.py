@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from millrace.flows.sources.capture.ddl import Effect, current_records, effect_of, renamed_tables, table_of
+from millrace.flows.sources.capture.ddl import (
+    Effect,
+    current_records,
+    effect_of,
+    newest_gtids,
+    renamed_tables,
+    table_of,
+)
 
 
 def _column(name: str, kind: str = "INT", **more: Any) -> dict[str, Any]:
@@ -114,3 +121,13 @@ def test_statements_without_a_table_leave_the_history_unless_later_ones_need_the
     ]
     assert current_records(history, {"file": "b.000000", "pos": 50, "gtids": "0-1-50"}) == history[1:]
     assert current_records(history, {"file": "b.000000", "pos": 50, "gtids": "1-1-50"}) == history, "another domain"
+
+
+def test_a_position_has_the_newest_gtid_of_each_domain() -> None:
+    """After a failover the engine lists the former server's, too, which MariaDB refuses and the history outlives."""
+    position = {"gtids": "0-2-10, 5-1-3,0-1-9,7-1-1"}
+    assert newest_gtids(position) == {"0-2-10": ("0", 10), "5-1-3": ("5", 3), "7-1-1": ("7", 1)}
+    assert newest_gtids({}) == newest_gtids({"gtids": ""}) == {}
+    history = [_record(9, "CREATE", "a"), _record(10, "ALTER", "a"), _record(11, "ALTER", "a")]
+    offset = {"file": "b.000001", "pos": 1, "gtids": "0-2-10,0-1-8"}
+    assert current_records(history, offset) == history[1:]

@@ -105,13 +105,26 @@ def _applies(record: Mapping[str, Any], offset: Mapping[str, Any]) -> bool:
         return False
     if _file(place) == _file(offset) and place["pos"] >= offset["pos"]:
         return False
-    passed = dict(_gtids(offset))
+    passed = dict(newest_gtids(offset).values())
     return all(number <= passed.get(domain, -1) for domain, number in _gtids(place))
 
 
 def _file(position: Mapping[str, Any]) -> tuple[str, int]:
     base, _, number = str(position["file"]).rpartition(".")
     return base, int(number) if number.isdigit() else 0
+
+
+def newest_gtids(position: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return the newest GTID of each domain of a position, with its domain and number.
+
+    The engine lists one for each server that wrote into a domain, as after a failover. A position has one of them.
+    """
+    newest: dict[str, tuple[int, str]] = {}
+    for each in str(position.get("gtids") or "").split(","):
+        domain, _, rest = each.strip().partition("-")
+        if rest:
+            newest[domain] = max(newest.get(domain, (-1, "")), (int(rest.rpartition("-")[2]), each.strip()))
+    return {gtid: (domain, number) for domain, (number, gtid) in newest.items()}
 
 
 def _gtids(position: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

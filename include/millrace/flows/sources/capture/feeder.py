@@ -78,6 +78,10 @@ class Database:
         """Return what the engine continues from, made of the offset after a whole transaction."""
         return offset
 
+    def resume(self, offset: Any) -> Any:
+        """Return what the engine starts at, made of the stored offset."""
+        return offset
+
     def reader(self) -> TableReader | None:
         """Return what reads rows beside the changes, if the engine cannot. Needs `whole_transactions`."""
         return None
@@ -308,7 +312,7 @@ class Feeder(Closeable):
             log_file=self._folder / "engine.log",
             tables=sorted(self._tables),
             partition=now.partition,
-            offset=offset,
+            offset=self._database.resume(offset),
             history=stored,
         )
         with self._guard:

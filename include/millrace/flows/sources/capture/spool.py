@@ -37,6 +37,8 @@ VERSION: Final = 2
 """Of the file's tables."""
 MAX_TICKS: Final = 10_000
 """Recorded ticks that are kept, the newest ones."""
+_LARGE: Final = "'definitions', 'rereading'"
+"""Facts (`Spool.fact`) that grow with the tables: whoever asks where the capture stands does not decode them."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 _TABLES: Final = """
 create table if not exists state (name text primary key, value text not null);
@@ -172,7 +174,8 @@ class Spool(Closeable):
 
     def standing(self) -> Standing:
         """Return where the capture stands, of one moment."""
-        found = {name: json.loads(value) for name, value in self._db.execute("select name, value from state")}
+        rows = self._db.execute(f"select name, value from state where name not in ({_LARGE})")
+        found = {name: json.loads(value) for name, value in rows}
         high = found.get("boundary", 0) if found.get("complete") else found.get("begun", 0)
         return Standing(
             partition=found.get("partition"),

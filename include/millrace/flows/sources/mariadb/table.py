@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.settings import Settings
+from millrace.flows.sources.capture.ddl import newest_gtids
 from millrace.flows.sources.capture.engine import regex_of, server_number
 from millrace.flows.sources.capture.feeder import Database, Feeder
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
@@ -192,6 +193,10 @@ class MariaDb(Database):
             "database.server.id": str(server_number(name)),
             "incremental.snapshot.chunk.size": str(self._chunk(now) if now.unread else _CHUNK_ROWS),
         }
+
+    def resume(self, offset: Any) -> Any:
+        """As millrace.flows.sources.capture.feeder.Database says. MariaDB takes one GTID of each domain."""
+        return offset if not (offset or {}).get("gtids") else {**offset, "gtids": ",".join(newest_gtids(offset))}
 
     def _chunk(self, now: Standing) -> int:
         """Return how many rows of the tables to be read the engine may hold."""

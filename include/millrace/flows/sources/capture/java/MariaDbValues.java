@@ -39,6 +39,8 @@ public final class MariaDbValues implements CustomConverter<SchemaBuilder, Relat
             case "TIMESTAMP" -> registration.register(text("io.debezium.time.ZonedTimestamp"), value -> moment(value, "Z", unit));
             case "YEAR" -> registration.register(SchemaBuilder.int32().name("io.debezium.time.Year").optional(), MariaDbValues::year);
             case "UUID" -> registration.register(text("io.debezium.data.Uuid"), MariaDbValues::uuid);
+            // A statement says BOOLEAN, and the snapshot finds TINYINT(1), which may be 2.
+            case "BOOLEAN", "BOOL" -> registration.register(SchemaBuilder.int16().optional(), MariaDbValues::small);
             case "FLOAT", "FLOAT UNSIGNED", "FLOAT UNSIGNED ZEROFILL" -> {
                 if (column.scale().isPresent()) {  // Debezium takes FLOAT(10,2) for a DOUBLE, with the digits that a float lacks
                     registration.register(SchemaBuilder.float32().optional(), MariaDbValues::single);
@@ -112,6 +114,18 @@ public final class MariaDbValues implements CustomConverter<SchemaBuilder, Relat
         }
         int found = value instanceof Number ? ((Number) value).intValue() : Integer.parseInt(value.toString());
         return found == FIRST_YEAR - 1 ? 0 : found;
+    }
+
+    private static Short small(Object value) {
+        if (value == null || value instanceof Boolean) {
+            return value == null ? null : (short) ((Boolean) value ? 1 : 0);
+        }
+        String text = value.toString();
+        return switch (text.toLowerCase(Locale.ROOT)) {
+            case "true" -> (short) 1;
+            case "false" -> (short) 0;
+            default -> Short.valueOf(text);
+        };
     }
 
     private static Float single(Object value) {
