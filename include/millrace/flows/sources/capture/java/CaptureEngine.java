@@ -24,7 +24,6 @@ import java.io.EOFException;
 import java.io.FileOutputStream;
 import java.io.FileDescriptor;
 import java.io.IOException;
-import java.io.OutputStream;
 import java.io.PrintStream;
 import java.math.BigDecimal;
 import java.nio.ByteBuffer;
@@ -162,57 +161,6 @@ public final class CaptureEngine {
         }
     }
 
-    private static void send(char type, Chunks body) throws IOException {
-        synchronized (WRITING) {
-            out.writeByte(type);
-            out.writeInt(body.size());
-            body.writeTo(out);
-            out.flush();
-        }
-    }
-
-    /** Bytes in parts, so that a large batch needs no array that is copied into a larger one. */
-    private static final class Chunks extends OutputStream {
-        private static final int SMALLEST = 1 << 16;
-        private static final int LARGEST = 1 << 20;
-        private final List<byte[]> full = new ArrayList<>();
-        private byte[] current = new byte[SMALLEST];
-        private int used;
-        private int before;
-
-        int size() {
-            return Math.addExact(before, used);
-        }
-
-        void writeTo(OutputStream target) throws IOException {
-            for (byte[] each : full) {
-                target.write(each);
-            }
-            target.write(current, 0, used);
-        }
-
-        @Override
-        public void write(int value) {
-            write(new byte[] {(byte) value}, 0, 1);
-        }
-
-        @Override
-        public void write(byte[] source, int start, int count) {
-            for (int done = 0; done < count; ) {
-                if (used == current.length) {
-                    before = size();
-                    full.add(current);
-                    current = new byte[Math.min(LARGEST, 2 * current.length)];
-                    used = 0;
-                }
-                int part = Math.min(count - done, current.length - used);
-                System.arraycopy(source, start + done, current, used, part);
-                done += part;
-                used += part;
-            }
-        }
-    }
-
     private static void ended(boolean success, String message, Throwable error) {
         try {
             List<String> causes = new ArrayList<>();
@@ -337,7 +285,7 @@ public final class CaptureEngine {
             DebeziumEngine.RecordCommitter<ChangeEvent<SourceRecord, SourceRecord>> committer
         ) throws InterruptedException {
             try {
-                Chunks lines = new Chunks();
+                ByteArrayOutputStream lines = new ByteArrayOutputStream(1 << 16);
                 JsonGenerator json = JSON.createGenerator(lines);
                 json.setRootValueSeparator(null);
                 int boundary = events.size() - 1;
@@ -350,8 +298,7 @@ public final class CaptureEngine {
                     json.writeRaw('\n');
                 }
                 json.close();
-                send('B', lines);
-                lines = null;
+                send('B', lines.toByteArray());
                 ACKNOWLEDGED.take();
                 for (ChangeEvent<SourceRecord, SourceRecord> each : events) {
                     committer.markProcessed(each);

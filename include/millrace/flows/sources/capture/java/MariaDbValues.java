@@ -39,6 +39,11 @@ public final class MariaDbValues implements CustomConverter<SchemaBuilder, Relat
             case "TIMESTAMP" -> registration.register(text("io.debezium.time.ZonedTimestamp"), value -> moment(value, "Z", unit));
             case "YEAR" -> registration.register(SchemaBuilder.int32().name("io.debezium.time.Year").optional(), MariaDbValues::year);
             case "UUID" -> registration.register(text("io.debezium.data.Uuid"), MariaDbValues::uuid);
+            // Names in statements that Debezium does not take for unsigned: the log has signed numbers. A snapshot has the plain names.
+            case "INTEGER UNSIGNED", "INTEGER UNSIGNED ZEROFILL", "INT4 UNSIGNED", "INT4 UNSIGNED ZEROFILL" ->
+                registration.register(SchemaBuilder.int64().optional(), value -> unsigned(value, 32));
+            case "INT3 UNSIGNED", "INT3 UNSIGNED ZEROFILL", "MIDDLEINT UNSIGNED", "MIDDLEINT UNSIGNED ZEROFILL" ->
+                registration.register(SchemaBuilder.int32().optional(), value -> narrow(unsigned(value, 24)));
             // A statement says BOOLEAN, and the snapshot finds TINYINT(1), which may be 2.
             case "BOOLEAN", "BOOL" -> registration.register(SchemaBuilder.int16().optional(), MariaDbValues::small);
             case "FLOAT", "FLOAT UNSIGNED", "FLOAT UNSIGNED ZEROFILL" -> {
@@ -114,6 +119,18 @@ public final class MariaDbValues implements CustomConverter<SchemaBuilder, Relat
         }
         int found = value instanceof Number ? ((Number) value).intValue() : Integer.parseInt(value.toString());
         return found == FIRST_YEAR - 1 ? 0 : found;
+    }
+
+    private static Long unsigned(Object value, int bits) {
+        if (value == null) {
+            return null;
+        }
+        long found = value instanceof Number ? ((Number) value).longValue() : Long.parseLong(value.toString().trim());
+        return found < 0 ? found + (1L << bits) : found;
+    }
+
+    private static Integer narrow(Long value) {
+        return value == null ? null : Math.toIntExact(value);
     }
 
     private static Short small(Object value) {
