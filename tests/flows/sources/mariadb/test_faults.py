@@ -294,3 +294,20 @@ def test_a_log_without_the_names_of_columns_is_enough(tmp_path: Path) -> None:
             kill_engine(feeder)
             shop.execute("update items set more = 'y'", "alter table items drop name", "update items set number = 3")
             shop.reaches()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_statement_that_ends_the_log_is_no_lag(tmp_path: Path) -> None:
+    with MariaDbServer(tmp_path / "server").start() as server:
+        shop = Shop(tmp_path, "id int primary key, name varchar(20), amount bigint", server=server)
+        shop.execute("insert into items values (1, 'x', 1)")
+        with shop.captured() as feeder:
+            shop.reaches()
+            for statement in ("alter table items modify name varchar(30)", "create table other (id int)"):
+                shop.execute(statement)
+                feeder.wait_complete(30)
+            until(lambda: shop.standing().lag_bytes == 0, "the lag is measured", seconds=30)
+            kill_engine(feeder)
+            shop.execute("insert into items values (2, 'y', 2)")
+            shop.reaches()

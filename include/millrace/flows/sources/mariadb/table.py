@@ -151,11 +151,26 @@ class BinaryLog:
         if "file" not in offset:  # of a snapshot that has just begun
             return int(end["pos"])
         if offset["file"] == end["file"] and offset["pos"] <= end["pos"]:
-            return int(end["pos"] - offset["pos"])
+            left = int(end["pos"] - offset["pos"])
+            return 0 if left and self._ends_with_statement(offset, end) else left
         with connected(self._declared) as cursor:
             cursor.execute("show binary logs")
             sizes = {str(row[0]): int(row[1]) for row in cursor.fetchall()}
         return bytes_between(sizes, offset, end)
+
+    def _ends_with_statement(self, offset: Any, end: Any) -> bool:
+        """Whether a statement of DDL that was read is the last one of the log.
+
+        The engine's offset is before its transaction until the next one begins, since it has no COMMIT.
+        """
+        if not offset.get("event") or not offset.get("transaction_id"):
+            return False
+        with connected(self._declared) as cursor:
+            cursor.execute("show binlog events in %s from %s limit 3", (offset["file"], offset["pos"]))
+            rows = cursor.fetchall()
+        kinds = [(row[2], str(row[5])) for row in rows]
+        wanted = ("Gtid", f"GTID {offset['transaction_id']}")
+        return len(rows) == 2 and kinds[0] == wanted and kinds[1][0] == "Query" and int(rows[1][4]) == end["pos"]
 
     def moment(self, offset: Any, /) -> float:
         return float(offset.get("ts_sec", 0))
