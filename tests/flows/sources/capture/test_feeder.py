@@ -282,6 +282,20 @@ def test_what_an_engine_was_reading_is_not_continued_for_a_table_that_left(
         assert script.starts[0]["offset"] == {"pos": 3}
 
 
+def test_rows_that_cannot_be_read_again_and_again_are_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two failures may have passed by the next try; a key that cannot be compared fails each time."""
+    facts = {"scanned_collection": "d.t", "status": "SQL_EXCEPTION"}
+    failed = {"o": "notification", "n": "Incremental Snapshot: TABLE_SCAN_COMPLETED", "a": facts, "f": {"pos": 3}}
+    fed = Fed(tmp_path, monkeypatch, script := Script(*[batch(failed)] * 3))
+    with Spool(fed.folder, write=True) as spool:
+        state: dict[str, Any] = {"tables": ["d.t"], "unread": ["d.t"], "epoch": 1}
+        spool.append([], [Mark(0, "", 0)], partition={}, offset={"pos": 3}, complete=True, **state)
+    with fed.start(reading={"read.only": "true"}, snapshot_again=True), Spool(fed.folder) as spool:
+        until(lambda: len(script.starts) == 4, "a fourth engine starts", seconds=20)
+        assert [each["offset"] is None for each in script.starts] == [False, False, False, True]
+        assert spool.standing().epoch == 3  # one for the loss, one for the engine
+
+
 class FailingLog:
     """A database whose log is looked at in vain, then with success."""
 

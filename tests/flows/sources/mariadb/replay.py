@@ -124,9 +124,15 @@ class Tables(Shop):
     def equal(self, tables: Sequence[str], words: str, *, seconds: float = 60) -> None:
         """Wait until lanes have what tables have, the snapshot included. Fails with what differs."""
         with Spool(spool_folder(self.settings, self.group)) as spool:
-            _until_empty(
-                lambda: self.differences(tables) if spool.standing().complete else [spool.standing()], words, seconds
-            )
+            try:
+                _until_empty(
+                    lambda: self.differences(tables) if spool.standing().complete else [spool.standing()],
+                    words,
+                    seconds,
+                )
+            except AssertionError as error:
+                now = spool.standing()
+                raise AssertionError(f"{error}; {len(now.unread)} tables are unread, error {now.error!r}") from None
 
 
 def _until_empty(look: Callable[[], list[Any]], words: str, seconds: float) -> None:

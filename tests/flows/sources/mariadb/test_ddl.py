@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.flows.sources.capture import feeder as feeder_module
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from tests.flows.sources.capture.shops import kill_engine
@@ -18,7 +19,8 @@ from tests.waiting import until
 
 CASES = Path(__file__).parent / "debezium_ddl"
 QUICK = ("custom_snapshot", "enum_column_test", "transaction_metadata_test", "zero_date_fallback_converter")
-"""Two of them make tables that others make, too."""
+LEFT_OUT = {"custom_snapshot", "transaction_metadata_test", "datetime_key_test"}
+"""Two make tables that others make, too. The third has a test of its own."""
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ QUICK = ("custom_snapshot", "enum_column_test", "transaction_metadata_test", "ze
     [
         pytest.param(QUICK, id="quick"),
         pytest.param(
-            sorted({each.stem for each in CASES.glob("*.sql")} - {"custom_snapshot", "transaction_metadata_test"}),
+            sorted({each.stem for each in CASES.glob("*.sql")} - LEFT_OUT),
             id="all",
             marks=[pytest.mark.slow, pytest.mark.timeout(600)],
         ),
@@ -94,3 +96,22 @@ def test_statements_that_follow_each_other_before_the_first_is_read(tmp_path: Pa
             shop.equal(tables, words, seconds=90)
         until(lambda: not spool.standing().unread, "nothing is left to be read", seconds=60)
         assert spool.standing().epoch == 1, spool.standing().error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_key_with_a_zero_date_cannot_be_read_beside_the_changes_and_is_read_by_a_new_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeder_module, "_LONGEST_PAUSE", 1.0)
+    shop = Tables(tmp_path, "items", on_loss="snapshot")
+    shop.script((CASES / "datetime_key_test.sql").read_text())
+    table = "dbz_1194_datetime_key_test"
+    shop.capture("items", table)
+    with shop.captured(), Spool(spool_folder(shop.settings, shop.group)) as spool:
+        shop.equal([table], "the snapshot")
+        shop.script(
+            f"set sql_mode = ''; alter table {table} add column late int default 7; insert into items values (1)"
+        )
+        until(lambda: spool.standing().epoch == 2, "rows that cannot be read are a loss", seconds=120)
+        shop.equal(["items", table], "a new snapshot", seconds=60)

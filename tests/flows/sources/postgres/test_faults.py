@@ -143,8 +143,8 @@ def test_a_position_is_confirmed_only_after_its_changes_are_synced(
             time.sleep(0.2)
         shop.reaches()
     assert not early
-    assert len(set(seen)) > 3, "the slot moves"
-    assert len(synced) > 6
+    assert len(set(seen)) > 1, "the slot moves"
+    assert len(synced) > 3, "a fault came between the two"
     found = shop.records()
     assert len(found) == 12 * 50, "each change once"
     shop.released()

@@ -38,6 +38,8 @@ _READING: Final = "incremental_snapshot_"
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
+_READ_TRIES: Final = 3
+"""Before rows that cannot be read beside the changes are a loss: a new snapshot reads them otherwise."""
 _LAG_SECONDS: Final = 5.0
 """Between two looks at the end of the database's log."""
 _LOST: Final = (
@@ -159,6 +161,8 @@ class Feeder(Closeable):
         """Of `unread`, what this engine knows."""
         self._rereading: Rereading | None = None
         """In place of an engine that can."""
+        self._failed: Counter[str] = Counter()
+        """How often the rows of a table could not be read, since they were."""
         self._definitions: dict[str, Any] = {}
         self._transaction = ""
         """The one that the last BEGIN began; of a start, the one that the engine's offset is in."""
@@ -254,6 +258,7 @@ class Feeder(Closeable):
                 with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
                     if anew:
                         self._spool.begin_epoch()
+                        self._failed.clear()
                     self._spool.note(error=said)
                 self._backoff.record_failure(said)
                 pause = self._backoff.remaining_pause()
@@ -469,12 +474,16 @@ class Feeder(Closeable):
         self._mark(taken, self._transaction)
 
     def _progress(self, taken: _Taken, event: Event) -> None:
-        """Note which tables were read beside the changes. Raises CaptureEnded if one could not be."""
+        """Note which tables were read beside the changes. Raises CaptureEnded or CaptureLost if one could not be."""
         if event.notification == _SCANNED:
             facts = msgspec.json.decode(event.after)
             table, status = facts.get("scanned_collection", ""), facts.get("status", "")
             if status not in ("SUCCEEDED", "EMPTY"):
-                raise CaptureEnded(f"the rows of {table} could not be read: {status}; its log says why")
+                self._failed[table] += 1
+                words = f"the rows of {table} could not be read beside its changes: {status}; its log says why"
+                # A key with a zero date, for instance, can never be compared with the key of the next part.
+                raise (CaptureLost if self._failed[table] >= _READ_TRIES else CaptureEnded)(words)
+            del self._failed[table]
             for names in (self._unread, self._asked):
                 if table in names:
                     names.remove(table)
