@@ -26,7 +26,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.flows.declare.flow import Flow
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.supervision import read_status
 from millrace.flows.records import Record
@@ -147,7 +147,7 @@ def _count(url: str, index: str) -> int:
 def _ours(settings: Settings, brokers: str, url: str, documents: int, pair: int) -> float:
     name = f"ours-{pair}"
     begun = time.perf_counter()
-    run(PipelineRun(settings, _pipeline(brokers, url, "load", name, STEPS)), stop=threading.Event(), until_end=True)
+    run(FlowRun(settings, _pipeline(brokers, url, "load", name, STEPS)), stop=threading.Event(), until_end=True)
     speed = documents / (time.perf_counter() - begun)
     assert _count(url, name) == documents
     return speed
@@ -254,7 +254,7 @@ def _paced(
 ) -> dict[str, Any]:
     """Return the latencies of what `send` sends, `call` documents each time, through a pipeline that runs smoothly."""
     name, stop = pipeline.name, threading.Event()
-    thread = threading.Thread(target=run, args=(PipelineRun(settings, pipeline),), kwargs={"stop": stop})
+    thread = threading.Thread(target=run, args=(FlowRun(settings, pipeline),), kwargs={"stop": stop})
     thread.start()
     client = OpenSearch(url)
     waits: list[float] = []

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.keys import Keys
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.limits import hold_to
 from millrace.flows.range_host.logs import begin_log, new_run
-from millrace.flows.range_host.status import State, pipeline_folder
+from millrace.flows.range_host.status import State, flow_folder
 from millrace.node.range_loop.query import query_of
 from millrace.runtime import job
 
@@ -31,18 +31,16 @@ def main() -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
     arguments = parser.parse_args()
     configuration = Configuration() if arguments.config is None else Configuration.load(arguments.config)
-    pipeline = read_pipeline(arguments.declaration, configuration, keys=Keys(Settings.load().data_dir))
+    pipeline = flow_of_file(arguments.declaration, configuration, keys=Keys(Settings.load().data_dir))
     hold_to(pipeline.resources)  # before the JVM starts, which reads the number of cores once
 
-    made: list[PipelineRun] = []
+    made: list[FlowRun] = []
 
-    def definition(settings: Settings) -> PipelineRun:
+    def definition(settings: Settings) -> FlowRun:
         if not made:
-            begin_log(
-                pipeline_folder(settings, pipeline.name), configuration.log, pipeline=pipeline.name, run=new_run()
-            )
+            begin_log(flow_folder(settings, pipeline.name), configuration.log, pipeline=pipeline.name, run=new_run())
         end(made)  # the query restarts: its previous definition is finished
-        made.append(PipelineRun(settings, pipeline))
+        made.append(FlowRun(settings, pipeline))
         return made[-1]
 
     try:
@@ -60,7 +58,7 @@ def main() -> None:
     end(made)
 
 
-def end(made: list[PipelineRun], state: State = State.STOPPED, cause: str = "") -> None:
+def end(made: list[FlowRun], state: State = State.STOPPED, cause: str = "") -> None:
     """Write the final state of each definition to its status file."""
     for each in made:
         each.end(state, cause)

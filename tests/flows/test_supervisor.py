@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from millrace.base.process import current_process, find_process
 from millrace.base.settings import Settings
 from millrace.flows import supervisor as supervision
-from millrace.flows.control import start_pipeline, stop_flow
+from millrace.flows.control import start_workers, stop_flow
 from millrace.flows.hosts import StreamHost
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.supervision import last_pulse
@@ -294,7 +294,7 @@ def test_a_pipeline_s_own_worker_runs_below_the_supervisor_that_control_starts(r
     settings = rig.settings
     declared = settings.data_dir.parent / "p.json"
     declared.write_text(json.dumps({"id": "p", **DECLARED}))
-    started = start_pipeline(settings, "p", declared)
+    started = start_workers(settings, "p", declared)
     try:
         until(lambda: last_pulse(settings, "p") > started.started_at, "the worker has read its settings", seconds=30)
         (record,) = records_of(supervised_folder(settings, observed.run_id("p"))).values()

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
 from millrace.base.errors import InvalidStream
 from millrace.base.settings import Settings
-from millrace.flows.control import pause_pipeline
+from millrace.flows.control import pause_workers
 from millrace.runtime.launch.command import JobSpec
 from millrace.runtime.launch.launcher import Launcher
 from millrace_airflow.flows import scheduled_dags
@@ -80,6 +80,6 @@ def test_a_run_is_waited_for_once_and_what_ended_before_it_is_not_its_own(settin
         assert launcher.poll("pipeline-nightly").attempt == started.attempt
     finally:
         launcher.stop("pipeline-nightly")
-    pause_pipeline(settings, "nightly", paused=True)
+    pause_workers(settings, "nightly", paused=True)
     with pytest.raises(AirflowSkipException, match="nightly is paused: `millrace flows resume nightly`"):
         task.execute(context(time.time()))

@@ -909,10 +909,10 @@ def _facts(status: FlowStatus, *, as_json: bool) -> dict[str, Any]:
 
 
 def _want(settings: Settings, flow: NamedFlow, *, paused: bool) -> None:
-    from millrace.flows.control import pause_pipeline
+    from millrace.flows.control import pause_workers
 
     flow.require_own("pause" if paused else "resume")
-    pause_pipeline(settings, flow.name, paused=paused)
+    pause_workers(settings, flow.name, paused=paused)
 
 
 def _require_not_in_foreground(settings: Settings, flow: NamedFlow) -> None:

@@ -37,7 +37,7 @@ from millrace.coord.store_factory import cluster_token
 from millrace.demo.flights import flights
 from millrace.demo.summary import DemoInterrupted
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.sinks.opensearch.index import client_of
@@ -98,7 +98,7 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         settings = replace(settings, meta_store=mariadb.url, service_port=settings.service_port or _port())
         file = folder / "flights.yaml"
         replace_file(file, _DECLARED.format(brokers=kafka.address, opensearch=opensearch.url))
-        pipeline = read_pipeline(file, Configuration())
+        pipeline = flow_of_file(file, Configuration())
         _topics(kafka)
         before = sum(each.position for each in positions_of(settings, pipeline.name).values())
         sent, spoilt, filtered = _send(kafka, table, stop)

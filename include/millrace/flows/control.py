@@ -28,7 +28,7 @@ _POLL_SECONDS: Final = 0.1
 
 
 def worker_job(file: Path, *, config: Path | None = None, tasks: bool = False) -> JobSpec:
-    """Return the job that supervises the pipeline of `file`: its worker processes or, with `tasks`, a Spark query."""
+    """Return the job that supervises the flow of `file`: its worker processes or, with `tasks`, a Spark query."""
     command = ["tasks" if tasks else "workers", str(file.absolute())]
     command += [] if config is None else ["--config", str(config.absolute())]
     return module_job("pipeline", _MODULE, *command)
@@ -56,9 +56,9 @@ def start_flow(settings: Settings, flow: NamedFlow) -> RunStatus:
     return _started(settings, run_id_of(flow), job)
 
 
-def start_pipeline(settings: Settings, pipeline: str, file: Path, *, config: Path | None = None) -> RunStatus:
-    """Start the pipeline that `file` declares in the background, or find it running."""
-    return _started(settings, observed.run_id(pipeline), worker_job(file, config=config))
+def start_workers(settings: Settings, flow: str, file: Path, *, config: Path | None = None) -> RunStatus:
+    """Start the flow that `file` declares in the background, or find it running."""
+    return _started(settings, observed.run_id(flow), worker_job(file, config=config))
 
 
 def start_streams(settings: Settings, job: str) -> RunStatus:
@@ -83,9 +83,9 @@ def stop_flow(settings: Settings, run_id: str) -> str:
         return "not running"
 
 
-def pause_pipeline(settings: Settings, pipeline: str, *, paused: bool) -> None:
-    """Have the processes of a pipeline read nothing, or go on."""
-    want(settings, pipeline, paused=paused)
+def pause_workers(settings: Settings, flow: str, *, paused: bool) -> None:
+    """Have the processes of a flow read nothing, or go on."""
+    want(settings, flow, paused=paused)
 
 
 def is_paused(settings: Settings, flow: NamedFlow) -> bool:

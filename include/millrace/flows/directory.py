@@ -40,13 +40,13 @@ class NamedFlow:
     def pipeline(self, settings: Settings) -> Flow:
         """Read the pipeline's declaration. Raises PipelineInvalid, InvalidSettings, PipelineNotFound."""
         from millrace.flows.declare.configuration import Configuration
-        from millrace.flows.declare.file import read_pipeline, with_defaults
+        from millrace.flows.declare.file import flow_of_file, with_defaults
         from millrace.flows.declare.keys import Keys
 
         defaults = Configuration() if self.config is None else Configuration.load(self.config)
         if self.declared is not None:
             return with_defaults(self.declared, defaults)
-        return read_pipeline(self.worker_file(settings), defaults, keys=Keys(settings.data_dir))
+        return flow_of_file(self.worker_file(settings), defaults, keys=Keys(settings.data_dir))
 
     def worker_file(self, settings: Settings) -> Path:
         """Return the file that a worker reads; a declared flow is written to one. Raises PipelineNotFound."""
@@ -66,9 +66,9 @@ class NamedFlow:
 
 def declared_file(settings: Settings, name: str) -> Path:
     """Return the file with which a declared flow of the range loop is handed to its worker."""
-    from millrace.flows.range_host.status import pipeline_folder
+    from millrace.flows.range_host.status import flow_folder
 
-    return pipeline_folder(settings, name) / "declared.json"
+    return flow_folder(settings, name) / "declared.json"
 
 
 def write_declared(settings: Settings, flow: Flow) -> Path:

@@ -1,7 +1,7 @@
 """What the supervisor of a flow starts on each host, and when it is well (:class:`millrace.flows.supervisor.Host`).
 
-- :class:`WorkerHost`: worker processes of a pipeline. Each touches a pulse once a second.
-- :class:`TaskHost`: a pipeline in the tasks of a Spark query. Its driver writes a heartbeat.
+- :class:`WorkerHost`: worker processes of a flow. Each touches a pulse once a second.
+- :class:`TaskHost`: a flow in the tasks of a Spark query. Its driver writes a heartbeat.
 - :class:`StreamHost`: the query of a stream, or of a group of streams in one driver, which writes a heartbeat too.
 
 Imports no Spark.
@@ -23,11 +23,11 @@ from millrace.base.process import all_processes
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.discovery import declared_flow, declared_flows
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.keys import Keys
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.in_hand import late
-from millrace.flows.range_host.status import SILENT_SECONDS, WORKERS, pipeline_folder, pulse_path, worker_folder
+from millrace.flows.range_host.status import SILENT_SECONDS, WORKERS, flow_folder, pulse_path, worker_folder
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host import status as streams
 from millrace.flows.spark_host.incarnations import Kept
@@ -73,19 +73,19 @@ class Pulse:
             return 0
 
 
-class _PipelineHost:
-    """A pipeline of a declaration's file."""
+class _RangeHost:
+    """A flow of a declaration's file."""
 
     def __init__(self, settings: Settings, file: Path, *, config: Path | None) -> None:
         """Raises InvalidSettings, PipelineInvalid."""
         self._settings, self._file, self._config = settings, file, config
         configuration = Configuration() if config is None else Configuration.load(config)
-        self._pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))
-        self.name, self.run_id = self._pipeline.name, observed.run_id(self._pipeline.name)
-        observed.note_flow(settings, self._pipeline, file=file, config=config)
+        self._flow = flow_of_file(file, configuration, keys=Keys(settings.data_dir))
+        self.name, self.run_id = self._flow.name, observed.run_id(self._flow.name)
+        observed.note_flow(settings, self._flow, file=file, config=config)
 
     def wanted(self) -> tuple[str, ...]:
-        """A paused pipeline keeps its processes, which read nothing."""
+        """A paused flow keeps its processes, which read nothing."""
         return (self.name,)
 
     def busy(self, words: str) -> MillraceError:
@@ -98,7 +98,7 @@ class _PipelineHost:
         return [] if self._config is None else ["--config", str(self._config.absolute())]
 
 
-class WorkerHost(_PipelineHost):
+class WorkerHost(_RangeHost):
     """Worker processes: as many as the declaration's ``resources.workers``."""
 
     def __init__(
@@ -111,14 +111,14 @@ class WorkerHost(_PipelineHost):
         silent_seconds: float = SILENT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A worker that has not spoken for `silent_seconds` is killed. Raises as `_PipelineHost`."""
+        """A worker that has not spoken for `silent_seconds` is killed. Raises as `_RangeHost`."""
         super().__init__(settings, file, config=config)
-        self.count, self.bounded = self._pipeline.resources.workers, until_end or self._pipeline.scheduled
+        self.count, self.bounded = self._flow.resources.workers, until_end or self._flow.scheduled
         self._silent_seconds, self._clock = silent_seconds, clock
-        recovery = self._pipeline.recovery
+        recovery = self._flow.recovery
         longest = 60 * recovery.interval_minutes
         self.restarts = Restarts(min(_FIRST_PAUSE, longest), longest, attempts=recovery.attempts)
-        for each in (pipeline_folder(settings, self.name) / WORKERS).glob("*"):
+        for each in (flow_folder(settings, self.name) / WORKERS).glob("*"):
             if each.name.isdecimal() and int(each.name) >= self.count:  # its tasks are others' now
                 shutil.rmtree(each, ignore_errors=True)
 
@@ -134,13 +134,13 @@ class WorkerHost(_PipelineHost):
 
     def ended(self) -> None:
         """Have the workers leave their consumer group, in which they keep their partitions over a restart."""
-        source = self._pipeline.source
-        if self._pipeline.divided and isinstance(source, KafkaSource) and not self.bounded:
+        source = self._flow.source
+        if self._flow.divided and isinstance(source, KafkaSource) and not self.bounded:
             from millrace.flows.range_host.definition import instance_name
             from millrace.flows.sources.kafka.membership import leave
 
             names = [instance_name(self._settings, each) for each in range(self.count)]
-            leave(source, self._pipeline.consumer_group, names)
+            leave(source, self._flow.consumer_group, names)
 
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
         """Check that the worker speaks, and that no record holds it."""
@@ -161,7 +161,7 @@ class WorkerHost(_PipelineHost):
         return check
 
 
-class TaskHost(_PipelineHost):
+class TaskHost(_RangeHost):
     """One Spark driver, ``jobs/pipeline.py``."""
 
     count = 1
@@ -169,9 +169,9 @@ class TaskHost(_PipelineHost):
     def __init__(
         self, settings: Settings, file: Path, *, config: Path | None = None, progress: Path | None = None
     ) -> None:
-        """Raises as `_PipelineHost`."""
+        """Raises as `_RangeHost`."""
         super().__init__(settings, file, config=config)
-        self.bounded = self._pipeline.scheduled
+        self.bounded = self._flow.scheduled
         self.restarts = _restarts(bounded=self.bounded)
         self._job = _SparkJob(settings, self.run_id, f"millrace-pipeline-{self.name}", progress)
 

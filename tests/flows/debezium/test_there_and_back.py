@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.pipelines.declaration import pipeline_of
 from millrace.testing import Deployment, deployment
@@ -36,7 +36,7 @@ COLUMNS = pa.schema(
 
 def _to_the_end(settings: Settings, declared: dict[str, Any]) -> None:
     whole = {"flush": {"seconds": 0.2}, **declared}
-    run(PipelineRun(settings, pipeline_of(whole)), stop=threading.Event(), until_end=True)
+    run(FlowRun(settings, pipeline_of(whole)), stop=threading.Event(), until_end=True)
 
 
 def _change(orders: Any, day: int) -> None:

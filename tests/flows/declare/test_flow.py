@@ -17,7 +17,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare import spellings
 from millrace.flows.declare.checks import check
 from millrace.flows.declare.discovery import declared_flow, declared_flows
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.flow import Flow, Transform
 from millrace.flows.declare.stream import From, Into, Stream, stream_of
 from millrace.flows.directory import declared_file, find_flow, flow_statuses
@@ -305,7 +305,7 @@ def test_a_declared_flow_is_handed_to_its_worker_with_its_secrets_sealed(setting
     assert "hidden" not in file.read_text(encoding="utf-8")
     assert file.stat().st_mode & 0o077 == 0
     defaults = Configuration.parse({"server": {"flushItems": 7}})
-    read = read_pipeline(file, defaults, keys=Keys(settings.data_dir))
+    read = flow_of_file(file, defaults, keys=Keys(settings.data_dir))
     assert (read.flush.items, read.failure_threshold) == (7, 10)
     assert read.secrets() == {"errors.cluster.security.password": "hidden"}
     assert find_flow(settings, "by-origin").stream is not None

@@ -18,7 +18,7 @@ from millrace.flows.errors.letter import Redriven
 from millrace.flows.errors.listing import error_page
 from millrace.flows.errors.redrive import redrive
 from millrace.flows.errors.selection import EVERYTHING, Selection
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.observed import described
 from millrace.flows.records import TASK_PUT, TRANSFORMATION, Failure, Record
@@ -49,7 +49,7 @@ def made(db: Deployment, name: str, **errors: Any) -> Flow:
 
 
 def go(settings: Settings, pipeline: Flow) -> None:
-    run(PipelineRun(settings, pipeline), stop=threading.Event(), until_end=True)
+    run(FlowRun(settings, pipeline), stop=threading.Event(), until_end=True)
 
 
 def out(db: Deployment, name: str) -> dict[str, str]:

@@ -50,7 +50,7 @@ def _fail(kafka: Brokers, name: str, offsets: range, *, partition: int = 0) -> N
     def one(offset: int) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
         value = json.dumps({"of": name, "number": offset}).encode()
         failure = Failure(Record(f"{name}-in", 0, offset, b"k", value, 0), TRANSFORMATION, "cast", "CAST", "no int")
-        return b"k", value, list(headers_of(failure, pipeline=name, task=f"{name}-in-0").items())
+        return b"k", value, list(headers_of(failure, flow=name, task=f"{name}-in-0").items())
 
     kafka.send(SHARED, map(one, offsets), partition)
 

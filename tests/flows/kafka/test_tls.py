@@ -31,7 +31,7 @@ from millrace.brokers.kafka import KafkaBroker
 from millrace.flows.batch import Batch
 from millrace.flows.declare.stream import stream_of
 from millrace.flows.range_host import topic_admin
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.sink import Verdicts
@@ -170,7 +170,7 @@ def test_who_is_known_to_both_carries_documents(
         producer.produce("guarded", json.dumps({"n": number}) if number % 5 else b"{", str(number))
     assert producer.flush(30) == 0
     pipeline = pipeline_of(_declared(kafka, search, certificates))
-    reached = run(PipelineRun(Settings(data_dir=tmp_path / "data"), pipeline), stop=threading.Event(), until_end=True)
+    reached = run(FlowRun(Settings(data_dir=tmp_path / "data"), pipeline), stop=threading.Event(), until_end=True)
     assert reached == {"guarded-0": 20}
     client = OpenSearch(running_brokers.opensearch().url)
     client.indices.refresh(index="guarded")

@@ -15,7 +15,7 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
 from millrace.flows.range_host import definition, task
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import Position, positions_of
 from millrace.flows.records import Failure, Record
@@ -107,7 +107,7 @@ class LinesFlow:
         with pytest.MonkeyPatch.context() as patched:
             self.patch(patched)
             made = pipeline_of(self.declared)
-            run(PipelineRun(self.settings, made), stop=threading.Event(), until_end=True, own_process=own_process)
+            run(FlowRun(self.settings, made), stop=threading.Event(), until_end=True, own_process=own_process)
 
     @property
     def positions(self) -> dict[str, Position]:

@@ -17,7 +17,7 @@ import millrace.testing
 from millrace.base.errors import PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
-from millrace.flows.range_host.definition import PipelineCommitter, PipelineRun
+from millrace.flows.range_host.definition import FlowCommitter, FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import (
     FORGOTTEN,
@@ -79,10 +79,10 @@ class Stepped:
     """One worker, step by step."""
 
     def __init__(self, settings: Settings, pipeline: Flow, number: int) -> None:
-        self.run = PipelineRun(settings, pipeline, number)
+        self.run = FlowRun(settings, pipeline, number)
         self.run.prepare()
         self.schedule: RangeSchedule[Work] = RangeSchedule(self.run.planner())
-        self.committer: PipelineCommitter = self.run.committer(None)
+        self.committer: FlowCommitter = self.run.committer(None)
 
     def plans(self) -> list[Work]:
         following = self.schedule.next_offset(START)
@@ -159,7 +159,7 @@ def test_positions_of_one_lane_are_taken_over_by_all_vchannels(db: Deployment, k
     source.insert([{"id": number, "name": "new"} for number in range(50, 92)])
     source.delete([90, 91])
     pipeline = pipeline_of(declared(kafka, resources={"workers": 1}))
-    reached = run(PipelineRun(db.settings, pipeline), stop=threading.Event(), until_end=True)
+    reached = run(FlowRun(db.settings, pipeline), stop=threading.Event(), until_end=True)
     assert set(reached) == ALL
     assert min(reached.values()) >= read
     db.settle()
@@ -183,7 +183,7 @@ def test_the_one_lane_of_named_channels_is_forgotten_when_another_has_its_positi
     pipeline = pipeline_of(
         declared(kafka, resources={}, source={"kind": "collection", "collection": "in", "channels": [channel]})
     )
-    PipelineRun(db.settings, pipeline).prepare()
+    FlowRun(db.settings, pipeline).prepare()
     assert {task: each.position for task, each in positions_of(db.settings, "p").items()} == {"in-2": read}
     table.refresh()
     assert read_positions(table)["in-0"].position == FORGOTTEN

@@ -14,7 +14,7 @@ from millrace.base.metrics import Metrics
 from millrace.commands.main import app
 from millrace.flows.batch import Batch
 from millrace.flows.range_host.beat import Beat
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.positions import reset_windows
 from millrace.flows.range_host.skipped import skip_record
 from millrace.flows.range_host.supervision import read_status, read_tasks, tasks_path, want
@@ -239,7 +239,7 @@ def test_how_far_a_source_is_behind_what_it_reads_is_measured(tmp_path: Path, mo
     metrics = Metrics()
     with pytest.MonkeyPatch.context() as patched:
         flow.patch(patched)
-        beat = Beat(PipelineRun(flow.settings, pipeline_of(flow.declared)), metrics)
+        beat = Beat(FlowRun(flow.settings, pipeline_of(flow.declared)), metrics)
         beat.run_once()
         beat.close()
     told = metrics.render().decode()

@@ -18,7 +18,7 @@ from opensearchpy import OpenSearch
 
 from millrace.base.settings import Settings
 from millrace.brokers.opensearch import OpenSearchServer
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.range_host.supervision import read_tasks, tasks_path
@@ -33,9 +33,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def _running(flights: Flights) -> Iterator[None]:
     stop = threading.Event()
-    thread = threading.Thread(
-        target=run, args=(PipelineRun(flights.settings, flights.pipeline),), kwargs={"stop": stop}
-    )
+    thread = threading.Thread(target=run, args=(FlowRun(flights.settings, flights.pipeline),), kwargs={"stop": stop})
     thread.start()
     try:
         yield

@@ -19,7 +19,7 @@ from millrace.base.errors import LogUnavailable, MillraceError, PipelineBusy, Pi
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.beat import Beat
-from millrace.flows.range_host.definition import PipelineCommitter, PipelineRun, instance_name
+from millrace.flows.range_host.definition import FlowCommitter, FlowRun, instance_name
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.offsets import require_no_members
 from millrace.flows.range_host.positions import Positions, ensure_positions, positions_of, positions_uri
@@ -75,12 +75,12 @@ class _Worker:
     """One worker, step by step."""
 
     def __init__(self, settings: Settings, pipeline: Flow, number: int) -> None:
-        self.run = PipelineRun(settings, pipeline, number)
+        self.run = FlowRun(settings, pipeline, number)
         self.group = _Group()
         self.run._members.append(self.group)
         self.run.prepare()
         self.schedule: RangeSchedule[Work] = RangeSchedule(self.run.planner())
-        self.committer: PipelineCommitter = self.run.committer(None)
+        self.committer: FlowCommitter = self.run.committer(None)
 
     def plans(self) -> list[Work]:
         """What it would read now, at most a range of each task."""
@@ -380,7 +380,7 @@ def _standing(flights: Flights) -> list[Any]:
 
 def test_a_bounded_run_ends_where_its_partitions_end(tmp_path: Path, kafka: Brokers) -> None:
     kafka.send("in", [(b"k", b"{}", [])])
-    definition = PipelineRun(Settings(data_dir=tmp_path), pipeline_of(_declared(kafka.address)))
+    definition = FlowRun(Settings(data_dir=tmp_path), pipeline_of(_declared(kafka.address)))
     assert run(definition, stop=threading.Event(), until_end=True)["in-0"] == 1
 
 
@@ -420,7 +420,7 @@ def test_a_pattern_that_cannot_be_is_refused(source: dict[str, Any], word: str) 
 
 def test_a_bounded_run_that_gets_no_part_in_time_leaves_the_group(tmp_path: Path, kafka: Brokers) -> None:
     kafka.send("in", [])
-    definition = PipelineRun(Settings(data_dir=tmp_path), pipeline_of(_declared(kafka.address)))
+    definition = FlowRun(Settings(data_dir=tmp_path), pipeline_of(_declared(kafka.address)))
     with pytest.raises(LogUnavailable, match="no part of it"):
         definition.join(seconds=0.0)
     assert not definition._members

@@ -14,7 +14,7 @@ import millrace.testing
 from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.range_host import lookups
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.records import Record
 from millrace.flows.transform.transform import Transform
@@ -43,7 +43,7 @@ def _step(**more: Any) -> dict[str, Any]:
 
 def _run(deployment: millrace.testing.Deployment, document: bytes, *steps: dict[str, Any]) -> Any:
     pipeline = pipeline_of({"id": "x", "source": SOURCE, "steps": steps, "sink": SINK})
-    definition = PipelineRun(deployment.settings, pipeline)
+    definition = FlowRun(deployment.settings, pipeline)
     done = Transform(pipeline, open_rows=definition.rows_of).run([Record("flights", 0, 0, b"k", document, 0)])
     return done.failures[0].kind if done.failures else done.actions[0].body
 
@@ -106,7 +106,7 @@ def test_what_is_too_large_for_memory_is_said(
 
 def test_the_tasks_of_a_process_share_the_rows(deployment: millrace.testing.Deployment) -> None:
     pipeline = pipeline_of({"id": "x", "source": SOURCE, "steps": [_step()], "sink": SINK})
-    definition = PipelineRun(deployment.settings, pipeline)
+    definition = FlowRun(deployment.settings, pipeline)
     (step,) = pipeline.transform.steps
     assert isinstance(step, Lookup)
     assert definition.rows_of(step) is definition.rows_of(step)

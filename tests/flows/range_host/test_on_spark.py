@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millrace.base.metrics import Metrics
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import read_status
@@ -21,7 +21,7 @@ from tests.flows.range_host.flights import Flights
 def test_a_query_takes_a_topic_into_the_index_and_goes_on_where_it_stood(spark: SparkSession, tmp_path: Path) -> None:
     flights = Flights(tmp_path)
     flights.send((f"k{n}", {"flight": n if n % 10 else "bad"}) for n in range(500))
-    definition = PipelineRun(flights.settings, flights.pipeline)
+    definition = FlowRun(flights.settings, flights.pipeline)
     assert pickle.loads(pickle.dumps(definition)) == definition
     for turn in (1, 2):
         query = start_query(spark, definition, metrics=Metrics(), available_now=True)

@@ -16,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from millrace.flows.errors.redrive import redrive
 from millrace.flows.errors.selection import PREFIX
 from millrace.flows.errors.topic import OMITTED
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import positions_of
 from tests.flows.range_host.flights import Flights
@@ -82,7 +82,7 @@ def test_each_poisons_itself_alone(tmp_path: Path) -> None:
             on_delivery=lambda error, message, what=what: told(what, error, message),
         )
         assert producer.flush(30) == 0
-    run(PipelineRun(flights.settings, flights.pipeline), stop=threading.Event(), until_end=True)
+    run(FlowRun(flights.settings, flights.pipeline), stop=threading.Event(), until_end=True)
     assert {key: document["n"] for key, document in flights.index().items()} == expected
     found: dict[str, Any] = {}
     for message in flights.errors():

@@ -21,7 +21,7 @@ from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.redrive import redrive
 from millrace.flows.errors.selection import Selection
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.positions import change_positions, positions_of
 from millrace.flows.range_host.status import State, metrics_path
@@ -33,7 +33,7 @@ from tests.waiting import until
 
 def _to_the_end(flights: Flights, *, metrics: Metrics | None = None, pipeline: Flow | None = None) -> dict[str, int]:
     return run(
-        PipelineRun(flights.settings, pipeline or flights.pipeline),
+        FlowRun(flights.settings, pipeline or flights.pipeline),
         stop=threading.Event(),
         until_end=True,
         metrics=metrics,
@@ -137,7 +137,7 @@ def test_what_the_sink_refuses_stops_the_task_with_its_cause_until_it_is_recover
         recovery={"interval_minutes": 60, "attempts": 3},
     )
     flights.send([("a", {"flight": 1})])
-    definition, stop, metrics = PipelineRun(flights.settings, flights.pipeline), threading.Event(), Metrics()
+    definition, stop, metrics = FlowRun(flights.settings, flights.pipeline), threading.Event(), Metrics()
     thread = threading.Thread(target=run, args=(definition,), kwargs={"stop": stop, "metrics": metrics})
     thread.start()
     try:
@@ -192,7 +192,7 @@ def test_documents_that_the_index_holds_newer_are_counted_as_stale_and_not_as_ou
 def test_latest_begins_at_the_end_and_error_asks_for_an_offset(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1, source={"offset_reset": "latest"})
     flights.send([("a", {"flight": 1})])
-    PipelineRun(flights.settings, flights.pipeline).prepare()
+    FlowRun(flights.settings, flights.pipeline).prepare()
     flights.send([("b", {"flight": 2})])
     _to_the_end(flights)
     assert set(flights.index()) == {"b"}
@@ -217,7 +217,7 @@ def test_a_topic_that_was_made_anew_is_an_error_however_many_records_it_has(tmp_
     until(lambda: flights.id not in flights.admin.list_topics(timeout=20).topics, "the topic is gone")
     flights.admin.create_topics([NewTopic(flights.id, 1, 1)])[flights.id].result(30)
     flights.send((f"n{n}", {"flight": n}) for n in range(9))
-    definition = PipelineRun(flights.settings, flights.pipeline)
+    definition = FlowRun(flights.settings, flights.pipeline)
     definition.prepare()
     planner = definition.planner()
     (work,) = planner.plan(planner.ends(), max_bytes=1 << 20)
@@ -254,14 +254,14 @@ def test_what_goes_out_does_not_come_in_again_under_another_name_of_the_brokers(
     elsewhere = flights.kafka.address.replace("127.0.0.1", "localhost")
     looped = pipeline_of({**flights.declared, "errors": {"topic": flights.id, "cluster": {"bootstrap": [elsewhere]}}})
     with pytest.raises(InvalidSettings, match="read again"):
-        PipelineRun(flights.settings, looped).prepare()
+        FlowRun(flights.settings, looped).prepare()
 
 
 @pytest.mark.slow
 def test_a_range_that_fails_is_tried_in_ever_smaller_ones_so_that_what_works_is_done(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     flights.send((f"k{n}", {"flight": n}) for n in range(1000))
-    definition = PipelineRun(flights.settings, flights.pipeline)
+    definition = FlowRun(flights.settings, flights.pipeline)
     definition.prepare()
     planner = definition.planner()
     task, supervision = f"{flights.id}-0", Supervision(flights.settings, flights.pipeline)
@@ -282,7 +282,7 @@ def test_a_range_that_fails_is_tried_in_ever_smaller_ones_so_that_what_works_is_
 def test_of_two_workers_one_is_fenced_and_nothing_is_lost(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     flights.send((f"k{n}", {"flight": n}) for n in range(200))
-    first, second = (PipelineRun(flights.settings, flights.pipeline) for _ in range(2))
+    first, second = (FlowRun(flights.settings, flights.pipeline) for _ in range(2))
     first.prepare()
     planner = first.planner()
     (work,) = planner.plan(planner.ends(), max_bytes=1 << 20)
@@ -303,9 +303,9 @@ def test_of_two_workers_one_is_fenced_and_nothing_is_lost(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_restart_of_all_reaches_tasks_in_other_processes_of_spark(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
-    driver = PipelineRun(flights.settings, flights.pipeline)
+    driver = FlowRun(flights.settings, flights.pipeline)
     driver.prepare()
-    elsewhere: PipelineRun = pickle.loads(pickle.dumps(driver))  # as Spark's worker has it
+    elsewhere: FlowRun = pickle.loads(pickle.dumps(driver))  # as Spark's worker has it
     planner, committer = driver.planner(), driver.committer(None)
     tasks = []
     for number, restart in enumerate(["", "", "failed", "all", ""]):
@@ -330,7 +330,7 @@ def test_a_restart_of_all_reaches_tasks_in_other_processes_of_spark(tmp_path: Pa
 def test_a_position_that_retention_removed_is_an_error_that_names_the_earliest(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     flights.send((f"k{n}", {"flight": n}) for n in range(20))
-    definition = PipelineRun(flights.settings, flights.pipeline)
+    definition = FlowRun(flights.settings, flights.pipeline)
     definition.prepare()
     place = TopicPartition(flights.id, 0, 10)
     flights.admin.delete_records([place])[place].result(30)
@@ -391,7 +391,7 @@ def test_brokers_that_ask_who_comes_get_an_answer(tmp_path: Path) -> None:
             return pipeline_of({"id": "guarded", "source": source, "sink": sink})
 
         settings = Settings(data_dir=tmp_path / "data")
-        reached = run(PipelineRun(settings, declared(known.password)), stop=threading.Event(), until_end=True)
+        reached = run(FlowRun(settings, declared(known.password)), stop=threading.Event(), until_end=True)
         assert reached == {"guarded-0": 1}
         with pytest.raises(MillraceError, match="guarded"):
-            run(PipelineRun(settings, declared("wrong")), stop=threading.Event(), until_end=True)
+            run(FlowRun(settings, declared("wrong")), stop=threading.Event(), until_end=True)

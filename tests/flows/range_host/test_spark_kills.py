@@ -19,7 +19,7 @@ import pytest
 from millrace.base.package import ROOT
 from millrace.flows.range_host.logs import FILE
 from millrace.flows.range_host.positions import positions_of
-from millrace.flows.range_host.status import State, pipeline_folder
+from millrace.flows.range_host.status import State, flow_folder
 from millrace.flows.range_host.supervision import read_status
 from millrace.runtime.child_processes import ChildProcess
 from tests.flows.range_host.flights import Flights
@@ -100,7 +100,7 @@ def test_spark_s_driver_and_workers_die_and_nothing_is_lost_or_doubled(tmp_path:
         job = driver.start("--available-now")
         assert job.wait(deadline=200) == 0, job.tail()
         assert read_status(flights.settings, flights.id).state is State.STOPPED
-        lines = (pipeline_folder(flights.settings, flights.id) / FILE).read_text(encoding="utf-8").splitlines()
+        lines = (flow_folder(flights.settings, flights.id) / FILE).read_text(encoding="utf-8").splitlines()
         assert {json.loads(line)["pipeline"] for line in lines} == {flights.id}
     finally:
         job.kill()

@@ -9,7 +9,7 @@ import pytest
 from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import Supervision, read_status, read_wanted, resting, tasks_path, want
 from millrace.pipelines.declaration import pipeline_of
@@ -106,13 +106,13 @@ source:
 sink: {kind: opensearch, hosts: ["http://h:1"], index_base: i}
 """
     file.write_text(text)
-    made = read_pipeline(file, Configuration(), env={"SECRET": "s3"})
+    made = flow_of_file(file, Configuration(), env={"SECRET": "s3"})
     assert made.secrets() == {"source.security.password": "s3"}
     with pytest.raises(InvalidSettings, match="SECRET"):
-        read_pipeline(file, Configuration(), env={})
+        flow_of_file(file, Configuration(), env={})
     file.write_text("- a")
     with pytest.raises(PipelineInvalid):
-        read_pipeline(file, Configuration(), env={})
+        flow_of_file(file, Configuration(), env={})
 
 
 def test_the_example_does_what_it_says() -> None:
@@ -121,7 +121,7 @@ def test_the_example_does_what_it_says() -> None:
     from millrace.flows.records import Record
     from millrace.flows.transform.transform import Transform
 
-    made = Transform(read_pipeline(Path(__file__).parents[3] / "examples" / "flights_pipeline.yaml", Configuration()))
+    made = Transform(flow_of_file(Path(__file__).parents[3] / "examples" / "flights_pipeline.yaml", Configuration()))
     flight = {
         "carrier": "UA", "flight": 1545, "origin": "EWR", "dest": "IAH", "distance": 1400, "air_time": 227.0,
         "year": 2013,

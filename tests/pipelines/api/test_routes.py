@@ -30,7 +30,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.checks import check
 from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.discovery import declared_flow
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.keys import Keys, new_key
 from millrace.flows.errors.selection import Selection
 from millrace.flows.range_host.observed import note_flow
@@ -652,12 +652,12 @@ def test_passwords_are_sealed_where_a_worker_reads_them_and_its_key_opens_them(
     file = settings.data_dir / "pipelines" / "flights" / "pipeline.json"
     assert "hunter2" not in file.read_text()
     keys = Keys(settings.data_dir)
-    assert read_pipeline(file, Configuration(), keys=keys).secrets() == {"sink.password": "hunter2"}
+    assert flow_of_file(file, Configuration(), keys=keys).secrets() == {"sink.password": "hunter2"}
     with pytest.raises(InvalidSettings, match="sealed"):
-        read_pipeline(file, Configuration())
+        flow_of_file(file, Configuration())
     stranger = Keys(settings.data_dir, env={"MILLRACE_PIPELINE_KEYS": new_key()})
     with pytest.raises(SecretUnreadable):
-        read_pipeline(file, Configuration(), keys=stranger)
+        flow_of_file(file, Configuration(), keys=stranger)
     status, found = service.ask(
         "PUT", "pipelines/other", {**DECLARED, "name": json.loads(file.read_text())["sink"]["password"]}
     )
@@ -669,5 +669,5 @@ def test_passwords_are_sealed_where_a_worker_reads_them_and_its_key_opens_them(
     service.management._store.rotate_keys(who="ada")
     Deployment(settings).seal_anew(service.management._store)
     key.write_text(key.read_text().splitlines()[0])
-    made = read_pipeline(file, Configuration(), keys=Keys(settings.data_dir))
+    made = flow_of_file(file, Configuration(), keys=Keys(settings.data_dir))
     assert made.secrets() == {"sink.password": "hunter2"}

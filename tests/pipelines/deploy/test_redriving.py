@@ -76,7 +76,7 @@ def test_one_that_comes_to_nothing_again_and_again_has_failed(settings: Settings
 
 def _failed(offset: int, *, step: str = "number", kind: str = "CAST", reason: str = "12a is no int") -> Record:
     origin = Record("in", 0, offset, b"k", b"{}", 0)
-    told = headers_of(Failure(origin, "TRANSFORMATION", step, kind, reason), pipeline="flights", task="in-0")
+    told = headers_of(Failure(origin, "TRANSFORMATION", step, kind, reason), flow="flights", task="in-0")
     return Record("flights.errors", 0, offset + 10, b"k", b"{}", 0, list(told.items()))
 
 

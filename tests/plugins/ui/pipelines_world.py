@@ -49,7 +49,7 @@ class Failing(Management):
         rows = []
         for offset, (reason, step, value) in enumerate(failed):
             origin = Record("in", 0, offset * 7, value, value, 1_790_000_000_000)
-            told = headers_of(Failure(origin, "TRANSFORMATION", step, "CAST", reason), pipeline=pipeline, task="in-0")
+            told = headers_of(Failure(origin, "TRANSFORMATION", step, "CAST", reason), flow=pipeline, task="in-0")
             record = origin._replace(topic=known.errors_topic, offset=offset, headers=list(told.items()))
             rows += [_row(record)] if selection.takes(record) else []
         return ErrorPage(topic=known.errors_topic, total=3, errors=rows[::-1], next=None, complete=True)

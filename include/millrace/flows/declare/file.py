@@ -17,7 +17,7 @@ from millrace.flows.declare.part import Problem, expanded, invalid, with_secrets
 from millrace.flows.declare.spellings import spelling_of
 
 
-def read_pipeline(
+def flow_of_file(
     path: Path, configuration: Configuration, *, env: Mapping[str, str] | None = None, keys: Keys | None = None
 ) -> Flow:
     """The flow of the range loop that `path` declares, with the defaults of `configuration`.
@@ -41,7 +41,7 @@ def _with_defaults(declared: dict[str, Any], configuration: Configuration) -> Fl
 
 
 def read_declaration(path: Path, *, env: Mapping[str, str] | None = None, keys: Keys | None = None) -> dict[str, Any]:
-    """What `path` declares, not checked yet, secrets in their places. Raises as :func:`read_pipeline`."""
+    """What `path` declares, not checked yet, secrets in their places. Raises as :func:`flow_of_file`."""
     value = read_yaml(path)
     if not isinstance(value, dict):
         raise invalid([Problem("", "is an object with id, source and sink", "type")], what=path.name)

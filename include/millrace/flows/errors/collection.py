@@ -1,4 +1,4 @@
-"""A collection of LETTERS as the place of a pipeline's dead letters, instead of an error topic.
+"""A collection of LETTERS as the place of a flow's dead letters, instead of an error topic.
 
 A letter has the whole record, so that a redrive gives it the id and version of its first attempt. Its key is the
 record's position and a digest of the record's key: a range that is repeated replaces its letters. The letters are
@@ -63,9 +63,9 @@ _AT_ONCE: Final = 500
 class ErrorCollection:
     """A task's way into it."""
 
-    def __init__(self, settings: Settings, pipeline: Flow) -> None:
-        assert pipeline.errors.collection is not None, "the declaration names one"
-        self._settings, self._pipeline, self._name = settings, pipeline.name, pipeline.errors.collection
+    def __init__(self, settings: Settings, flow: Flow) -> None:
+        assert flow.errors.collection is not None, "the declaration names one"
+        self._settings, self._flow, self._name = settings, flow.name, flow.errors.collection
         self._database: Database | None = None
         self._collection: Collection | None = None
 
@@ -83,7 +83,7 @@ class ErrorCollection:
 
     def _put(self, collection: Collection, failures: Sequence[Failure], *, whole: bool) -> None:
         try:
-            rows = [_row(self._pipeline, each, whole=whole) for each in failures]
+            rows = [_row(self._flow, each, whole=whole) for each in failures]
             collection.upsert(pa.Table.from_pylist(rows, schema=LETTERS.arrow())).checked()
         except MillraceError as error:
             large = error.code == EntryTooLarge.code or getattr(error, "reason", "") == _TOO_LARGE
@@ -103,7 +103,7 @@ class ErrorCollection:
         self._database = self._collection = None
 
 
-def _row(pipeline: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
+def _row(flow: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
     record = failure.record
     digest = hashlib.sha256(record.key or b"").hexdigest()[:16]
     value, key = (record.value, record.key) if whole else (None, (record.key or b"")[:_KEY])
@@ -122,8 +122,8 @@ def _row(pipeline: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
         "value": value, "timestamp": record.timestamp, "headers": headers, "omitted": not whole,
     }  # fmt: skip
     return {
-        "id": f"{pipeline}{RECORD}/{digest}/{record.position}",
-        "stream": f"{pipeline}{RECORD}",
+        "id": f"{flow}{RECORD}/{digest}/{record.position}",
+        "stream": f"{flow}{RECORD}",
         "batch": record.offset,
         "reason": failure.reason,
         "row": json.dumps(told),
@@ -135,14 +135,14 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value[:SHOWN].decode(errors="replace")
 
 
-def ensure_collection(settings: Settings, pipeline: Flow) -> None:
+def ensure_collection(settings: Settings, flow: Flow) -> None:
     """Create the collection if necessary and allowed. Raises SinkRefused, LogUnavailable."""
-    name = str(pipeline.errors.collection)
+    name = str(flow.errors.collection)
     with connect(settings=settings) as db:
         try:
             found = db.collection(name)
         except CollectionNotFound:
-            if not pipeline.errors.create:
+            if not flow.errors.create:
                 raise SinkRefused(
                     f"there is no collection {name}: make it by `millrace flows errors create {name}`, or say"
                     " errors.create"
@@ -154,11 +154,11 @@ def ensure_collection(settings: Settings, pipeline: Flow) -> None:
 
 
 def newest(
-    settings: Settings, pipeline: Flow, selection: Selection, *, before: str = "", limit: int = 50
+    settings: Settings, flow: Flow, selection: Selection, *, before: str = "", limit: int = 50
 ) -> tuple[list[Letter], str, bool, int]:
-    """Return letters of a pipeline that `selection` takes, newest first.
+    """Return letters of a flow that `selection` takes, newest first.
 
-    With them the cursor of the rest, whether the search is complete, and how many letters the pipeline has in all.
+    With them the cursor of the rest, whether the search is complete, and how many letters the flow has in all.
 
     One call looks at MOST_SEEN letters at most: False if it stopped there. The cursor is "" after the last letter.
     Raises CollectionNotFound, InvalidArgument.
@@ -166,10 +166,10 @@ def newest(
     found: list[Letter] = []
     cursor, seen = before, 0
     with connect(settings=settings) as db:
-        letters = db.collection(str(pipeline.errors.collection))
-        total = letters.count(where=f"stream = '{pipeline.name}{RECORD}'")
+        letters = db.collection(str(flow.errors.collection))
+        total = letters.count(where=f"stream = '{flow.name}{RECORD}'")
         while True:
-            page = _page(letters, pipeline.name, cursor, newest_first=True)
+            page = _page(letters, flow.name, cursor, newest_first=True)
             for row, letter in zip(page, of_collection(page), strict=True):
                 if len(found) >= limit:
                     return found, cursor, True, total
@@ -182,9 +182,9 @@ def newest(
                 return found, cursor, len(found) >= limit, total
 
 
-def _page(letters: Collection, pipeline: str, cursor: str, *, newest_first: bool) -> list[dict[str, Any]]:
+def _page(letters: Collection, flow: str, cursor: str, *, newest_first: bool) -> list[dict[str, Any]]:
     """Return the next letters after `cursor`, ``batch,id`` of the last one, in the order of their positions."""
-    where, order = f"stream = '{pipeline}{RECORD}'", " desc" if newest_first else ""
+    where, order = f"stream = '{flow}{RECORD}'", " desc" if newest_first else ""
     if cursor:
         batch, _, name = cursor.partition(",")
         if not batch.isdecimal() or "'" in name:
@@ -198,13 +198,13 @@ def _page(letters: Collection, pipeline: str, cursor: str, *, newest_first: bool
 
 def redrive_collected(
     settings: Settings,
-    pipeline: Flow,
+    flow: Flow,
     selection: Selection,
     *,
     dry_run: bool,
     tell: Callable[[Mapping[str, int]], bool] = lambda counts: False,
 ) -> Redriven:
-    """Send the records of letters through the pipeline again, the oldest first; those that go in lose their letters.
+    """Send the records of letters through the flow again, the oldest first; those that go in lose their letters.
 
     Calls `tell` with the counts after each batch; the redrive stops there if it returns true. Raises
     CollectionNotFound, InvalidArgument, SinkBusy, SinkRefused, LogUnavailable.
@@ -213,13 +213,13 @@ def redrive_collected(
         raise InvalidArgument(
             "letters of a collection have no places of a topic: select by step, kind or reason, or by lane and position"
         )
-    made = None if dry_run else _Redrive(settings, pipeline)
+    made = None if dry_run else _Redrive(settings, flow)
     counts = dict.fromkeys(Redriven._fields, 0)
     cursor = ""
     try:
         with connect(settings=settings) as db:
-            letters = db.collection(str(pipeline.errors.collection))
-            while page := _page(letters, pipeline.name, cursor, newest_first=False):
+            letters = db.collection(str(flow.errors.collection))
+            while page := _page(letters, flow.name, cursor, newest_first=False):
                 cursor = f"{page[-1]['batch']},{page[-1]['id']}"
                 chosen = [
                     row for row, each in zip(page, of_collection(page), strict=True) if selection.takes_letter(each)
@@ -237,12 +237,12 @@ def redrive_collected(
 
 
 class _Redrive:
-    """The steps and the sink of a pipeline, for records of letters."""
+    """The steps and the sink of a flow, for records of letters."""
 
-    def __init__(self, settings: Settings, pipeline: Flow) -> None:
-        self._pipeline, self._open_rows = pipeline, partial(CollectionRows, settings)
-        self._transform = Transform(pipeline, open_rows=self._open_rows)
-        self._sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
+    def __init__(self, settings: Settings, flow: Flow) -> None:
+        self._flow, self._open_rows = flow, partial(CollectionRows, settings)
+        self._transform = Transform(flow, open_rows=self._open_rows)
+        self._sink = sink_of(flow.sink, settings, flow=flow.name, flush=flow.flush)
         self._opened = False
 
     def run(self, letters: Sequence[dict[str, Any]], counts: dict[str, int]) -> list[str]:
@@ -257,14 +257,14 @@ class _Redrive:
                 continue
             records.append((record, letter["id"]))
             (feared if _kind(letter) in FEARED else plain).append(record)
-        chosen, failures = tried(self._pipeline, feared, self._open_rows) if feared else ([], [])
+        chosen, failures = tried(self._flow, feared, self._open_rows) if feared else ([], [])
         done = self._transform.run(sorted([*plain, *chosen], key=_place))
         failures = [*failures, *done.failures]
         if done.actions and not self._opened:
             self._sink.open()
             self._opened = True
         for batch in outside_of_ranges(done.actions):
-            verdicts = write_apart(self._sink.write, batch, self._pipeline.errors)
+            verdicts = write_apart(self._sink.write, batch, self._flow.errors)
             failures += [each.as_received() for each in verdicts.failures]
             counts["written"] += verdicts.acknowledged - verdicts.stale
             counts["stale"] += verdicts.stale

@@ -1,4 +1,4 @@
-"""The content of a pipeline's error topic, newest first, page by page: the reason, the origin, the record itself.
+"""The content of a flow's error topic, newest first, page by page: the reason, the origin, the record itself.
 
 Kafka only reads forward, so a page is read in windows from the end backwards. Each call reads a bounded number of
 records, whatever it searches for.
@@ -59,19 +59,17 @@ class ErrorPage(BaseModel):
     complete: bool = Field(description="false: the search stopped at its bound, and goes on behind `next`")
 
 
-def error_page(
-    settings: Settings, pipeline: Flow, selection: Selection, *, before: str = "", limit: int = 50
-) -> ErrorPage:
+def error_page(settings: Settings, flow: Flow, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
     """The newest that `selection` takes, before the cursor of an earlier page.
 
     Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument.
     """
-    if pipeline.errors.collection is not None:
-        return _collected_page(settings, pipeline, selection, before=before, limit=limit)
-    source = error_source(pipeline)
-    group = f"{pipeline.consumer_group}-look"
+    if flow.errors.collection is not None:
+        return _collected_page(settings, flow, selection, before=before, limit=limit)
+    source = error_source(flow)
+    group = f"{flow.consumer_group}-look"
     topics = Topics(source, group)
-    search = _Search(pipeline.name, selection, limit)
+    search = _Search(flow.name, selection, limit)
     stands = _cursor(before)
     total, more = 0, False
     try:
@@ -92,7 +90,7 @@ def error_page(
     finally:
         topics.close()
     return ErrorPage(
-        topic=pipeline.errors_topic,
+        topic=flow.errors_topic,
         total=total - search.others,
         errors=search.found,
         next=",".join(str(Place(*each)) for each in sorted(stands.items())) if more else None,
@@ -100,11 +98,11 @@ def error_page(
     )
 
 
-def _collected_page(settings: Settings, pipeline: Flow, selection: Selection, *, before: str, limit: int) -> ErrorPage:
+def _collected_page(settings: Settings, flow: Flow, selection: Selection, *, before: str, limit: int) -> ErrorPage:
     """Return the same of a collection of dead letters."""
     from millrace.flows.errors.collection import newest
 
-    found, cursor, complete, total = newest(settings, pipeline, selection, before=before, limit=limit)
+    found, cursor, complete, total = newest(settings, flow, selection, before=before, limit=limit)
     rows = []
     for each in found:
         topic, _, partition = (each.lane or "").rpartition("-")
@@ -126,7 +124,7 @@ def _collected_page(settings: Settings, pipeline: Flow, selection: Selection, *,
             )
         )
     return ErrorPage(
-        topic=str(pipeline.errors.collection),
+        topic=str(flow.errors.collection),
         total=total,
         errors=rows,
         next=cursor or None,
@@ -137,10 +135,10 @@ def _collected_page(settings: Settings, pipeline: Flow, selection: Selection, *,
 class _Search:
     """What one page found, and how much more it may look at."""
 
-    def __init__(self, pipeline: str, selection: Selection, limit: int) -> None:
-        self._pipeline, self._selection, self._limit = pipeline, selection, limit
+    def __init__(self, flow: str, selection: Selection, limit: int) -> None:
+        self._flow, self._selection, self._limit = flow, selection, limit
         self.others = 0
-        """Records of other pipelines among those that it looked at."""
+        """Records of other flows among those that it looked at."""
         self._left = MOST_SEEN
         self.found: list[ErrorRow] = []
 
@@ -156,7 +154,7 @@ class _Search:
             while place < high:
                 more, place = reader.read(place, high, items=WINDOW, size=_WINDOW_BYTES, seconds=1.0)
                 seen += len(more)
-                own = [record for record in more if is_of(record, self._pipeline)]
+                own = [record for record in more if is_of(record, self._flow)]
                 self.others += len(more) - len(own)
                 # As rows at once: records may be large, and so many of them more than there is memory for.
                 window += [(record.offset, _row(record)) for record in own if self._selection.takes(record)]

@@ -1,4 +1,4 @@
-"""Where a pipeline's dead letters go: its error topic, or a collection of dead letters."""
+"""Where a flow's dead letters go: its error topic, or a collection of dead letters."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class ErrorPlace(Protocol):
         ...
 
 
-def errors_of(settings: Settings, pipeline: Flow) -> ErrorPlace:
-    """Return the place that `pipeline` declares."""
-    if pipeline.errors.collection is not None:
+def errors_of(settings: Settings, flow: Flow) -> ErrorPlace:
+    """Return the place that `flow` declares."""
+    if flow.errors.collection is not None:
         from millrace.flows.errors.collection import ErrorCollection
 
-        return ErrorCollection(settings, pipeline)
+        return ErrorCollection(settings, flow)
     from millrace.flows.errors.topic import ErrorTopic
 
-    return ErrorTopic(pipeline)
+    return ErrorTopic(flow)
 
 
-def ensure_errors(settings: Settings, pipeline: Flow) -> None:
+def ensure_errors(settings: Settings, flow: Flow) -> None:
     """Create the place if necessary and allowed. Raises LogUnavailable, InvalidSettings, SinkRefused."""
-    if pipeline.errors.collection is not None:
+    if flow.errors.collection is not None:
         from millrace.flows.errors.collection import ensure_collection
 
-        ensure_collection(settings, pipeline)
+        ensure_collection(settings, flow)
         return
     from millrace.flows.errors.topic import ensure_topic
 
-    ensure_topic(pipeline)
+    ensure_topic(flow)

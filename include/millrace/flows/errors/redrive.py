@@ -1,4 +1,4 @@
-"""Send the content of the error topic through the pipeline again, as it is declared now.
+"""Send the content of the error topic through the flow again, as it is declared now.
 
 A redriven record has the topic, partition and offset that it came from. Its id and version are therefore those of the
 first attempt, so that a redrive is idempotent and, with versions, never replaces anything newer. What fails again stays
@@ -127,7 +127,7 @@ def _silent(_: Progress) -> bool:
 
 def redrive(
     settings: Settings,
-    pipeline: Flow,
+    flow: Flow,
     selection: Selection = EVERYTHING,
     *,
     again: bool = False,
@@ -141,14 +141,14 @@ def redrive(
     progress of a redrive that did not finish. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: reported
     progress stays valid, and the rest can be repeated.
     """
-    if pipeline.errors.collection is not None:
-        return _collected(settings, pipeline, selection, dry_run=dry_run, tell=tell)
-    source = error_source(pipeline)
-    group = f"{pipeline.consumer_group}-redrive"
+    if flow.errors.collection is not None:
+        return _collected(settings, flow, selection, dry_run=dry_run, tell=tell)
+    source = error_source(flow)
+    group = f"{flow.consumer_group}-redrive"
     topics = Topics(source, group)
     open_rows = partial(CollectionRows, settings)
-    transform = Transform(pipeline, open_rows=open_rows)
-    sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
+    transform = Transform(flow, open_rows=open_rows)
+    sink = sink_of(flow.sink, settings, flow=flow.name, flush=flow.flush)
     seen: _Origins = OrderedDict()
     try:
         if not dry_run:
@@ -170,16 +170,16 @@ def redrive(
             try:
                 while progress.places[task] < end and not stopped:
                     records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen, feared = _chosen(records, pipeline.name, selection, counts, seen)
+                    chosen, feared = _chosen(records, flow.name, selection, counts, seen)
                     if feared and not dry_run:
-                        left, failures = tried(pipeline, feared, open_rows)
+                        left, failures = tried(flow, feared, open_rows)
                         counts["failed_again"] += len(failures)
                         chosen = _by_place([*chosen, *left])
                     if chosen and not dry_run:
                         made = transform.run(chosen)
                         written = Verdicts()
                         for batch in outside_of_ranges(made.actions):
-                            written.add(write_apart(sink.write, batch, pipeline.errors))
+                            written.add(write_apart(sink.write, batch, flow.errors))
                         counts["written"] += written.acknowledged - written.stale
                         counts["stale"] += written.stale
                         counts["filtered"] += made.filtered
@@ -200,18 +200,18 @@ def redrive(
 
 
 def _collected(
-    settings: Settings, pipeline: Flow, selection: Selection, *, dry_run: bool, tell: Callable[[Progress], bool]
+    settings: Settings, flow: Flow, selection: Selection, *, dry_run: bool, tell: Callable[[Progress], bool]
 ) -> Redriven:
     """Redrive a collection of dead letters, which needs no positions: letters that went in are no longer there."""
     from millrace.flows.errors.collection import redrive_collected
 
-    place = str(pipeline.errors.collection)
+    place = str(flow.errors.collection)
 
     def told(counts: Mapping[str, int]) -> bool:
         here = {place: counts["looked_at"]}
         return tell(Progress({place: 0}, dict(here), dict(here), dict(counts)))
 
-    return redrive_collected(settings, pipeline, selection, dry_run=dry_run, tell=told)
+    return redrive_collected(settings, flow, selection, dry_run=dry_run, tell=told)
 
 
 def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
@@ -227,13 +227,13 @@ def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
 
 
 def _chosen(
-    records: list[Record], pipeline: str, selection: Selection, counts: dict[str, int], seen: _Origins
+    records: list[Record], flow: str, selection: Selection, counts: dict[str, int], seen: _Origins
 ) -> tuple[list[Record], list[Record]]:
     """What is to be redriven, by place, and apart from that those that were too much work for a worker."""
     chosen: list[Record] = []
     feared: list[Record] = []
     for record in records:
-        if not is_of(record, pipeline):
+        if not is_of(record, flow):
             counts["others"] += 1
             continue
         counts["looked_at"] += 1

@@ -29,7 +29,7 @@ _KEY: Final = 1024
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE})
 
 
-def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes]:
+def headers_of(failure: Failure, *, flow: str, task: str) -> dict[str, bytes]:
     """Return Kafka Connect's headers (DeadLetterQueueReporter), with a description instead of a Java stack trace."""
     record = failure.record
     tried = {f"{PREFIX}attempts": str(failure.attempts).encode()} if failure.attempts > 1 else {}
@@ -37,7 +37,7 @@ def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes
         f"{PREFIX}topic": record.topic.encode(),
         f"{PREFIX}partition": str(record.partition).encode(),
         f"{PREFIX}offset": str(record.offset).encode(),
-        f"{PREFIX}connector.name": pipeline.encode(),
+        f"{PREFIX}connector.name": flow.encode(),
         f"{PREFIX}task.id": task.encode(),
         f"{PREFIX}stage": failure.stage.encode(),
         f"{PREFIX}class.name": failure.step.encode(),
@@ -65,20 +65,20 @@ def origin_of(record: Record) -> Record | None:
     return Record(topic, partition, offset, record.key, record.value, record.timestamp, kept)
 
 
-def is_of(record: Record, pipeline: str) -> bool:
-    """Return whether a record of the error topic is of `pipeline`: several pipelines may share the topic."""
+def is_of(record: Record, flow: str) -> bool:
+    """Return whether a record of the error topic is of `flow`: several flows may share the topic."""
     names = [value for name, value in record.headers if name == f"{PREFIX}connector.name"]
-    return bool(names) and names[-1] == pipeline.encode()
+    return bool(names) and names[-1] == flow.encode()
 
 
-def error_source(pipeline: Flow) -> KafkaSource:
+def error_source(flow: Flow) -> KafkaSource:
     """The error topic as what is read, all of it: what was produced within a transaction that came to nothing, too."""
-    cluster = pipeline.errors_cluster
+    cluster = flow.errors_cluster
     return KafkaSource(
         bootstrap=cluster.bootstrap,
         security=cluster.security,
         socket_timeout_ms=cluster.socket_timeout_ms,
-        topics=(pipeline.errors_topic,),
+        topics=(flow.errors_topic,),
         isolation="read_uncommitted",
     )
 
@@ -86,12 +86,12 @@ def error_source(pipeline: Flow) -> KafkaSource:
 class ErrorTopic:
     """A task's way into it."""
 
-    def __init__(self, pipeline: Flow) -> None:
-        self._pipeline = pipeline.name
-        self._topic = pipeline.errors_topic
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow.name
+        self._topic = flow.errors_topic
         self._producer = Producer(
             {
-                **client_settings(pipeline.errors_cluster),
+                **client_settings(flow.errors_cluster),
                 "acks": "all",
                 "enable.idempotence": True,
                 "linger.ms": 5,
@@ -135,7 +135,7 @@ class ErrorTopic:
                 trouble.append(error)
 
         record, whole = failure.record, too_large is not None
-        made = headers_of(failure, pipeline=self._pipeline, task=task)
+        made = headers_of(failure, flow=self._flow, task=task)
         headers: list[tuple[str, str | bytes | None]] = list(record.headers) if whole else [(OMITTED, b"true")]
         headers += made.items()
         value, key = (record.value, record.key) if whole else (None, (record.key or b"")[:_KEY])
@@ -158,16 +158,16 @@ class ErrorTopic:
         self._producer.flush(1.0)
 
 
-def ensure_topic(pipeline: Flow) -> None:
+def ensure_topic(flow: Flow) -> None:
     """Create the error topic if necessary and allowed. Raises LogUnavailable, InvalidSettings, SinkRefused."""
-    topic = pipeline.errors_topic
-    if topic in topic_admin.look(pipeline.errors_cluster).topics:
+    topic = flow.errors_topic
+    if topic in topic_admin.look(flow.errors_cluster).topics:
         return
-    if not pipeline.errors.create:
+    if not flow.errors.create:
         raise SinkRefused(f"there is no error topic {topic}: make it, or say errors.create")
-    make_error_topic(pipeline)
+    make_error_topic(flow)
 
 
-def make_error_topic(pipeline: Flow) -> None:
+def make_error_topic(flow: Flow) -> None:
     """Make it, so that it takes any record that a topic of the source may hold, with our headers."""
-    topic_admin.make(pipeline.errors_cluster, [pipeline.errors_topic], settings={"max.message.bytes": str(MAX_BYTES)})
+    topic_admin.make(flow.errors_cluster, [flow.errors_topic], settings={"max.message.bytes": str(MAX_BYTES)})

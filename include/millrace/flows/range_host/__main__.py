@@ -1,7 +1,7 @@
-"""``python -m millrace.flows.range_host FILE``: run the pipeline of FILE until SIGTERM or SIGINT.
+"""``python -m millrace.flows.range_host FILE``: run the flow of FILE until SIGTERM or SIGINT.
 
 FILE is a declaration with its secrets (JSON or YAML). ``--config`` names a pipeline-config.yaml; ``--until-end`` stops
-at the present end of the topics. The log is pipeline.log in the pipeline's folder.
+at the present end of the topics. The log is pipeline.log in the flow's folder.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
-from millrace.flows.declare.file import read_pipeline
+from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.keys import Keys
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.limits import hold_to
 from millrace.flows.range_host.logs import begin_log, new_run
@@ -47,16 +47,16 @@ def main() -> int:
     try:
         settings = Settings.load()
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
-        pipeline = read_pipeline(options.file, configuration, keys=Keys(settings.data_dir))
+        flow = flow_of_file(options.file, configuration, keys=Keys(settings.data_dir))
         if options.supervisor is not None:
-            pulse = pulse_path(settings, pipeline.name, options.worker)
+            pulse = pulse_path(settings, flow.name, options.worker)
             SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()
-        folder = worker_folder(settings, pipeline.name, options.worker)
-        begin_log(folder, configuration.log, pipeline=pipeline.name, run=new_run())
-        hold_to(pipeline.resources)
+        folder = worker_folder(settings, flow.name, options.worker)
+        begin_log(folder, configuration.log, pipeline=flow.name, run=new_run())
+        hold_to(flow.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
-        definition = PipelineRun(settings, pipeline, options.worker)
-        supervision = Supervision(settings, pipeline, worker=options.worker)
+        definition = FlowRun(settings, flow, options.worker)
+        supervision = Supervision(settings, flow, worker=options.worker)
         if options.until_end:  # what failed in an earlier run is tried again in this one
             supervision.restart()
         run(definition, stop=stop, metrics=metrics, until_end=options.until_end, own_process=True)

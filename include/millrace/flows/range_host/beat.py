@@ -1,4 +1,4 @@
-"""What the driver does beside the loop, once a second: take what management asks, and say how the pipeline is doing."""
+"""What the driver does beside the loop, once a second: take what management asks, and say how the flow is doing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from millrace.runtime.periodic import PeriodicTask
 from millrace.storage.table import open_table
 
 if TYPE_CHECKING:
-    from millrace.flows.range_host.definition import PipelineRun
+    from millrace.flows.range_host.definition import FlowRun
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class TaskTaken(NamedTuple):
 class Beat(PeriodicTask):
     """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
 
-    def __init__(self, run: PipelineRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
+    def __init__(self, run: FlowRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
         """`on_spark`: the work is done by processes below this one."""
-        super().__init__(name=f"beat-{run.pipeline.name}", interval=SECONDS)
+        super().__init__(name=f"beat-{run.flow.name}", interval=SECONDS)
         self._definition, self._metrics = run, metrics
         self._reporter = ProcessRegistration(run.settings.run_path)
         self._process = psutil.Process()
@@ -60,19 +60,19 @@ class Beat(PeriodicTask):
         self._cpu_percent = 0.0
         self._told_cpu = 0.0
         self._by_task: dict[str, TaskTaken] = {}
-        self._supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
+        self._supervision = Supervision(run.settings, run.flow, worker=run.worker)
         self._positions: Positions | None = None
         self._reading = threading.Lock()
         self._shown: set[str] = set()
         self._topics = run.places()
-        self._serial = read_wanted(run.settings, run.pipeline.name).serial
-        self._history = SampleFile(samples_path(run.settings, run.pipeline.name)) if not run.worker else None
+        self._serial = read_wanted(run.settings, run.flow.name).serial
+        self._history = SampleFile(samples_path(run.settings, run.flow.name)) if not run.worker else None
         self._sampled = 0.0
         self._latencies: dict[str, deque[float]] = {}
         self._ends: dict[str, Ends] = {}
-        text = json.dumps(run.pipeline.to_json(), sort_keys=True)
+        text = json.dumps(run.flow.to_json(), sort_keys=True)
         self.over = ""
-        """Why this process should end: it takes more memory than the pipeline's resources allow."""
+        """Why this process should end: it takes more memory than the flow's resources allow."""
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def note(self, committed: Sequence[Done]) -> None:
@@ -89,7 +89,7 @@ class Beat(PeriodicTask):
         self.take()
         self._look()
         taken = self._taken
-        self.over = over_memory(self._definition.pipeline.resources, taken.memory_bytes - taken.jvm_bytes)
+        self.over = over_memory(self._definition.flow.resources, taken.memory_bytes - taken.jvm_bytes)
         try:
             self._ends = self._topics.ends()
         finally:
@@ -103,7 +103,7 @@ class Beat(PeriodicTask):
 
     def take(self) -> None:
         """Take new commands: a restart clears failures; tasks that should restart learn it from their next plan."""
-        wanted = read_wanted(self._definition.settings, self._definition.pipeline.name)
+        wanted = read_wanted(self._definition.settings, self._definition.flow.name)
         if wanted.serial != self._serial:
             self._serial = wanted.serial
             self._supervision.restart()
@@ -112,7 +112,7 @@ class Beat(PeriodicTask):
         """Write the file: as it is, or in the `state` that it ends in."""
         status = self.status(state, cause)
         replace_file(
-            status_path(self._definition.settings, self._definition.pipeline.name, self._definition.worker),
+            status_path(self._definition.settings, self._definition.flow.name, self._definition.worker),
             status.model_dump_json() + "\n",
         )
         if self._metrics is not None:
@@ -144,11 +144,11 @@ class Beat(PeriodicTask):
         run = self._definition
         positions = self._standing()
         health = self._supervision.tasks
-        paused = read_wanted(run.settings, run.pipeline.name).paused
-        suspects = suspects_of(run.settings, run.pipeline.name)
+        paused = read_wanted(run.settings, run.flow.name).paused
+        suspects = suspects_of(run.settings, run.flow.name)
         tasks = []
         names = positions.keys() | self._ends.keys()
-        if run.pipeline.divided:
+        if run.flow.divided:
             names &= set(run.claims)
         for name in sorted(names):
             known, its = positions.get(name), health.get(name, Health())
@@ -166,7 +166,7 @@ class Beat(PeriodicTask):
                     recoveries=its.recoveries,
                     cause=its.cause,
                     code=its.code,
-                    suspect=suspects[name].words(run.pipeline.name, name) if name in suspects else "",
+                    suspect=suspects[name].words(run.flow.name, name) if name in suspects else "",
                     retry_at=its.retry_at,
                     latency_ms=percentiles(self._latencies.get(name, ())),
                     **self._by_task.get(name, TaskTaken())._asdict(),
@@ -178,7 +178,7 @@ class Beat(PeriodicTask):
         if state is None:
             state = State.FAILED if tasks and len(failed) == len(tasks) else State.PAUSED if paused else State.RUNNING
         return PipelineStatus(
-            pipeline=run.pipeline.name,
+            pipeline=run.flow.name,
             state=state,
             at=time.time(),
             pid=os.getpid(),
@@ -193,10 +193,10 @@ class Beat(PeriodicTask):
         )
 
     def _standing(self) -> dict[str, Position]:
-        """The positions of its tasks; none before the first commit, or after the pipeline's deletion."""
+        """The positions of its tasks; none before the first commit, or after the flow's deletion."""
         with self._reading:
             if self._positions is None:
-                table = open_table(positions_uri(self._definition.settings, self._definition.pipeline.name))
+                table = open_table(positions_uri(self._definition.settings, self._definition.flow.name))
                 if table is None:
                     return {}
                 self._positions = Positions(table)

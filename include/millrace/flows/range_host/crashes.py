@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote
 from millrace.base.closeable import Closeable
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.flows.range_host.status import pipeline_folder
+from millrace.flows.range_host.status import flow_folder
 from millrace.flows.status import process_began
 
 _MARK: Final = struct.Struct("<qqqqd")
@@ -61,8 +61,8 @@ class Suspect:
 class RangeWatch(Closeable):
     """Notes the range that a task works on. One thread at a time."""
 
-    def __init__(self, settings: Settings, pipeline: str, lane: str) -> None:
-        folder, name = pipeline_folder(settings, pipeline), quote(lane, safe="")
+    def __init__(self, settings: Settings, flow: str, lane: str) -> None:
+        folder, name = flow_folder(settings, flow), quote(lane, safe="")
         path = folder / "in-range" / name
         self._path = folder / _SUSPECTS / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,9 +117,9 @@ class RangeWatch(Closeable):
         replace_json(self._path, asdict(self.suspect), synced=True)
 
 
-def suspects_of(settings: Settings, pipeline: str) -> dict[str, Suspect]:
-    """Return the ranges in which worker processes of `pipeline` ended and that are not passed, by lane."""
-    folder = pipeline_folder(settings, pipeline) / _SUSPECTS
+def suspects_of(settings: Settings, flow: str) -> dict[str, Suspect]:
+    """Return the ranges in which worker processes of `flow` ended and that are not passed, by lane."""
+    folder = flow_folder(settings, flow) / _SUSPECTS
     if not folder.is_dir():
         return {}
     found = {unquote(path.stem): _read(path) for path in folder.glob("*.json")}

@@ -1,4 +1,4 @@
-"""A pipeline as a user of the range loop: channels are partitions, a plan is what follows the committed position."""
+"""A flow as a user of the range loop: channels are partitions, a plan is what follows the committed position."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ _LOOK_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True)
-class PipelineRun(LoopDefinition[Work, Done]):
-    """One pipeline. It pickles, without the tasks that are open in this process."""
+class FlowRun(LoopDefinition[Work, Done]):
+    """One flow. It pickles, without the tasks that are open in this process."""
 
     settings: Settings
-    pipeline: Flow
+    flow: Flow
     worker: int = 0
     """Its number among the workers of this machine."""
     claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
@@ -83,10 +83,10 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"pipeline-{self.pipeline.name}"
+        return f"pipeline-{self.flow.name}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "pipeline": self.pipeline, "worker": self.worker}
+        return {"settings": self.settings, "pipeline": self.flow, "worker": self.worker}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         fresh: dict[str, Any] = dict.fromkeys(("claims", "_tasks", "_attempts", "_rows"))
@@ -96,7 +96,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     @property
     def max_bytes(self) -> int:
-        return max(1, int(BULKS * self.pipeline.flush.mib * (1 << 20)))
+        return max(1, int(BULKS * self.flow.flush.mib * (1 << 20)))
 
     @property
     def interval(self) -> float:
@@ -104,19 +104,19 @@ class PipelineRun(LoopDefinition[Work, Done]):
 
     def places(self) -> Source:
         """What is read, as it is looked at for where it ends."""
-        return places_of(self.settings, self.pipeline)
+        return places_of(self.settings, self.flow)
 
     def feeder(self) -> Feeder | None:
         """Start what gathers the source's records beside the tasks, if it needs that. Raises as `feeder_of`."""
-        return feeder_of(self.pipeline.source, self.settings, group=self.pipeline.consumer_group)
+        return feeder_of(self.flow.source, self.settings, group=self.flow.consumer_group)
 
     def prepare(self) -> None:
         """Make the table of positions and the error topic; note where partitions begin that have no position."""
-        source = self.pipeline.source
+        source = self.flow.source
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
-        sink_of(self.pipeline.sink, self.settings, flow=self.pipeline.name, flush=self.pipeline.flush).close()
-        table = ensure_positions(positions_uri(self.settings, self.pipeline.name))
-        note_flow(self.settings, self.pipeline)
+        sink_of(self.flow.sink, self.settings, flow=self.flow.name, flush=self.flow.flush).close()
+        table = ensure_positions(positions_uri(self.settings, self.flow.name))
+        note_flow(self.settings, self.flow)
         known = read_positions(table)
         places = self.places()
         try:
@@ -124,8 +124,8 @@ class PipelineRun(LoopDefinition[Work, Done]):
             inherited = places.inherited({task: each.position for task, each in known.items() if not each.forgotten})
         finally:
             places.close()
-        require_no_loop(self.pipeline)
-        ensure_errors(self.settings, self.pipeline)
+        require_no_loop(self.flow)
+        ensure_errors(self.settings, self.flow)
         new = sorted(task for task in ends if task not in known or known[task].forgotten)
         if new and reset == "error":
             raise InvalidSettings(
@@ -146,7 +146,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
         begins += [(each, replace(each.moved(FORGOTTEN), generation=each.generation + 1)) for each in gone]
         if begins:
             commit_positions(table, begins)
-        _logger.info("%s runs from %s to %s", self.name, source.kind, self.pipeline.sink.kind)
+        _logger.info("%s runs from %s to %s", self.name, source.kind, self.flow.sink.kind)
 
     def join(self, *, seconds: float | None = None) -> Member | None:
         """Return this worker among those that divide the lanes; None if one worker reads all.
@@ -154,16 +154,16 @@ class PipelineRun(LoopDefinition[Work, Done]):
         With `seconds`, wait so long for its part, and leave the others for good at the end. The loop's thread alone
         calls it. Raises LogUnavailable, InvalidSettings, MetaUnavailable.
         """
-        source = self.pipeline.source
-        if not self.pipeline.divided:
+        source = self.flow.source
+        if not self.flow.divided:
             return None
         if not self._members:
             instance = instance_name(self.settings, self.worker)
             if not isinstance(source, KafkaSource):
-                self._members.append(LeasedMember.of_flow(self.settings, self.pipeline.name, instance))
+                self._members.append(LeasedMember.of_flow(self.settings, self.flow.name, instance))
             else:
                 static = "" if seconds is not None else instance
-                self._members.append(Membership(source, self.pipeline.consumer_group, instance=static))
+                self._members.append(Membership(source, self.flow.consumer_group, instance=static))
         if seconds is not None:
             try:
                 self._members[0].wait_joined(seconds)
@@ -181,11 +181,11 @@ class PipelineRun(LoopDefinition[Work, Done]):
     def require_within_limit(self, positions: Mapping[str, Position]) -> None:
         """Raise ErrorLimitExceeded if more records failed than `errors.limit` allows: in `positions`, of all hosts."""
         windows = [(each.window_in, each.window_error) for each in positions.values() if not each.forgotten]
-        errors, name = self.pipeline.errors, self.pipeline.name
-        require_within(errors.limit, windows, flow=name, place=errors.collection or self.pipeline.errors_topic)
+        errors, name = self.flow.errors, self.flow.name
+        require_within(errors.limit, windows, flow=name, place=errors.collection or self.flow.errors_topic)
 
-    def planner(self) -> PipelinePlanner:
-        return PipelinePlanner(self)
+    def planner(self) -> FlowPlanner:
+        return FlowPlanner(self)
 
     def run(self, plan: Work) -> Done:
         """Run a range. An error is reported to the driver, which counts it, commits nothing, and plans it again."""
@@ -200,7 +200,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
                     attempts = self._attempts.setdefault(plan.channel, Attempts())
                 task = Task(
                     self.settings,
-                    self.pipeline,
+                    self.flow,
                     plan.topic,
                     plan.partition,
                     open_rows=self.rows_of,
@@ -211,7 +211,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
             if task is not None:
                 task.stop()
             failure = RangeFailure.of(error)
-            # Tried again in any case: how often, and when it is enough, the pipeline's own threshold says.
+            # Tried again in any case: how often, and when it is enough, the flow's own threshold says.
             again = RangeFailure(failure.code, failure.message, True)
             return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
         if task.broken:
@@ -226,11 +226,11 @@ class PipelineRun(LoopDefinition[Work, Done]):
         with self._lock:
             return self._rows.setdefault(step, CollectionRows(self.settings, step))
 
-    def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> PipelineCommitter:
-        return PipelineCommitter(self, metrics)
+    def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> FlowCommitter:
+        return FlowCommitter(self, metrics)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
-        """Return what Spark's driver calls after each range: it publishes the pipeline's state, as the other host does.
+        """Return what Spark's driver calls after each range: it publishes the flow's state, as the other host does.
 
         It ends after a range if the processes take more memory than they may.
         """
@@ -264,12 +264,12 @@ class PipelineRun(LoopDefinition[Work, Done]):
             task.stop()
 
 
-def places_of(settings: Settings, pipeline: Flow) -> Source:
-    """Where the source of `pipeline` is, with its tasks and their ends."""
+def places_of(settings: Settings, flow: Flow) -> Source:
+    """Where the source of `flow` is, with its tasks and their ends."""
     standing: dict[str, int] = {}
-    if not isinstance(pipeline.source, KafkaSource):
-        standing = {lane: each.position for lane, each in positions_of(settings, pipeline.name).items()}
-    return source_of(pipeline.source, settings, group=pipeline.consumer_group, standing=standing)
+    if not isinstance(flow.source, KafkaSource):
+        standing = {lane: each.position for lane, each in positions_of(settings, flow.name).items()}
+    return source_of(flow.source, settings, group=flow.consumer_group, standing=standing)
 
 
 def instance_name(settings: Settings, worker: int) -> str:
@@ -278,18 +278,18 @@ def instance_name(settings: Settings, worker: int) -> str:
     return f"{socket.gethostname()}-{folder}-{worker}"
 
 
-class PipelinePlanner(Planner[Work, int]):
+class FlowPlanner(Planner[Work, int]):
     """What lies behind the committed positions."""
 
-    def __init__(self, run: PipelineRun) -> None:
+    def __init__(self, run: FlowRun) -> None:
         self._run = run
-        self._settings, self._id = run.settings, run.pipeline.name
+        self._settings, self._id = run.settings, run.flow.name
         self._topics = run.places()
-        self._positions = Positions(ensure_positions(positions_uri(run.settings, run.pipeline.name)))
+        self._positions = Positions(ensure_positions(positions_uri(run.settings, run.flow.name)))
         self._ticks: Ticks | None = None
-        if source_kinds()[run.pipeline.source.kind].transactional:
+        if source_kinds()[run.flow.source.kind].transactional:
             topics = [topic for topic, _ in self._topics.partitions()]
-            self._ticks = ticks_of(run.pipeline.sink, run.settings, topics)
+            self._ticks = ticks_of(run.flow.sink, run.settings, topics)
         self._unclaimed: set[str] = set()
         self._lost: dict[str, float] = {}
         """Tasks that another worker claimed, though the group has not taken them from this one; since when."""
@@ -333,7 +333,7 @@ class PipelinePlanner(Planner[Work, int]):
         positions, life = self._positions.now(), read_wanted(self._settings, self._id).whole
         health = read_tasks(tasks_path(self._settings, self._id, self._run.worker))
         ids = self._topics.ids()
-        skipped = skipped_of(self._settings, self._run.pipeline)
+        skipped = skipped_of(self._settings, self._run.flow)
         found = []
         for topic, partition in self._topics.partitions():
             task = task_of(topic, partition)
@@ -430,15 +430,15 @@ class PipelinePlanner(Planner[Work, int]):
                 _logger.info("%s is this worker's from offset %d on", after.task, after.position)
 
 
-class PipelineCommitter:
+class FlowCommitter:
     """Positions in one fenced commit; failures counted; the consumer group told afterwards."""
 
-    def __init__(self, run: PipelineRun, metrics: Metrics | None) -> None:
+    def __init__(self, run: FlowRun, metrics: Metrics | None) -> None:
         self._run = run
         self._metrics = metrics
-        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.name))
+        self._table = ensure_positions(positions_uri(run.settings, run.flow.name))
         self._topics = run.places()
-        self.supervision = Supervision(run.settings, run.pipeline, worker=run.worker)
+        self.supervision = Supervision(run.settings, run.flow, worker=run.worker)
 
     def commit(self, reports: Sequence[Done], /) -> CommitResult[Done]:
         begun = time.monotonic()
@@ -478,7 +478,7 @@ class PipelineCommitter:
 
     def _behind(self, done: Done) -> Position:
         """The position after a range."""
-        limit = self._run.pipeline.errors.limit
+        limit = self._run.flow.errors.limit
         before = done.base or Position(done.channel, 0)
         after = before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
         if limit is not None:
@@ -486,7 +486,7 @@ class PipelineCommitter:
         return replace(after, topic_id=done.topic_id or before.topic_id, in_a_row=done.in_a_row)
 
     def _measure(self, reports: Sequence[Done], committed: Sequence[Done]) -> None:
-        metrics, name = self._metrics, self._run.pipeline.name
+        metrics, name = self._metrics, self._run.flow.name
         if metrics is None:
             return
         for each in reports:

@@ -13,7 +13,7 @@ from typing import Final
 from millrace.base.errors import MemoryExceeded
 from millrace.base.metrics import Metrics
 from millrace.flows.range_host.beat import Beat
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.task import Done, Work
@@ -32,7 +32,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 def run(
-    definition: PipelineRun,
+    definition: FlowRun,
     *,
     stop: threading.Event,
     metrics: Metrics | None = None,
@@ -59,7 +59,7 @@ def run(
 
 
 def _loop(
-    definition: PipelineRun, stop: threading.Event, metrics: Metrics | None, until_end: bool, own_process: bool
+    definition: FlowRun, stop: threading.Event, metrics: Metrics | None, until_end: bool, own_process: bool
 ) -> dict[str, int]:
     if until_end:
         definition.join(seconds=_JOIN_SECONDS)
@@ -68,7 +68,7 @@ def _loop(
     schedule: RangeSchedule[Work] = RangeSchedule(definition.planner())
     beat.start()
     threads = ThreadPoolExecutor(
-        definition.pipeline.resources.tasks or max(1, int(definition.pipeline.resources.cpus)),
+        definition.flow.resources.tasks or max(1, int(definition.flow.resources.cpus)),
         thread_name_prefix="task",
     )
     try:
@@ -104,9 +104,7 @@ def _loop(
         committer.close()
         beat.close()
     beat.say(State.STOPPED)
-    reached = {
-        task: each.position for task, each in positions_of(definition.settings, definition.pipeline.name).items()
-    }
+    reached = {task: each.position for task, each in positions_of(definition.settings, definition.flow.name).items()}
     _logger.info(
         "%s ends at %s", definition.name, ", ".join(f"{task} {place}" for task, place in sorted(reached.items()))
     )

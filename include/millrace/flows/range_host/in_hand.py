@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from millrace.base.closeable import Closeable
 from millrace.base.settings import Settings
-from millrace.flows.range_host.status import pipeline_folder
+from millrace.flows.range_host.status import flow_folder
 
 LATE_SECONDS: Final = 20.0
 _PLACE: Final = struct.Struct("<qdq")
@@ -29,8 +29,8 @@ _PLACE: Final = struct.Struct("<qdq")
 class InHand(Closeable):
     """One task's. One thread at a time."""
 
-    def __init__(self, settings: Settings, pipeline: str, task: str) -> None:
-        path = _folder(settings, pipeline) / quote(task, safe="")
+    def __init__(self, settings: Settings, flow: str, task: str) -> None:
+        path = _folder(settings, flow) / quote(task, safe="")
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -68,9 +68,9 @@ class Held(NamedTuple):
         return f"{held}: process {self.pid} ends"
 
 
-def late(settings: Settings, pipeline: str, processes: Container[int] | None = None) -> Held | None:
+def late(settings: Settings, flow: str, processes: Container[int] | None = None) -> Held | None:
     """Of the records that one of `processes`, or any, has had in hand for too long that of the longest time."""
-    held = _held(_folder(settings, pipeline))
+    held = _held(_folder(settings, flow))
     found = [each for each in held if (processes is None or each.pid in processes) and each.seconds > LATE_SECONDS]
     return max(found, key=lambda each: each.seconds, default=None)
 
@@ -85,5 +85,5 @@ def _held(folder: Path) -> Iterator[Held]:
             yield Held(unquote(path.name), offset - 1, time.monotonic() - since, pid)
 
 
-def _folder(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / "in-hand"
+def _folder(settings: Settings, flow: str) -> Path:
+    return flow_folder(settings, flow) / "in-hand"

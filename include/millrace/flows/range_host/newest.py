@@ -1,4 +1,4 @@
-"""The newest records of a pipeline's topics, to look at what its steps make of them; nothing is moved by it."""
+"""The newest records of a flow's topics, to look at what its steps make of them; nothing is moved by it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MOST_BYTES: Final = 16 << 20
 """Of all that are looked at, but for the newest."""
 
 
-def newest_records(pipeline: Flow, count: int) -> list[Record]:
+def newest_records(flow: Flow, count: int) -> list[Record]:
     """Return at most `count` records of all its partitions, the newest last; fewer if they are large.
 
     Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), and InvalidArgument if its source is
     not a topic.
     """
-    source, group = pipeline.source, f"{pipeline.consumer_group}-look"
+    source, group = flow.source, f"{flow.consumer_group}-look"
     if not isinstance(source, KafkaSource):
         raise InvalidArgument(
             "only records of topics are looked at; of a collection read some rows, and hand them over as documents"

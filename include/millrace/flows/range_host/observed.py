@@ -1,6 +1,6 @@
-"""How a pipeline is doing, from what its worker, its supervisor and its run say: one place for CLI, API, UI and graph.
+"""How a flow is doing, from what its worker, its supervisor and its run say: one place for CLI, API, UI and graph.
 
-A pipeline's folder has ``flow.json``: what it reads and writes, and the declaration's file, so that it can be listed
+A flow's folder has ``flow.json``: what it reads and writes, and the declaration's file, so that it can be listed
 and addressed by name. Whoever starts or deploys it writes the file.
 """
 
@@ -23,7 +23,7 @@ from millrace.flows.range_host.status import (
     PipelineStatus,
     State,
     declaration_path,
-    pipeline_folder,
+    flow_folder,
     workers_of,
 )
 from millrace.flows.range_host.supervision import last_pulse, read_status, read_worker_status
@@ -41,7 +41,7 @@ from millrace.message.ids import tick_physical_ms
 from millrace.runtime.launch.folder import read_json
 
 DAG_PREFIX: Final = "pipeline_"
-"""Of the DAGs that keep pipelines alive; who starts one runs a worker with the pipeline's secrets."""
+"""Of the DAGs that keep flows alive; who starts one runs a worker with the flow's secrets."""
 QUIET_SECONDS: Final = 10.0
 """A worker that has not spoken for so long is shown so; it speaks once a second."""
 _NAMED_BY: Final = (
@@ -66,26 +66,26 @@ _STATES: Final = {
 }
 
 
-def run_id(pipeline: str) -> str:
-    """The run id of a pipeline's worker: one, whoever starts it."""
-    return f"pipeline-{pipeline}"
+def run_id(flow: str) -> str:
+    """The run id of a flow's worker: one, whoever starts it."""
+    return f"pipeline-{flow}"
 
 
-def dag_id(pipeline: str) -> str:
-    """The DAG that keeps a pipeline's worker alive."""
-    return f"{DAG_PREFIX}{pipeline}"
+def dag_id(flow: str) -> str:
+    """The DAG that keeps a flow's worker alive."""
+    return f"{DAG_PREFIX}{flow}"
 
 
-def observed(settings: Settings, pipeline: str) -> PipelineStatus:
+def observed(settings: Settings, flow: str) -> PipelineStatus:
     """Return the workers' last status; without a worker it is STOPPED, or FAILED with the end of its run."""
-    said = read_status(settings, pipeline)
+    said = read_status(settings, flow)
     live = said.pid > 0 and is_report_live(settings.run_path, said.pid, said.at)
-    run = processes_of(settings, run_id(pipeline))
+    run = processes_of(settings, run_id(flow))
     if not run.began:  # in the foreground, or never
         return said if live else said.resting(cause=_gone(said))
     if run.active:
         fresh = said.at >= run.began
-        said = said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+        said = said if fresh else PipelineStatus(pipeline=flow, state=State.UNASSIGNED)
         return _as_watched(settings, said, run)
     if live and said.at > run.ended:  # in the foreground, after that run
         return said
@@ -112,56 +112,56 @@ def _as_watched(settings: Settings, said: PipelineStatus, run: FlowProcesses) ->
     return told
 
 
-def flow_path(settings: Settings, pipeline: str) -> Path:
-    """The file that says what a pipeline reads and writes."""
-    return pipeline_folder(settings, pipeline) / "flow.json"
+def flow_path(settings: Settings, flow: str) -> Path:
+    """The file that says what a flow reads and writes."""
+    return flow_folder(settings, flow) / "flow.json"
 
 
-def note_flow(settings: Settings, pipeline: Flow, *, file: Path | None = None, config: Path | None = None) -> None:
-    """Write down what `pipeline` reads and writes; `file` is its declaration, which a later start reads again."""
-    known = read_flow(settings, pipeline.name)
+def note_flow(settings: Settings, flow: Flow, *, file: Path | None = None, config: Path | None = None) -> None:
+    """Write down what `flow` reads and writes; `file` is its declaration, which a later start reads again."""
+    known = read_flow(settings, flow.name)
     made = {
-        **described(pipeline),
+        **described(flow),
         "file": known.get("file", "") if file is None else str(file.absolute()),
         "config": known.get("config", "") if file is None else "" if config is None else str(config.absolute()),
     }
     if made != known:
-        make_folder(flow_path(settings, pipeline.name).parent)
-        replace_json(flow_path(settings, pipeline.name), made)
+        make_folder(flow_path(settings, flow.name).parent)
+        replace_json(flow_path(settings, flow.name), made)
 
 
-def described(pipeline: Flow) -> dict[str, Any]:
-    """Return what a pipeline reads and writes, each as ``kind:name``, and what it promises."""
-    kind, names = pipeline.source.kind, _names(pipeline.source)
-    lookups = [f"collection:{each.collection}" for each in pipeline.transform.steps if isinstance(each, Lookup)]
-    written = _names(pipeline.sink)
-    if isinstance(pipeline.sink, CollectionSink) and pipeline.sink.divided:
-        written = tuple(dict.fromkeys(pipeline.sink.of(each) for each in names))
-    sink = f"{pipeline.sink.kind}:{','.join(written)}"
-    collection = pipeline.errors.collection
-    errors = f"kafka:{pipeline.errors_topic}" if collection is None else f"collection:{collection}"
+def described(flow: Flow) -> dict[str, Any]:
+    """Return what a flow reads and writes, each as ``kind:name``, and what it promises."""
+    kind, names = flow.source.kind, _names(flow.source)
+    lookups = [f"collection:{each.collection}" for each in flow.transform.steps if isinstance(each, Lookup)]
+    written = _names(flow.sink)
+    if isinstance(flow.sink, CollectionSink) and flow.sink.divided:
+        written = tuple(dict.fromkeys(flow.sink.of(each) for each in names))
+    sink = f"{flow.sink.kind}:{','.join(written)}"
+    collection = flow.errors.collection
+    errors = f"kafka:{flow.errors_topic}" if collection is None else f"collection:{collection}"
     return {
-        "words": pipeline.description or pipeline.title,
+        "words": flow.description or flow.title,
         "source": f"{kind}:{','.join(names)}",
         "reads": list(dict.fromkeys([*(f"{kind}:{each}" for each in names), *lookups])),
         "sink": sink,
-        "writes": [*(f"{pipeline.sink.kind}:{each}" for each in written), errors],
+        "writes": [*(f"{flow.sink.kind}:{each}" for each in written), errors],
         "errors": errors,
-        "guarantee": pipeline.chosen_guarantee,
-        "dag_id": _dag_of(pipeline),
-        "schedule": pipeline.schedule if pipeline.scheduled else "",
+        "guarantee": flow.chosen_guarantee,
+        "dag_id": _dag_of(flow),
+        "schedule": flow.schedule if flow.scheduled else "",
     }
 
 
-def _dag_of(pipeline: Flow) -> str:
-    if pipeline.scheduled:
-        return scheduled_dag_id(pipeline.name)
-    return dag_id(pipeline.name) if pipeline.deployment == AIRFLOW else ""
+def _dag_of(flow: Flow) -> str:
+    if flow.scheduled:
+        return scheduled_dag_id(flow.name)
+    return dag_id(flow.name) if flow.deployment == AIRFLOW else ""
 
 
-def with_description(status: FlowStatus, pipeline: Flow) -> FlowStatus:
-    """Return the status of a pipeline that has never run with what it is going to read and write."""
-    noted = described(pipeline)
+def with_description(status: FlowStatus, flow: Flow) -> FlowStatus:
+    """Return the status of a flow that has never run with what it is going to read and write."""
+    noted = described(flow)
     told = {name: noted[name] for name in ("source", "sink", "words", "guarantee", "dag_id", "schedule")}
     return status.model_copy(update=told | {name: tuple(noted[name]) for name in ("reads", "writes")})
 
@@ -174,26 +174,26 @@ def _names(part: Part) -> tuple[str, ...]:
     return ("",)
 
 
-def read_flow(settings: Settings, pipeline: str) -> dict[str, Any]:
-    """Return what `note_flow` wrote; empty for a pipeline that has not started since this build was installed."""
-    return read_json(flow_path(settings, pipeline)) or {}
+def read_flow(settings: Settings, flow: str) -> dict[str, Any]:
+    """Return what `note_flow` wrote; empty for a flow that has not started since this build was installed."""
+    return read_json(flow_path(settings, flow)) or {}
 
 
 def pipelines_here(settings: Settings) -> list[str]:
-    """Return the ids of the pipelines that have run, or are deployed, with this data folder."""
+    """Return the ids of the flows that have run, or are deployed, with this data folder."""
     folder = settings.data_dir / "pipelines"
     files = ("status.json", flow_path(settings, "-").name, declaration_path(settings, "-").name)
     return sorted({each.parent.name for file in files for each in folder.glob(f"*/{file}")})
 
 
 def flow_status(
-    settings: Settings, pipeline: str, told: PipelineStatus | None = None, *, now: float | None = None
+    settings: Settings, flow: str, told: PipelineStatus | None = None, *, now: float | None = None
 ) -> FlowStatus:
-    """Return a pipeline's status as that of any flow. One that has never run is `new`.
+    """Return a flow's status as that of any flow. One that has never run is `new`.
 
     `told` is the result of `observed`, if the caller has it; `now` is the end of the time that the rate is of.
     """
-    told, noted = told or observed(settings, pipeline), read_flow(settings, pipeline)
+    told, noted = told or observed(settings, flow), read_flow(settings, flow)
     reads, tasks = tuple(noted.get("reads", ())), told.tasks
     failed = sum(task.state is State.FAILED for task in tasks)
     state = _STATES[told.state]
@@ -203,12 +203,12 @@ def flow_status(
         state = FlowState.DEGRADED
     ticks = str(noted.get("source", "")).startswith("collection:")
     behind = [tick_physical_ms(task.end) - tick_physical_ms(task.position) for task in tasks if task.position]
-    trend = read_trend(settings, pipeline, now=now or time.time()) if state.live else None
+    trend = read_trend(settings, flow, now=now or time.time()) if state.live else None
     causes = [told.cause, *(task.cause for task in tasks), told.source_error]
     guarantee = noted.get("guarantee", "")
-    pids = [read_worker_status(settings, pipeline, each) for each in workers_of(settings, pipeline)] if told.pid else []
+    pids = [read_worker_status(settings, flow, each) for each in workers_of(settings, flow)] if told.pid else []
     return FlowStatus(
-        name=pipeline,
+        name=flow,
         host="range",
         words=noted.get("words", ""),
         source=noted.get("source", ""),
@@ -216,7 +216,7 @@ def flow_status(
         reads=reads,
         writes=tuple(noted.get("writes", ())),
         guarantee=guarantee if guarantee in (*GUARANTEES, "effectively once") else "",
-        job=run_id(pipeline),
+        job=run_id(flow),
         dag_id=noted.get("dag_id", ""),
         schedule=noted.get("schedule", ""),
         state=state,

@@ -1,4 +1,4 @@
-"""Set a stopped pipeline's positions by hand: for the management service and for the command line."""
+"""Set a stopped flow's positions by hand: for the management service and for the command line."""
 
 from __future__ import annotations
 
@@ -18,52 +18,50 @@ from millrace.flows.sources.source import Source
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
 
-def require_no_members(settings: Settings, pipeline: Flow) -> None:
-    """Raise PipelineBusy if workers of any machine divide the pipeline's lanes: by its consumer group, or by leases."""
-    if not pipeline.divided:
+def require_no_members(settings: Settings, flow: Flow) -> None:
+    """Raise PipelineBusy if workers of any machine divide the flow's lanes: by its consumer group, or by leases."""
+    if not flow.divided:
         return
-    if not isinstance(pipeline.source, KafkaSource):
+    if not isinstance(flow.source, KafkaSource):
         with open_store(settings, SystemClock()) as store:
-            workers = leased(store, pipeline.name)
+            workers = leased(store, flow.name)
         if workers:
             raise PipelineBusy(
-                f"{pipeline.name!r} has workers with a lease ({', '.join(workers)}): stop them on every machine, and"
+                f"{flow.name!r} has workers with a lease ({', '.join(workers)}): stop them on every machine, and"
                 f" wait for the end of their lease ({settings.session_seconds:g} s)"
             )
         return
-    found = members(pipeline.source, pipeline.consumer_group)
+    found = members(flow.source, flow.consumer_group)
     if found:
         hosts = ", ".join(sorted(set(found.values())))
-        session = pipeline.source.session_timeout_ms / 1000
+        session = flow.source.session_timeout_ms / 1000
         raise PipelineBusy(
-            f"{pipeline.name!r} has workers in the consumer group {pipeline.consumer_group} ({hosts}): stop them on"
+            f"{flow.name!r} has workers in the consumer group {flow.consumer_group} ({hosts}): stop them on"
             f" every machine, and wait for the end of their session ({session:g} s)"
         )
 
 
-def require_tasks(pipeline: Flow, offsets: Mapping[str, int]) -> None:
-    """Raise InvalidArgument unless each of `offsets` names a partition of the pipeline's topics."""
-    source = pipeline.source
+def require_tasks(flow: Flow, offsets: Mapping[str, int]) -> None:
+    """Raise InvalidArgument unless each of `offsets` names a partition of the flow's topics."""
+    source = flow.source
     for task in offsets:
         topic, _, partition = task.rpartition("-")
         if not isinstance(source, KafkaSource):
-            raise InvalidArgument(f"{pipeline.name!r} has no topics")
+            raise InvalidArgument(f"{flow.name!r} has no topics")
         if not source.reads(topic) or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
             example = source.topics[0] if source.topics else "flights"
-            raise InvalidArgument(
-                f"{task[:300]!r} is no task of {pipeline.name!r}: a topic and a partition, {example}-0"
-            )
+            raise InvalidArgument(f"{task[:300]!r} is no task of {flow.name!r}: a topic and a partition, {example}-0")
 
 
 def offsets_at(
-    settings: Settings, pipeline: Flow, to: str, *, places: Callable[[Settings, Flow], Source] | None = None
+    settings: Settings, flow: Flow, to: str, *, places: Callable[[Settings, Flow], Source] | None = None
 ) -> dict[str, int]:
     """Return by task the offset of ``earliest``, ``latest``, or the first record of a moment (ISO 8601, a time tick).
 
     Raises LogUnavailable, InvalidArgument.
     """
     at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
-    source = (places or places_of)(settings, pipeline)
+    source = (places or places_of)(settings, flow)
     try:
         if at is not None:
             return source.at(at)
@@ -72,6 +70,6 @@ def offsets_at(
         source.close()
 
 
-def set_offsets(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
+def set_offsets(settings: Settings, flow: str, offsets: Mapping[str, int]) -> dict[str, int]:
     """Set the next offset of these tasks; return that of each task. Raises CommitFenced if a worker was first."""
-    return {task: each.position for task, each in change_positions(settings, pipeline, offsets).items()}
+    return {task: each.position for task, each in change_positions(settings, flow, offsets).items()}

@@ -1,4 +1,4 @@
-"""The position of each task: one live row for each in the pipeline's own Delta table, moved only by the fenced commit.
+"""The position of each task: one live row for each in the flow's own Delta table, moved only by the fenced commit.
 
 Everything before ``position`` is in the sink, in the error topic, or was filtered. A commit succeeds only onto the row
 from which its range was planned, so that one of two workers is fenced. Changing an offset by hand is a commit, too, and
@@ -93,13 +93,13 @@ class Position:
         return replace(self, window_in=0, window_error=0, in_a_row=0)
 
 
-def positions_uri(settings: Settings, pipeline: str) -> str:
-    """The table of a pipeline."""
-    return settings.table_uri(f"{FOLDER}/{pipeline}")
+def positions_uri(settings: Settings, flow: str) -> str:
+    """The table of a flow."""
+    return settings.table_uri(f"{FOLDER}/{flow}")
 
 
-def pipeline_tables(settings: Settings) -> dict[str, str]:
-    """Return the tables of all pipelines, by name: each commit replaces a small file, which maintenance must remove."""
+def flow_tables(settings: Settings) -> dict[str, str]:
+    """Return the tables of all flows, by name: each commit replaces a small file, which maintenance must remove."""
     found = {}
     for folder in (FOLDER, OUTPUTS):
         for name in store_at(settings.table_uri(folder)).folders():
@@ -188,12 +188,12 @@ def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, 
     return commit_fenced(table, parts)
 
 
-def forget_positions(settings: Settings, pipeline: str) -> None:
-    """Remove the positions of its tasks: a later pipeline of the same id may have other topics.
+def forget_positions(settings: Settings, flow: str) -> None:
+    """Remove the positions of its tasks: a later flow of the same id may have other topics.
 
     Running work is fenced. Raises CommitFenced if another commit was first.
     """
-    table = open_table(positions_uri(settings, pipeline))
+    table = open_table(positions_uri(settings, flow))
     known = [] if table is None else [each for each in read_positions(table).values() if not each.forgotten]
     if table is not None and known:
         moves = [
@@ -202,12 +202,12 @@ def forget_positions(settings: Settings, pipeline: str) -> None:
         commit_positions(table, moves).raise_if_fenced()
 
 
-def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, Position]:
+def change_positions(settings: Settings, flow: str, offsets: Mapping[str, int]) -> dict[str, Position]:
     """Set the next offset of tasks (``flights-0``) by hand, while no worker runs; counts stay. All rows afterwards.
 
     A running worker is fenced once and continues from there. Raises CommitFenced if another commit was first.
     """
-    table = ensure_positions(positions_uri(settings, pipeline))
+    table = ensure_positions(positions_uri(settings, flow))
     known = read_positions(table)
     moves = []
     for task, offset in offsets.items():
@@ -217,15 +217,15 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
         moves.append((before, replace(moved, topic_id="", generation=moved.generation + 1)))
     if moves:
         commit_positions(table, moves).raise_if_fenced()
-    return positions_of(settings, pipeline)
+    return positions_of(settings, flow)
 
 
-def reset_windows(settings: Settings, pipeline: str) -> list[str]:
+def reset_windows(settings: Settings, flow: str) -> list[str]:
     """Begin the windows of `errors.limit` anew, as a restart by hand does. Return the tasks that had counts.
 
     A running worker is fenced once and continues. Raises CommitFenced if another commit was first.
     """
-    uri = positions_uri(settings, pipeline)
+    uri = positions_uri(settings, flow)
     known = read_positions(open_table(uri)).values()
     counted = [each for each in known if not each.forgotten and any(getattr(each, name) for name in WINDOW)]
     if counted:
@@ -234,7 +234,7 @@ def reset_windows(settings: Settings, pipeline: str) -> list[str]:
     return [each.task for each in counted]
 
 
-def positions_of(settings: Settings, pipeline: str) -> dict[str, Position]:
-    """Return the positions of the tasks of `pipeline`; none before its first commit, or after its deletion."""
-    found = read_positions(open_table(positions_uri(settings, pipeline)))
+def positions_of(settings: Settings, flow: str) -> dict[str, Position]:
+    """Return the positions of the tasks of `flow`; none before its first commit, or after its deletion."""
+    found = read_positions(open_table(positions_uri(settings, flow)))
     return {task: each for task, each in found.items() if not each.forgotten}

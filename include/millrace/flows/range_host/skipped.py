@@ -17,40 +17,40 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.errors import MAX_SKIPPED
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.positions import positions_of
-from millrace.flows.range_host.status import pipeline_folder
+from millrace.flows.range_host.status import flow_folder
 
 FILE: Final = "skip.json"
 
 
-def skipped_of(settings: Settings, pipeline: Flow) -> dict[str, frozenset[int]]:
-    """Return the named records of `pipeline`, by lane."""
-    found = {lane: set(positions) for lane, positions in _read(_path(settings, pipeline.name)).items()}
-    for each in pipeline.errors.skip:
+def skipped_of(settings: Settings, flow: Flow) -> dict[str, frozenset[int]]:
+    """Return the named records of `flow`, by lane."""
+    found = {lane: set(positions) for lane, positions in _read(_path(settings, flow.name)).items()}
+    for each in flow.errors.skip:
         found.setdefault(each.lane, set()).add(each.position)
     return {lane: frozenset(positions) for lane, positions in found.items()}
 
 
-def skip_record(settings: Settings, pipeline: str, lane: str, position: int) -> None:
+def skip_record(settings: Settings, flow: str, lane: str, position: int) -> None:
     """Have the record at `position` of `lane` put aside when the flow comes to it.
 
     Raises InvalidArgument if the flow has no such lane or has passed the position, or if MAX_SKIPPED records wait to be
     skipped.
     """
-    standing = positions_of(settings, pipeline)
+    standing = positions_of(settings, flow)
     if lane not in standing:
         lanes = ", ".join(sorted(standing)[:10]) or "none yet"
-        raise InvalidArgument(f"{pipeline!r} has no lane {lane[:200]!r}: it has {lanes}")
+        raise InvalidArgument(f"{flow!r} has no lane {lane[:200]!r}: it has {lanes}")
     if position < standing[lane].position:
-        raise InvalidArgument(f"{pipeline!r} has passed {position} of {lane}: it stands at {standing[lane].position}")
-    known = _read(_path(settings, pipeline))
+        raise InvalidArgument(f"{flow!r} has passed {position} of {lane}: it stands at {standing[lane].position}")
+    known = _read(_path(settings, flow))
     known.setdefault(lane, []).append(position)
     waiting = {
         name: sorted({each for each in positions if name not in standing or each >= standing[name].position})
         for name, positions in known.items()
     }
     if sum(map(len, waiting.values())) > MAX_SKIPPED:
-        raise InvalidArgument(f"{MAX_SKIPPED} records of {pipeline!r} wait to be skipped: set the offset instead")
-    replace_json(_path(settings, pipeline), {name: each for name, each in waiting.items() if each}, synced=True)
+        raise InvalidArgument(f"{MAX_SKIPPED} records of {flow!r} wait to be skipped: set the offset instead")
+    replace_json(_path(settings, flow), {name: each for name, each in waiting.items() if each}, synced=True)
 
 
 def _read(path: Path) -> dict[str, list[int]]:
@@ -61,5 +61,5 @@ def _read(path: Path) -> dict[str, list[int]]:
     return {str(lane): [int(each) for each in positions] for lane, positions in value.items()}
 
 
-def _path(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / FILE
+def _path(settings: Settings, flow: str) -> Path:
+    return flow_folder(settings, flow) / FILE

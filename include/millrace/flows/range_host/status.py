@@ -1,4 +1,4 @@
-"""How a pipeline and its tasks are doing, in Kafka Connect's words; and where worker and management meet.
+"""How a flow and its tasks are doing, in Kafka Connect's words; and where worker and management meet.
 
     <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with its secrets, for its owner alone
     <data>/pipelines/<id>/flow.json       what it reads and writes, and the declaration's file (observed.py)
@@ -26,7 +26,7 @@ SILENT_SECONDS: Final = 30.0
 
 
 class State(StrEnum):
-    """Of a pipeline, or of one of its tasks."""
+    """Of a flow, or of one of its tasks."""
 
     UNASSIGNED = "UNASSIGNED"
     """Its worker has not said anything yet."""
@@ -36,7 +36,7 @@ class State(StrEnum):
     STOPPED = "STOPPED"
     """It has no worker. Offsets may be changed."""
     FAILED = "FAILED"
-    """A task is over the failure threshold, and is retried at `retry_at`; or all tasks of a pipeline, or its worker."""
+    """A task is over the failure threshold, and is retried at `retry_at`; or all tasks of a flow, or its worker."""
 
 
 class TaskStatus(BaseModel):
@@ -74,7 +74,7 @@ class TaskStatus(BaseModel):
 
 
 class PipelineStatus(BaseModel):
-    """One pipeline, as its worker said last."""
+    """One flow, as its worker said last."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -110,45 +110,45 @@ class PipelineStatus(BaseModel):
         return self.model_copy(update={**gone, "state": state, "cause": cause or self.cause})
 
 
-def pipeline_folder(settings: Settings, pipeline: str) -> Path:
-    """What belongs to a pipeline on its machine."""
-    return settings.data_dir / "pipelines" / pipeline
+def flow_folder(settings: Settings, flow: str) -> Path:
+    """What belongs to a flow on its machine."""
+    return settings.data_dir / "pipelines" / flow
 
 
-def worker_folder(settings: Settings, pipeline: str, worker: int = 0) -> Path:
-    """What belongs to one of its workers: the pipeline's own folder for worker 0."""
-    folder = pipeline_folder(settings, pipeline)
+def worker_folder(settings: Settings, flow: str, worker: int = 0) -> Path:
+    """What belongs to one of its workers: the flow's own folder for worker 0."""
+    folder = flow_folder(settings, flow)
     return folder / WORKERS / str(worker) if worker else folder
 
 
-def workers_of(settings: Settings, pipeline: str) -> list[int]:
-    """The numbers of the workers that a pipeline has or had on this machine."""
-    more = (pipeline_folder(settings, pipeline) / WORKERS).glob("*")
+def workers_of(settings: Settings, flow: str) -> list[int]:
+    """The numbers of the workers that a flow has or had on this machine."""
+    more = (flow_folder(settings, flow) / WORKERS).glob("*")
     return [0, *sorted(int(each.name) for each in more if each.name.isdecimal())]
 
 
-def declaration_path(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / "pipeline.json"
+def declaration_path(settings: Settings, flow: str) -> Path:
+    return flow_folder(settings, flow) / "pipeline.json"
 
 
-def status_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
-    return worker_folder(settings, pipeline, worker) / "status.json"
+def status_path(settings: Settings, flow: str, worker: int = 0) -> Path:
+    return worker_folder(settings, flow, worker) / "status.json"
 
 
-def metrics_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
+def metrics_path(settings: Settings, flow: str, worker: int = 0) -> Path:
     """The metrics of its worker's process, as it left them a moment ago (millrace.observe.exposition)."""
     from millrace.base.metrics import METRICS_SUFFIX  # with it comes NumPy, which a DAG file has no use for
 
-    return worker_folder(settings, pipeline, worker) / f"metrics{METRICS_SUFFIX}"
+    return worker_folder(settings, flow, worker) / f"metrics{METRICS_SUFFIX}"
 
 
-def pulse_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
-    return worker_folder(settings, pipeline, worker) / "pulse"
+def pulse_path(settings: Settings, flow: str, worker: int = 0) -> Path:
+    return worker_folder(settings, flow, worker) / "pulse"
 
 
-def commands_path(settings: Settings, pipeline: str) -> Path:
+def commands_path(settings: Settings, flow: str) -> Path:
     """Return the file of commands to a running worker, replaced as a whole.
 
     It contains ``{"paused": bool, "restart": "" | "all" | "failed", "serial": int}``.
     """
-    return pipeline_folder(settings, pipeline) / "wanted.json"
+    return flow_folder(settings, flow) / "wanted.json"

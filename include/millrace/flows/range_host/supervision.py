@@ -56,10 +56,10 @@ class Supervision:
     """The driver's view, kept in the file alone: the loop and the beat of one driver each have one."""
 
     def __init__(
-        self, settings: Settings, pipeline: Flow, *, worker: int = 0, clock: Callable[[], float] = time.time
+        self, settings: Settings, flow: Flow, *, worker: int = 0, clock: Callable[[], float] = time.time
     ) -> None:
-        self._path = tasks_path(settings, pipeline.name, worker)
-        self._pipeline, self._clock = pipeline, clock
+        self._path = tasks_path(settings, flow.name, worker)
+        self._flow, self._clock = flow, clock
 
     @property
     def tasks(self) -> dict[str, Health]:
@@ -81,9 +81,9 @@ class Supervision:
             health.recoveries += 1
         health.failures += 1
         health.code, health.cause = code, cause[:_WORDS]
-        if health.failures >= self._pipeline.failure_threshold:
+        if health.failures >= self._flow.failure_threshold:
             health.failed = True
-            recovery = self._pipeline.recovery
+            recovery = self._flow.recovery
             health.retry_at = (
                 self._clock() + jittered(self.pause(health.recoveries))
                 if health.recoveries < recovery.attempts
@@ -94,7 +94,7 @@ class Supervision:
 
     def pause(self, recoveries: int) -> float:
         """Seconds before the recovery behind so many others in a row."""
-        recovery = self._pipeline.recovery
+        recovery = self._flow.recovery
         first = 60 * recovery.interval_minutes
         return delay_after(recoveries + 1, first, max(first, 60 * recovery.longest_minutes), factor=recovery.factor)
 
@@ -107,8 +107,8 @@ class Supervision:
         replace_json(self._path, {task: asdict(health) for task, health in tasks.items()})
 
 
-def tasks_path(settings: Settings, pipeline: str, worker: int = 0) -> Path:
-    return worker_folder(settings, pipeline, worker) / FILE
+def tasks_path(settings: Settings, flow: str, worker: int = 0) -> Path:
+    return worker_folder(settings, flow, worker) / FILE
 
 
 def read_tasks(path: Path) -> dict[str, Health]:
@@ -140,10 +140,10 @@ class Wanted:
     """The serial of the last restart of all tasks: a task opened before it is closed and opened again."""
 
 
-def read_wanted(settings: Settings, pipeline: str) -> Wanted:
-    """What is asked of the worker of `pipeline` now."""
+def read_wanted(settings: Settings, flow: str) -> Wanted:
+    """What is asked of the worker of `flow` now."""
     try:
-        value: Any = json.loads(commands_path(settings, pipeline).read_text(encoding="utf-8"))
+        value: Any = json.loads(commands_path(settings, flow).read_text(encoding="utf-8"))
         return Wanted(
             bool(value.get("paused", False)),
             str(value.get("restart", "")),
@@ -154,7 +154,7 @@ def read_wanted(settings: Settings, pipeline: str) -> Wanted:
         return Wanted()
 
 
-def want(settings: Settings, pipeline: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
+def want(settings: Settings, flow: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
     """Ask it: to pause or go on, to start all or only failed tasks again.
 
     A restart begins the counts of `errors.limit` anew. Raises CommitFenced, TableUnavailable.
@@ -162,27 +162,27 @@ def want(settings: Settings, pipeline: str, *, paused: bool | None = None, resta
     if restart:
         from millrace.flows.range_host.positions import reset_windows  # with it comes Arrow, which a list does without
 
-        reset_windows(settings, pipeline)
-    known = read_wanted(settings, pipeline)
+        reset_windows(settings, flow)
+    known = read_wanted(settings, flow)
     serial = known.serial + bool(restart)
     whole = serial if restart == "all" else known.whole
     made = Wanted(known.paused if paused is None else paused, restart or known.restart, serial, whole)
-    replace_json(commands_path(settings, pipeline), asdict(made), synced=True)
+    replace_json(commands_path(settings, flow), asdict(made), synced=True)
     return made
 
 
-def read_status(settings: Settings, pipeline: str) -> PipelineStatus:
-    """What the workers of `pipeline` on this machine said last, as one; UNASSIGNED where none ever said anything."""
-    said = [read_worker_status(settings, pipeline, worker) for worker in workers_of(settings, pipeline)]
+def read_status(settings: Settings, flow: str) -> PipelineStatus:
+    """What the workers of `flow` on this machine said last, as one; UNASSIGNED where none ever said anything."""
+    said = [read_worker_status(settings, flow, worker) for worker in workers_of(settings, flow)]
     return said[0] if len(said) == 1 else together(said)
 
 
-def read_worker_status(settings: Settings, pipeline: str, worker: int) -> PipelineStatus:
+def read_worker_status(settings: Settings, flow: str, worker: int) -> PipelineStatus:
     """What one worker said last; UNASSIGNED where it never said anything."""
     try:
-        return PipelineStatus.model_validate_json(status_path(settings, pipeline, worker).read_bytes())
+        return PipelineStatus.model_validate_json(status_path(settings, flow, worker).read_bytes())
     except (FileNotFoundError, ValueError):
-        return PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+        return PipelineStatus(pipeline=flow, state=State.UNASSIGNED)
 
 
 def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
@@ -192,7 +192,7 @@ def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
     live = [each for each in known if newest.at - each.at < _QUIET_SECONDS] or known
     tasks = {task.task: task for each in sorted(live, key=lambda each: each.at) for task in each.tasks}
     failed = [each for each in live if each.state is State.FAILED]
-    # A worker that the group gave no partition runs, and says nothing about the pipeline.
+    # A worker that the group gave no partition runs, and says nothing about the flow.
     state = State.FAILED if failed and all(each.state is State.FAILED or not each.tasks for each in live) else None
     others = [each.state for each in live if each.state is not State.FAILED]
     told = failed[-1] if failed else newest
@@ -208,13 +208,13 @@ def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
     )
 
 
-def last_pulse(settings: Settings, pipeline: str) -> float:
-    """When a worker of `pipeline` on this machine spoke last, seconds since 1970; 0 where none has."""
-    return max(_pulse_of(settings, pipeline, worker) for worker in workers_of(settings, pipeline))
+def last_pulse(settings: Settings, flow: str) -> float:
+    """When a worker of `flow` on this machine spoke last, seconds since 1970; 0 where none has."""
+    return max(_pulse_of(settings, flow, worker) for worker in workers_of(settings, flow))
 
 
-def _pulse_of(settings: Settings, pipeline: str, worker: int) -> float:
+def _pulse_of(settings: Settings, flow: str, worker: int) -> float:
     try:
-        return pulse_path(settings, pipeline, worker).stat().st_mtime
+        return pulse_path(settings, flow, worker).stat().st_mtime
     except FileNotFoundError:
         return 0.0

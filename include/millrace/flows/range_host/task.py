@@ -119,7 +119,7 @@ class Task:
     def __init__(
         self,
         settings: Settings,
-        pipeline: Flow,
+        flow: Flow,
         topic: str,
         partition: int,
         *,
@@ -127,22 +127,22 @@ class Task:
         attempts: Attempts | None = None,
     ) -> None:
         """`attempts` is what earlier attempts of the lane in this process learned."""
-        source = pipeline.source
+        source = flow.source
         self._open_rows = open_rows
-        self._pipeline = pipeline
+        self._flow = flow
         self._name = task_of(topic, partition)
-        self._transform = Transform(pipeline, open_rows=open_rows)
-        self._reader = reader_of(source, settings, group=pipeline.consumer_group, topic=topic, partition=partition)
-        may_last = any(step.kind in COMPILED for step in pipeline.transform.steps)
-        self._hand = InHand(settings, pipeline.name, self._name) if may_last else None
-        self._sink: Sink = sink_of(pipeline.sink, settings, flow=pipeline.name, flush=pipeline.flush)
+        self._transform = Transform(flow, open_rows=open_rows)
+        self._reader = reader_of(source, settings, group=flow.consumer_group, topic=topic, partition=partition)
+        may_last = any(step.kind in COMPILED for step in flow.transform.steps)
+        self._hand = InHand(settings, flow.name, self._name) if may_last else None
+        self._sink: Sink = sink_of(flow.sink, settings, flow=flow.name, flush=flow.flush)
         self._opened = False
         self._errors: ErrorPlace | None = None
         self._settings = settings
         self._numbered = source_kinds()[source.kind].numbered
         self._attempts = Attempts() if attempts is None else attempts
-        self._isolation = Isolation(self.execute, pipeline.errors, numbered=self._numbered, lane=self._name)
-        self._watch = RangeWatch(settings, pipeline.name, self._name)
+        self._isolation = Isolation(self.execute, flow.errors, numbered=self._numbered, lane=self._name)
+        self._watch = RangeWatch(settings, flow.name, self._name)
         self.broken = False
         """Whether a range ended early because of the sink: it is to be opened anew."""
 
@@ -188,7 +188,7 @@ class Task:
             position,
             documents=transformed.actions,
             generation=generation,
-            columns=None if self._pipeline.transform.steps else read.columns,  # a step may give others
+            columns=None if self._flow.transform.steps else read.columns,  # a step may give others
         )
         outcome = self._isolation.run(batch, self._attempts, in_a_row=total.in_a_row)
         written, failures = outcome.verdicts, transformed.failures
@@ -236,7 +236,7 @@ class Task:
 
     def long_polling(self, work: Work) -> Iterator[Batch]:
         """Yield the range's records in parts: one for a topic, several for a collection."""
-        flush = self._pipeline.flush
+        flush = self._flow.flush
         size = min(work.max_bytes, BULKS * int(flush.mib * (1 << 20)))
         most = BULKS * flush.items // work.share
         least = self._watch.limit(work.start, min(most, self._attempts.records or most))
@@ -260,7 +260,7 @@ class Task:
         if hand is None:
             return self._transform.run(records)
         suspects = [each for each in records if each.offset == hand.suspect]
-        failures = tried(self._pipeline, suspects, self._open_rows)[1] if suspects else []
+        failures = tried(self._flow, suspects, self._open_rows)[1] if suspects else []
         failed = {id(each.record) for each in failures}
         left = [each for each in records if id(each) not in failed] if failed else records
         done = self._transform.run(left, hand)
@@ -269,7 +269,7 @@ class Task:
 
     def _condemned(self, total: Done, records: Sequence[Record]) -> Failure | None:
         """The letter of the first record, if worker processes ended at it again and again."""
-        errors = self._pipeline.errors
+        errors = self._flow.errors
         if not records or not self._watch.condemned(records[0].offset, errors.tries):
             return None
         suspect = self._watch.suspect
@@ -300,7 +300,7 @@ class Task:
     def fail(self, failures: Sequence[Failure]) -> None:
         """Into the error topic or the collection of dead letters, acknowledged."""
         if self._errors is None:
-            self._errors = errors_of(self._settings, self._pipeline)
+            self._errors = errors_of(self._settings, self._flow)
         self._errors.put(failures, task=self._name)
 
     def stop(self) -> None:

@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
-    """Raises LogUnavailable, InvalidSettings (the brokers refuse the login, or are where no pipeline may reach)."""
+    """Raises LogUnavailable, InvalidSettings (the brokers refuse the login, or are where no flow may reach)."""
     try:
         known = looked_at(_admin(cluster).list_topics(timeout=seconds))
     except KafkaException as error:
@@ -41,20 +41,20 @@ def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
     return Found(str(known.cluster_id), frozenset(known.topics))
 
 
-def require_no_loop(pipeline: Flow) -> None:
-    """Raise InvalidSettings if a pipeline reads what it writes.
+def require_no_loop(flow: Flow) -> None:
+    """Raise InvalidSettings if a flow reads what it writes.
 
     That is: its error or output topic is one of its source's, in the same cluster under whatever name. Raises as
     :func:`look`.
     """
-    source = pipeline.source
+    source = flow.source
     if not isinstance(source, KafkaSource):
         return
     written: list[tuple[str, KafkaCluster, str]] = []
-    if pipeline.errors.collection is None:
-        written.append(("errors.topic", pipeline.errors_cluster, pipeline.errors_topic))
-    if isinstance(pipeline.sink, KafkaSink):
-        written.append(("sink.topic", pipeline.sink, pipeline.sink.topic))
+    if flow.errors.collection is None:
+        written.append(("errors.topic", flow.errors_cluster, flow.errors_topic))
+    if isinstance(flow.sink, KafkaSink):
+        written.append(("sink.topic", flow.sink, flow.sink.topic))
     for field, cluster, topic in written:
         if source.reads(topic) and look(cluster).cluster == look(source).cluster:
             raise InvalidSettings(

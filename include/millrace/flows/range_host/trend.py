@@ -1,4 +1,4 @@
-"""A pipeline's last quarter of an hour, as rates for charts: samples from its worker in its folder's ``samples.jsonl``.
+"""A flow's last quarter of an hour, as rates for charts: samples from its worker in its folder's ``samples.jsonl``.
 
 A sample has the counts of all tasks since they began, and the current lag and latency. Nothing decides by it; History
 bounds the file.
@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from millrace.base.settings import Settings
-from millrace.flows.range_host.status import PipelineStatus, pipeline_folder
+from millrace.flows.range_host.status import PipelineStatus, flow_folder
 
 EVERY_SECONDS: Final = 5.0
 SECONDS: Final = 900
@@ -35,8 +35,8 @@ class Trend(BaseModel):
     p95_ms: list[float | None] = Field(description="95 of 100 records were acknowledged within it, of the slowest task")
 
 
-def samples_path(settings: Settings, pipeline: str) -> Path:
-    return pipeline_folder(settings, pipeline) / "samples.jsonl"
+def samples_path(settings: Settings, flow: str) -> Path:
+    return flow_folder(settings, flow) / "samples.jsonl"
 
 
 def sample_of(status: PipelineStatus) -> dict[str, Any]:
@@ -46,14 +46,14 @@ def sample_of(status: PipelineStatus) -> dict[str, Any]:
     return {**counts, "lag": sum(each.lag for each in status.tasks), "p95_ms": max(late, default=None)}
 
 
-def read_trend(settings: Settings, pipeline: str, *, now: float) -> Trend:
+def read_trend(settings: Settings, flow: str, *, now: float) -> Trend:
     """The last quarter of an hour; zeros where no worker ran."""
     step = SECONDS / BUCKETS
     start = now // step * step - SECONDS  # whole buckets, which stand still between two looks
     rates = {name: [0.0] * BUCKETS for name in _COUNTS}
     most: dict[str, list[float | None]] = {name: [None] * BUCKETS for name in ("lag", "p95_ms")}
     before: dict[str, Any] | None = None
-    for sample in _samples(samples_path(settings, pipeline)):
+    for sample in _samples(samples_path(settings, flow)):
         place = int((sample["at"] - start) // step)
         if 0 <= place < BUCKETS:
             for name, sums in rates.items():

@@ -22,13 +22,13 @@ FEARED: Final = frozenset({TooMuchWork.code, SKIPPED, CRASHED})
 """Kinds of letters whose records are tried apart before a process takes them again."""
 
 
-def tried(pipeline: Flow, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
+def tried(flow: Flow, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
     """Split `records`: acceptable ones, and failures that take over half a worker's patience or end their process."""
     left, failures = [], []
     with Trying(Sandbox(TRYING, seconds=LATE_SECONDS / 2, max_processes=1)) as trying:
         for record in records:
             try:
-                trying.run(pipeline, record, open_rows)
+                trying.run(flow, record, open_rows)
             except TooMuchWork as error:
                 failures.append(Failure(record, TRANSFORMATION, error.where, error.code, str(error)))
             else:

@@ -39,19 +39,17 @@ class Trying(Closeable):
         except RecursionError:
             return []  # so deep that it is no declaration, which needs nobody's compiler
 
-    def show(
-        self, pipeline: Flow, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
-    ) -> list[dict[str, Any]]:
+    def show(self, flow: Flow, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]) -> list[dict[str, Any]]:
         """Return the result of each step for each record, as JSON.
 
         The form is that of :class:`millrace.flows.transform.transform.Sample`. Raises TooMuchWork, ServiceBusy.
         """
-        found: list[dict[str, Any]] = self._apart.call(("show", Rules.of(pipeline), list(records)), _told_of(open_rows))
+        found: list[dict[str, Any]] = self._apart.call(("show", Rules.of(flow), list(records)), _told_of(open_rows))
         return found
 
-    def run(self, pipeline: Flow, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
+    def run(self, flow: Flow, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
         """Run the steps on `record` only to see whether they end. Raises TooMuchWork, whose `where` is the step."""
-        self._apart.call(("run", Rules.of(pipeline), [record]), _told_of(open_rows))
+        self._apart.call(("run", Rules.of(flow), [record]), _told_of(open_rows))
 
     def close(self) -> None:
         self._apart.close()

@@ -1,6 +1,6 @@
 """Turn records into the sink's actions: parse JSON, apply steps, give an id; or a reason, separately for each record.
 
-done = Transform(pipeline).run(records)
+done = Transform(flow).run(records)
 len(records) == len(done.actions) + len(done.failures) + done.filtered      # always
 """
 
@@ -74,7 +74,7 @@ _PLACES: Final = frozenset({"position", OWN})
 
 
 class Rules(NamedTuple):
-    """What of a pipeline says what becomes of a record; no secret is in it."""
+    """What of a flow says what becomes of a record; no secret is in it."""
 
     steps: tuple[Step, ...]
     ids: str
@@ -87,18 +87,18 @@ class Rules(NamedTuple):
     """How the source's change events are read; None: its values are documents."""
 
     @classmethod
-    def of(cls, pipeline: Flow) -> Rules:
-        ids = getattr(pipeline.sink, "ids", OWN)
-        versions = ids not in _PLACES and bool(getattr(pipeline.sink, "versions", False))
-        field = getattr(pipeline.sink, "version_field", None)
+    def of(cls, flow: Flow) -> Rules:
+        ids = getattr(flow.sink, "ids", OWN)
+        versions = ids not in _PLACES and bool(getattr(flow.sink, "versions", False))
+        field = getattr(flow.sink, "version_field", None)
         return cls(
-            pipeline.transform.steps,
+            flow.transform.steps,
             ids,
             versions,
-            pipeline.sink.tombstones,
+            flow.sink.tombstones,
             field,
-            sink_kinds()[pipeline.sink.kind].truncates,
-            event_rules_of(pipeline.source),
+            sink_kinds()[flow.sink.kind].truncates,
+            event_rules_of(flow.source),
         )
 
 
@@ -110,11 +110,11 @@ class Hand(Protocol):
 
 
 class Transform:
-    """A pipeline's steps, compiled. Not thread-safe; one for each task."""
+    """A flow's steps, compiled. Not thread-safe; one for each task."""
 
-    def __init__(self, pipeline: Flow | Rules, *, open_rows: Open = _no_collections) -> None:
+    def __init__(self, flow: Flow | Rules, *, open_rows: Open = _no_collections) -> None:
         """`open_rows` gives a lookup its collection's rows. Raises ValueError."""
-        rules = pipeline if isinstance(pipeline, Rules) else Rules.of(pipeline)
+        rules = flow if isinstance(flow, Rules) else Rules.of(flow)
         self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
         self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
         self._truncates = rules.truncates
@@ -124,7 +124,7 @@ class Transform:
         self._events: Events | None = None
         if rules.debezium is not None:
             # Rules alone have no registry, which may have a password: they decode JSON.
-            registry = None if isinstance(pipeline, Rules) else registry_of(pipeline.source)
+            registry = None if isinstance(flow, Rules) else registry_of(flow.source)
             self._events = Events(rules.debezium, registry)
 
     def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from millrace.base.errors import Malformed
 from millrace.base.settings import Settings
-from millrace.flows.range_host.positions import pipeline_tables
+from millrace.flows.range_host.positions import flow_tables
 from millrace.operations.backfill.derived import SLICES, derived_names
 from millrace.operations.backup.files import BackupFiles
 from millrace.operations.backup.manifest import DATA_FOLDER
@@ -41,7 +41,7 @@ def tables_to_pin(settings: Settings) -> Iterator[str]:
     slices = f"derived/{SLICES}"
     derived = [f"derived/{name}" for name in derived_names(settings)]
     # Of a flow the positions before what they say is there: a restored one writes again what came between.
-    yield from (name for name in pipeline_tables(settings) if table_exists(settings.table_uri(name)))
+    yield from (name for name in flow_tables(settings) if table_exists(settings.table_uri(name)))
     about = [slices, *(each for each in derived if each != slices), "quality/results", "quality/quarantine"]
     for name in [*about, "recovery_checkpoints"]:
         if table_exists(settings.table_uri(name)):

@@ -14,7 +14,7 @@ import pyarrow.fs as fs
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
-from millrace.flows.range_host.positions import pipeline_tables
+from millrace.flows.range_host.positions import flow_tables
 from millrace.node.retention.file_removal import DeploymentFileRemover
 from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
@@ -61,7 +61,7 @@ def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> di
             "quality/results": quality_results_uri(settings),
             "quality/quarantine": quarantine_uri(settings),
         }
-        places |= pipeline_tables(settings)
+        places |= flow_tables(settings)
         places |= {f"derived/{name}": derived_uri(settings, name) for name in derived_names(settings)}
     return places
 

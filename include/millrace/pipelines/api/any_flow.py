@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from millrace.access.grants import Caller, Role
 from millrace.base.errors import InvalidArgument, PipelineBusy, PipelineNotFound, StreamNotFound
 from millrace.base.settings import Settings
-from millrace.flows.control import pause_pipeline, pause_stream, start_flow, stop_flow
+from millrace.flows.control import pause_stream, pause_workers, start_flow, stop_flow
 from millrace.flows.declare.checks import check, require_runnable
 from millrace.flows.declare.flow import Flow, letters_place
 from millrace.flows.directory import SUFFIXES, NamedFlow, find_flow, flow_statuses, status_of
@@ -206,7 +206,7 @@ class AnyFlow:
         if move == "stop":
             stop_flow(settings, run)
             return
-        pause_pipeline(settings, name, paused=move == "pause")
+        pause_workers(settings, name, paused=move == "pause")
         if move == "resume":
             start_flow(settings, flow)
 

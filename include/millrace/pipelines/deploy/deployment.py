@@ -8,14 +8,14 @@ from pathlib import Path
 
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.flows.control import start_pipeline, stop_flow
+from millrace.flows.control import start_workers, stop_flow
 from millrace.flows.declare.file import with_sealed
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
 from millrace.flows.range_host.observed import note_flow, observed, run_id
 from millrace.flows.range_host.positions import forget_positions
-from millrace.flows.range_host.status import PipelineStatus, declaration_path, pipeline_folder
+from millrace.flows.range_host.status import PipelineStatus, declaration_path, flow_folder
 from millrace.flows.range_host.supervision import want
 from millrace.flows.registry import release
 from millrace.flows.sinks.collection.lane import forget_lanes
@@ -54,7 +54,7 @@ class Deployment:
 
     def start(self, pipeline: str) -> RunStatus:
         """Start its worker, or find it running."""
-        return start_pipeline(self._settings, pipeline, declaration_path(self._settings, pipeline), config=self._config)
+        return start_workers(self._settings, pipeline, declaration_path(self._settings, pipeline), config=self._config)
 
     def stop(self, pipeline: str) -> None:
         """End its worker between two micro-batches; no effect where there is none."""
@@ -93,4 +93,4 @@ class Deployment:
         forget_positions(self._settings, pipeline)
         forget_lanes(self._settings, pipeline)
         shutil.rmtree(supervised_folder(self._settings, run_id(pipeline)), ignore_errors=True)
-        shutil.rmtree(pipeline_folder(self._settings, pipeline), ignore_errors=True)
+        shutil.rmtree(flow_folder(self._settings, pipeline), ignore_errors=True)

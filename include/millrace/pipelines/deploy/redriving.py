@@ -189,7 +189,7 @@ def run_id(pipeline: str) -> str:
 
 def main() -> int:
     """Redrive until the topic's end, or until SIGTERM or SIGINT."""
-    from millrace.flows.declare.file import read_pipeline
+    from millrace.flows.declare.file import flow_of_file
     from millrace.flows.declare.keys import Keys
     from millrace.flows.errors.redrive import Progress, redrive
     from millrace.flows.errors.selection import Selection
@@ -216,7 +216,7 @@ def main() -> int:
     try:
         counts = redrive(
             settings := Settings.load(),
-            read_pipeline(options.file, Configuration(), keys=Keys(settings.data_dir)),
+            flow_of_file(options.file, Configuration(), keys=Keys(settings.data_dir)),
             Selection.from_json(asked["selection"]),
             again=asked["again"],
             dry_run=asked["dry_run"],

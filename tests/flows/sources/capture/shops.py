@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 
 from millrace.base.settings import Settings
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.records import Record, is_truncation
 from millrace.flows.registry import Source as Declared
@@ -137,7 +137,7 @@ def kill_engines() -> None:
 
 
 @contextmanager
-def working(definition: PipelineRun) -> Iterator[Callable[[], bool]]:
+def working(definition: FlowRun) -> Iterator[Callable[[], bool]]:
     """Run a flow in a thread; yield a check that raises what ended it."""
     stop, raised = threading.Event(), list[BaseException]()
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.commands.main import app
-from millrace.flows.range_host.status import pipeline_folder
+from millrace.flows.range_host.status import flow_folder
 from millrace.flows.sinks.collection.routes import CollectionTicks
 from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.flows.sources.capture.ticks import recorded_ticks, spool_folder, tick_of
@@ -52,7 +52,7 @@ def test_a_flow_that_captures_nothing_has_no_ticks(settings: Settings) -> None:
 
 
 def test_a_command_lists_them(settings: Settings) -> None:
-    folder = pipeline_folder(settings, "shop")
+    folder = flow_folder(settings, "shop")
     folder.mkdir(parents=True)
     (folder / "flow.json").write_text('{"words": "", "source": "mariadb:shop.orders", "sink": "collection:orders"}')
     base = ["flows", "ticks", "shop", "--json", "--data", str(settings.data_dir)]

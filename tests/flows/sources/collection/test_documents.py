@@ -17,7 +17,7 @@ from opensearchpy import OpenSearch
 import millrace.testing
 from millrace.base.errors import InvalidArgument, PipelineInvalid
 from millrace.base.settings import Settings
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.records import Record
 from millrace.flows.sources.collection.documents import Rows, RowsReader
@@ -211,7 +211,7 @@ def test_a_pipeline_keeps_an_index_as_a_mirror_of_a_collection(deployment: millr
     settings, client = deployment.settings, OpenSearch(server.url)
 
     def mirrored() -> dict[str, object]:
-        run(PipelineRun(settings, pipeline), stop=threading.Event(), until_end=True)
+        run(FlowRun(settings, pipeline), stop=threading.Event(), until_end=True)
         client.indices.refresh(index=name)
         hits = client.search(index=name, body={"size": 1000})["hits"]["hits"]
         return {hit["_id"]: hit["_source"]["name"] for hit in hits}

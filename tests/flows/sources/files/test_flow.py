@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import millrace.testing
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.pipelines.declaration import pipeline_of
 
@@ -29,7 +29,7 @@ def test_a_collection_is_made_of_files_and_follows_their_columns(tmp_path: Path)
         )
 
         def to_the_end() -> None:
-            run(PipelineRun(db.settings, flow), stop=threading.Event(), until_end=True)
+            run(FlowRun(db.settings, flow), stop=threading.Event(), until_end=True)
 
         (folder / "a.csv").write_text("id,day,amount\n1,2024-02-29,1.5\n2,2024-03-01,\n3\n")
         to_the_end()

@@ -12,7 +12,7 @@ import pytest
 
 import millrace.testing
 from millrace.flows.declare.flow import Flow
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.pipelines.declaration import pipeline_of
@@ -49,7 +49,7 @@ def test_a_collection_follows_a_table_through_kills_truncation_and_a_new_snapsho
             "region": "string", "id": "int64", "amount": "decimal(20,4)?", "raw": "binary?", "day": "date?",
         }  # fmt: skip
         db.create_collection("orders", fields, key=["region", "id"], vchannels=2)
-        definition = PipelineRun(shop.settings, _declared(shop, "orders"))
+        definition = FlowRun(shop.settings, _declared(shop, "orders"))
 
         def equal() -> bool:
             return _rows(shop) == sorted(
@@ -129,7 +129,7 @@ def test_tables_of_one_flow_are_read_together_at_the_ticks_of_the_source_s_trans
             )
             return first, second
 
-        definition = PipelineRun(shop.settings, declared)
+        definition = FlowRun(shop.settings, declared)
         with working(definition) as check:
             until(lambda: check() and held() == state(), "the collections have the snapshot", seconds=90)
             for number in range(60):
@@ -168,7 +168,7 @@ def test_collections_are_made_and_follow_their_tables(tmp_path: Path) -> None:
             "errors": {"collection": "errors"},
         }
     )
-    with millrace.testing.deployment(shop.settings.data_dir) as db, working(PipelineRun(shop.settings, declared)) as ok:
+    with millrace.testing.deployment(shop.settings.data_dir) as db, working(FlowRun(shop.settings, declared)) as ok:
 
         def equal() -> bool:
             ok()

@@ -13,7 +13,7 @@ import millrace.testing
 from millrace.base.errors import LogUnavailable
 from millrace.brokers.postgres import PostgresServer
 from millrace.flows.declare.flow import Flow
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.runner import run as run_saga
@@ -92,7 +92,7 @@ def test_collections_follow_their_tables_through_kills_and_a_new_snapshot(tmp_pa
         db.create_collection("my_items", fields, key=["region", "id"], vchannels=2)
         pipeline = _declared(shop, "orders", kind="collection", collection="my_{table}")
         shop.group = pipeline.consumer_group
-        definition = PipelineRun(shop.settings, pipeline)
+        definition = FlowRun(shop.settings, pipeline)
 
         def equal() -> bool:
             found = db["my_items"].read(order_by="id").select(list(fields)).to_pylist()
@@ -152,7 +152,7 @@ def test_collections_are_made_and_follow_their_tables_while_rows_flow(tmp_path: 
                 row["tags"] = None if row["tags"] is None else json.dumps(row["tags"], separators=(",", ":"))
             return found
 
-    with millrace.testing.deployment(shop.settings.data_dir) as db, working(PipelineRun(shop.settings, flow)) as ok:
+    with millrace.testing.deployment(shop.settings.data_dir) as db, working(FlowRun(shop.settings, flow)) as ok:
 
         def equal() -> bool:
             ok()
