@@ -230,8 +230,8 @@ def test_dead_letters_of_a_stream_are_listed_newest_first(declared: Deployment) 
     row = pa.table({"id": [None], "name": ["x"]})
     with connect(settings=declared.settings) as db:
         for batch, reason in ((3, "id is null"), (4, "id is too large")):
-            db.collection("letters").insert(letters("plain", batch, [(row, reason)]))
-        db.collection("letters").insert(letters("other", 9, [(row, "of another stream")]))
+            db.collection("letters").insert(letters("plain", batch, [(0, row, reason)]))
+        db.collection("letters").insert(letters("other", 9, [(0, row, "of another stream")]))
     found = declared.as_json("flows", "errors", "list", "plain")
     assert [(each["flow"], each["position"], each["stage"], each["reason"]) for each in found] == [
         ("plain", 4, "TASK_PUT", "id is too large"), ("plain", 3, "TASK_PUT", "id is null")

@@ -325,7 +325,8 @@ def test_letters_in_a_topic_are_listed_and_redriven_once(
     }
     db.collection("narrow").alter(widen={"n": "int16"})
     Kept(db.settings, "topical").upgrade(texts, keep_state=True)
-    assert redrive(db.settings, texts) == Redriven(looked_at=3, selected=3, written=1, queued=2)
+    done = redrive(db.settings, texts)
+    assert (done.written, done.queued, done.selected - done.repeated) == (1, 2, 3)
     for _ in range(2):
         run(spark, db, texts)
         assert rows() == [(1, 1), (2, 1000), (3, 3)]
