@@ -81,7 +81,7 @@ def rows_of(
             first = topics.beginning(read, _topic_start(given.start if begun.after is None else begun.after))
         undecoded = undecoded_folder(settings, stream.name)
         options = _topic_options(stream, given, first, undecoded)
-        if given.dead_letters is not None:
+        if given.dead_letters is not None or stream.errors_in_topic:
             options["again"] = str(again_folder(settings, stream.name))
             options |= topics.skip_options(declared_records(stream), skip_path(settings, stream.name))
         return _marked(stream, topics.stream(spark, options))
