@@ -34,7 +34,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.postgres import PostgresServer
 from millrace.brokers.server import LocalServer
-from millrace.flows.range_host.definition import PipelineRun
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.records import OPERATION
 from millrace.flows.registry import feeder_of
@@ -249,7 +249,7 @@ class Captures(ABC):
             sink = {"kind": "collection", "collection": "orders"}
             flow = {"id": "bench", "source": source, "sink": sink, "errors": {"collection": "orders_errors"}}
             stop = threading.Event()
-            definition = PipelineRun(settings, pipeline_of(flow))
+            definition = FlowRun(settings, pipeline_of(flow))
             worker = threading.Thread(target=run, args=(definition,), kwargs={"stop": stop})
             worker.start()
             try:
