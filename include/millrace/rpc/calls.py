@@ -305,7 +305,7 @@ SETTLE_TASKS: Final = _call(
     Role.READ,
     ResourceKind.GROUP,
     "acknowledge, renew and release tasks of a work queue, and leave it",
-    request="group consumer done? renew? release? lease? leave?",
+    request="group consumer done? renew? release? lease? leave? last?",
     answer="lost unread",
     repeat=Repeat.IDEMPOTENT,
 )

@@ -6,90 +6,19 @@ and everything up to it was processed; in the end everything was, and the lanes 
 
 from __future__ import annotations
 
-import random
-import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from millrace.base.errors import LogUnavailable, MetaAmbiguous, MetaUnavailable, MillraceError
+from millrace.base.errors import LogUnavailable, MillraceError
 from millrace.client.consume.membership import GroupMember, GroupShare, HeldLane
-from millrace.client.consume.positions import FilePositions
-from millrace.coord.consumer_positions import MetaStorePositions
-from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Mutation, RevisionEquals
-from millrace.node.append.consumer_groups import ConsumerGroups
+from tests.node.append import group_rig as rig
 
-GROUP, LEASE, SESSION = "mail", 10.0, 8.0
+GROUP = "mail"
 LANES = [f"dml_{number % 2}_7v{number}" for number in range(6)]
-
-
-class Hand:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Store(MemoryStore):
-    """A store that is away at times, and whose answers are lost at times."""
-
-    def __init__(self, clock: Hand, chance: random.Random) -> None:
-        super().__init__(clock)
-        self.clock = clock
-        self.away = False
-        self.loses = 0.0
-        self.commits = 0
-        self._chance = chance
-
-    def get(self, key: str) -> Any:
-        self._there()
-        return super().get(key)
-
-    def list(self, prefix: str, *, revision: int | None = None) -> Any:
-        self._there()
-        return super().list(prefix, revision=revision)
-
-    def renew(self, lease: int) -> None:
-        self._there()
-        super().renew(lease)
-
-    def grant(self, seconds: float) -> int:
-        self._there()
-        return super().grant(seconds)
-
-    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
-        self._there()
-        self.commits += 1
-        lost = self._chance.random() < self.loses
-        if lost and self._chance.random() < 0.5:
-            raise MetaAmbiguous("no answer, and nothing was done")
-        found = super().commit(then, when=when)
-        if lost:
-            raise MetaAmbiguous("no answer")
-        return found
-
-    def _there(self) -> None:
-        if self.away:
-            raise MetaUnavailable("not there")
-
-
-class Server(ConsumerGroups):
-    """One without threads: the world calls what they would."""
-
-    def _watch(self) -> None: ...
-
-    def _flush_often(self) -> None: ...
-
-
-class Positions(MetaStorePositions):
-    def __init__(self, store: Store) -> None:
-        super().__init__(store, seconds=SESSION, patience=0.0, clock=store.clock)
-        self._keeping = threading.Thread()  # the world renews
 
 
 @dataclass
@@ -122,32 +51,21 @@ def _same(held: HeldLane | None, lane: Lane) -> bool:
     return held is not None and held.claim == lane.claim
 
 
-class World:
+class World(rig.World[Model]):
+    KINDS: ClassVar = {
+        "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1, "kill": 1,
+        "pause": 2, "store": 2, "restart": 1, "switch": 1,
+    }  # fmt: skip
+
     def __init__(self, seed: int, folder: Path | None) -> None:
-        """With a `folder`, one server on one machine; else two servers on a meta store."""
-        self.chance = random.Random(seed)
-        self.clock = Hand()
-        self.folder = folder
-        self.store = Store(self.clock, self.chance)
+        super().__init__(seed, folder)
         self.ends = dict.fromkeys(LANES, 0)
         self.processed: dict[str, set[int]] = {lane: set() for lane in LANES}
         self.times: Counter[tuple[str, int]] = Counter()
         self.stood = dict.fromkeys(LANES, 0)
-        self.events: Counter[str] = Counter()
-        self.models: list[Model] = []
-        self.names = 0
-        self.positions: list[Any] = []
-        self.servers = [self.new_server() for _ in range(1 if folder else 2)]
-
-    def new_server(self) -> Server:
-        positions: Any = Positions(self.store) if self.folder is None else FilePositions(self.folder)
-        self.positions.append(positions)
-        return Server(
-            Path("unused"), lambda: ["dml_0", "dml_1"], positions=lambda: positions, lease=LEASE, clock=self.clock
-        )
 
     def join(self) -> None:
-        self.names += 1
+        self.made += 1
         model = Model(None, self.chance.randrange(len(self.servers)))  # type: ignore[arg-type]
 
         def call(request: dict[str, Any]) -> dict[str, Any]:
@@ -158,24 +76,14 @@ class World:
                 raise LogUnavailable("the answer was lost")
             return answer
 
-        model.member = GroupMember(call, GROUP, LANES, name=f"m{self.names}", clock=self.clock)
+        model.member = GroupMember(call, GROUP, LANES, name=f"m{self.made}", clock=self.clock)
         self.models.append(model)
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        kinds = {
-            "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1,
-            "kill": 1, "pause": 2, "store": 2, "restart": 1, "switch": 1,
-        }  # fmt: skip
-        kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
-        self.events[kind] += 1
-        getattr(self, f"do_{kind}")()
+        super().step()
         self.check()
-
-    def one(self) -> Model | None:
-        awake = [model for model in self.models if not model.paused]
-        return self.chance.choice(awake) if awake else None
 
     def do_sync(self, model: Model | None = None) -> None:
         model = model or self.one()
@@ -214,18 +122,6 @@ class World:
             except MillraceError:
                 pass
 
-    def do_time(self) -> None:
-        passes = self.chance.choice([0.3, 1.0, 1.0, 2.0, 3.0])
-        self.clock.now += passes
-        for positions in self.positions:
-            if isinstance(positions, Positions):
-                positions.renew()
-        for server in self.servers:
-            server.release_silent()
-        for model in self.models:
-            if model.paused and self.chance.random() < 0.15:
-                model.paused = False
-
     def do_flush(self) -> None:
         for server in self.servers:
             server.flush()
@@ -243,26 +139,6 @@ class World:
             self.do_commit(model)
             model.member.leave()
             self.models.remove(model)
-
-    def do_kill(self) -> None:
-        if self.models and len(self.models) > 1:
-            self.models.remove(self.chance.choice(self.models))
-
-    def do_pause(self) -> None:
-        if (model := self.one()) is not None:
-            model.paused = True
-
-    def do_store(self) -> None:
-        self.store.away = not self.store.away and self.chance.random() < 0.5
-        self.store.loses = 0.1 if self.chance.random() < 0.5 else 0.0
-
-    def do_restart(self) -> None:
-        number = self.chance.randrange(len(self.servers))
-        dead = self.positions.index(self.servers[number]._opened())
-        if self.folder is not None:
-            self.positions[dead].close()  # a killed process keeps no lock
-        del self.positions[dead]  # nobody renews its lease
-        self.servers[number] = self.new_server()
 
     def do_switch(self) -> None:
         if (model := self.one()) is not None:
@@ -299,18 +175,11 @@ class World:
 
     def settle(self) -> None:
         """Everything is well again: everything is processed, and the lanes are divided."""
-        self.store.away, self.store.loses = False, 0.0
-        for model in self.models:
-            model.paused = False
+        self.recover()
         if not self.models:
             self.join()
         for _ in range(60):
-            self.clock.now += 1.0
-            for positions in self.positions:
-                if isinstance(positions, Positions):
-                    positions.renew()
-            for server in self.servers:
-                server.release_silent()
+            self.pass_time(1.0)
             for model in self.models:
                 self.do_sync(model)
                 self.do_work(model)

@@ -6,26 +6,28 @@ whose leases run; a window keeps its bound; in the end every task was processed 
 
 from __future__ import annotations
 
-import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import MillraceError
+from millrace.base.errors import CollectionNotFound, InvalidArgument, MillraceError, ServerFull
 from millrace.base.metrics import Metrics
 from millrace.client.consume.membership import GroupMember
 from millrace.client.consume.positions import FilePositions
 from millrace.node.append import work_queues as module
 from millrace.node.append.work_queues import TaskRows, WorkQueue, WorkQueues
-from tests.node.append.test_group_sharing import Hand, Positions, Server, Store
+from tests.node.append import group_rig as rig
+from tests.node.append.group_rig import LEASE, PCHANNELS, Hand, Server
+from tests.waiting import until
 
-GROUP, LEASE, TASK_LEASE, WINDOW = "work", 10.0, 8.0, 48
+GROUP, TASK_LEASE, WINDOW = "work", 8.0, 48
 LANES = [f"dml_{number % 2}_7v{number}" for number in range(4)]
 Name = tuple[str, int, int]
 
@@ -104,54 +106,29 @@ class Model:
     paused: bool = False
 
 
-class World:
+class World(rig.World[Model]):
+    KINDS: ClassVar = {
+        "take": 30, "settle": 30, "read": 20, "tend": 14, "time": 12, "publish": 8, "join": 2, "leave": 1, "kill": 1,
+        "pause": 2, "store": 2, "restart": 1, "switch": 1,
+    }  # fmt: skip
+
     def __init__(self, seed: int, folder: Path | None, *, order: str = "") -> None:
-        self.chance = random.Random(seed)
-        self.clock = Hand()
-        self.folder, self.order = folder, order
-        self.store = Store(self.clock, self.chance)
+        self.order = order
         self.log = Log()
         self.done: set[Name] = set()
         """Acknowledged, and answered."""
         self.sent: set[Name] = set()
         """Acknowledged, perhaps by somebody who never got the answer."""
         self.times: Counter[Name] = Counter()
-        self.events: Counter[str] = Counter()
-        self.models: list[Model] = []
-        self.made = 0
-        self.positions: list[Any] = []
-        self.servers: list[Server] = []
         self.queues: list[Queues] = []
-        for number in range(1 if folder else 2):
-            self.new_server(number)
+        super().__init__(seed, folder)
 
-    def new_server(self, number: int) -> None:
-        positions: Any = Positions(self.store) if self.folder is None else FilePositions(self.folder)
-        server = Server(
-            Path("unused"), lambda: ["dml_0", "dml_1"], positions=lambda: positions, lease=LEASE, clock=self.clock
-        )
-        queues = Queues(server, self.log, name=f"queue-{number}", clock=self.clock, lease=LEASE)
-        if number < len(self.servers):
-            self.servers[number], self.queues[number], self.positions[number] = server, queues, positions
-        else:
-            self.servers.append(server)
-            self.queues.append(queues)
-            self.positions.append(positions)
+    def start_server(self, number: int) -> None:
+        super().start_server(number)
+        queues = Queues(self.servers[number], self.log, name=f"queue-{number}", clock=self.clock, lease=LEASE)
+        self.queues[number : number + 1] = [queues]
 
     # -- what happens --------------------------------------------------------------------------------------------------
-
-    def step(self) -> None:
-        kinds = {
-            "take": 30, "settle": 30, "read": 20, "tend": 14, "time": 12, "publish": 8, "join": 2, "leave": 1,
-            "kill": 1, "pause": 2, "store": 2, "restart": 1, "switch": 1,
-        }  # fmt: skip
-        kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
-        self.events[kind] += 1
-        getattr(self, f"do_{kind}")()
-
-    def one(self) -> Model | None:
-        awake = [model for model in self.models if not model.paused]
-        return self.chance.choice(awake) if awake else None
 
     def do_take(self, model: Model | None = None, *, whole: bool = False) -> None:
         model = model or self.one()
@@ -258,17 +235,6 @@ class World:
                 except MillraceError:
                     pass
 
-    def do_time(self) -> None:
-        self.clock.now += self.chance.choice([0.3, 1.0, 1.0, 2.0, 3.0])
-        for positions in self.positions:
-            if isinstance(positions, Positions):
-                positions.renew()
-        for server in self.servers:
-            server.release_silent()
-        for model in self.models:
-            if model.paused and self.chance.random() < 0.15:
-                model.paused = False
-
     def do_publish(self) -> None:
         for lane in LANES:
             for _ in range(self.chance.randrange(3)):
@@ -288,24 +254,6 @@ class World:
             except MillraceError:
                 pass
 
-    def do_kill(self) -> None:
-        if len(self.models) > 1:
-            self.models.remove(self.chance.choice(self.models))
-
-    def do_pause(self) -> None:
-        if (model := self.one()) is not None:
-            model.paused = True
-
-    def do_store(self) -> None:
-        self.store.away = not self.store.away and self.chance.random() < 0.5
-        self.store.loses = 0.1 if self.chance.random() < 0.5 else 0.0
-
-    def do_restart(self) -> None:
-        number = self.chance.randrange(len(self.servers))
-        if self.folder is not None:
-            self.positions[number].close()  # a killed process keeps no lock
-        self.new_server(number)
-
     def do_switch(self) -> None:
         if (model := self.one()) is not None:
             model.server, model.last = self.chance.randrange(len(self.servers)), model.last + 1
@@ -313,11 +261,9 @@ class World:
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        self.store.away, self.store.loses = False, 0.0
+        self.recover()
         if not self.models:
             self.do_join()
-        for model in self.models:
-            model.paused = False
         for number in range(len(self.servers)):  # every server has a consumer: it dispatches its part
             if not any(model.server == number for model in self.models):
                 self.made += 1
@@ -326,12 +272,7 @@ class World:
         for _ in range(400):
             if self.sent >= everything and all(not model.held for model in self.models):
                 break
-            self.clock.now += 1.0
-            for positions in self.positions:
-                if isinstance(positions, Positions):
-                    positions.renew()
-            for server in self.servers:
-                server.release_silent()
+            self.pass_time(1.0)
             self.do_tend()
             for model in self.models:
                 self.do_take(model, whole=True)
@@ -373,13 +314,245 @@ def play(seed: int, folder: Path | None = None, *, order: str = "", steps: int =
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOW_TASKS", WINDOW)
     monkeypatch.setattr("millrace.node.append.task_window.RESERVE_TASKS", 8)
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 3.0)
+
+
+class Bench:
+    """One server on one machine whose log has tasks; the test calls what consumers and threads would."""
+
+    def __init__(self, folder: Path, metrics: Metrics | None = None) -> None:
+        self.clock, self.log, self.metrics = Hand(), Log(), metrics
+        self.positions = FilePositions(folder)
+        self.server = Server(folder, lambda: PCHANNELS, positions=lambda: self.positions, lease=LEASE, clock=self.clock)
+        self.queues = Queues(self.server, self.log, name="queue-0", clock=self.clock, lease=LEASE, metrics=metrics)
+
+    def publish(self, *units: tuple[int, int], lane: str = LANES[0]) -> None:
+        self.log.now = units[-1][0]
+        self.log.units[lane] += units
+
+    def read(self) -> None:
+        for queue in self.queues.queues():
+            queue.read_all()
+
+    def take(self, consumer: str = "c1", *, caller: str = "ada", **options: Any) -> list[tuple[Name, int]]:
+        """Return the names and delivery counts of tasks."""
+        request = {
+            "queue": "jobs", "group": GROUP, "consumer": consumer, "lanes": LANES, "last": 0, "most": 10,
+            "lease": TASK_LEASE, **options,
+        }  # fmt: skip
+        found = []
+        for part in self.queues.take(request, caller=caller).parts:
+            columns = (part.names.ticks.tolist(), part.names.ordinals.tolist(), part.names.deliveries.tolist())
+            found += [((part.lane, tick, ordinal), count) for tick, ordinal, count in zip(*columns, strict=True)]
+        return found
+
+    def settle(self, consumer: str = "c1", *, caller: str = "ada", **lists: Any) -> dict[str, Any]:
+        return self.queues.handle({"group": GROUP, "consumer": consumer, **lists}, caller=caller)
+
+
+def said(*tasks: tuple[Name, int]) -> list[list[Any]]:
+    """Return tasks as a call names them."""
+    return [[lane, [tick], [ordinal], [count]] for (lane, tick, ordinal), count in tasks]
+
+
+def test_what_a_consumer_has_when_it_leaves_comes_again_counted_unless_it_never_got_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((1, 3))
+    assert bench.take() == []
+    bench.read()
+    [got] = bench.take(last=1, most=1)
+    bench.take("c2", most=0)  # the queue stays open
+    bench.take(last=2, most=2)  # the answer never comes
+    bench.settle(leave=True, last=2)
+    again = dict(bench.take("c2", last=1))
+    assert again[got[0]] == 2, "a task at which its consumers fail is counted, so that it becomes a dead letter"
+    assert sorted(again.values()) == [1, 1, 2]
+
+
+def test_another_principal_settles_nothing_under_the_name_of_a_consumer(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((1, 1))
+    bench.take()
+    bench.read()
+    [task] = bench.take(last=1)
+    for kind in ("done", "renew"):
+        assert bench.settle(caller="eve", **{kind: said(task)})["lost"] == {kind: [[0, 0]]}
+    assert bench.settle(caller="eve", release=[[*said(task)[0], 0.0, True]])["lost"]
+    bench.settle(caller="eve", leave=True)
+    assert bench.take("c2") == []
+    assert bench.settle(done=said(task)) == {"lost": {}, "unread": {}}
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"release": [[LANES[0], [1], [0], [1], 0.5]]},
+        {"release": [[LANES[0], [1], [0], [1], float("nan"), True]]},
+        {"release": [[LANES[0], [1], [0], [1], -1.0, True]]},
+        {"done": [[LANES[0], [1], [0, 1], [1]]]},
+        {"done": [[LANES[0], [1 << 70], [0], [1]]]},
+        {"done": [[LANES[0], [True], [0], [1]]]},
+        {"done": [[LANES[0], [], [], []]] * (module.MAX_TASKS + 1)},
+        {"done": [[LANES[0], [1] * 3000, [0] * 3000, [1] * 3000]] * 2},
+        {"renew": "abc"},
+        {"renew": 5},
+    ],
+)
+def test_a_call_that_names_tasks_wrongly_is_refused(tmp_path: Path, lists: dict[str, Any]) -> None:
+    bench = Bench(tmp_path)
+    bench.take()
+    with pytest.raises(InvalidArgument):
+        bench.settle(**lists)
+
+
+def test_names_that_no_task_has_change_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((5, 2))
+    bench.take()
+    bench.read()
+    [first, second] = bench.take(last=1)
+    edge = (1 << 63) - 1
+    for tick, ordinal, count in ((5, -1, 1), (5, edge, 1), (-edge, 0, 1), (edge, edge, 1), (5, 0, 2), (5, 0, -1)):
+        bench.settle(done=[[LANES[0], [tick], [ordinal], [count]]])
+    assert bench.settle(renew=said(first, second)) == {"lost": {}, "unread": {}}, "they are leased as before"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lanes": [f"dml_0_7v{n}" for n in range(module.MAX_LANES + 1)]}, {"start": "noon"}, {"start": -1},
+     {"most": module.MAX_TASKS + 1}, {"most": -1}, {"lease": float("nan")}, {"last": -1}],
+)  # fmt: skip
+def test_a_take_with_wrong_arguments_opens_no_queue(tmp_path: Path, options: dict[str, Any]) -> None:
+    bench = Bench(tmp_path)
+    with pytest.raises(InvalidArgument):
+        bench.take(**options)
+    assert not bench.queues.queues()
+
+
+def test_consumers_of_one_queue_leave_room_for_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUE_CONSUMERS", 3)
+    bench = Bench(tmp_path)
+    bench.take()
+    for number in (2, 3):
+        bench.settle(f"c{number}", done=said(((LANES[0], 1, 0), 1)))
+    with pytest.raises(ServerFull):
+        bench.take("c4")
+    bench.settle("c5")  # names nothing, and is no consumer
+    assert bench.take("c1", last=1) == []
+
+
+def test_who_leaves_a_queue_closes_no_other(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.take(group="other")
+    [other] = bench.queues.queues()
+    other._consumers.clear()  # as between the making of a queue and its first consumer
+    bench.take()
+    bench.settle(leave=True)
+    assert bench.queues.queues() == [other]
+    assert not other.closed
+
+
+def test_a_vchannel_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((1, 1))
+    errors = [CollectionNotFound("the catalog does not know the schema yet"), TypeError("a fault")]
+
+    def open_reader(lane: str, after_tick: int) -> Reader:
+        if lane == LANES[0] and errors:
+            raise errors.pop()
+        return Reader(bench.log, lane, after_tick)
+
+    bench.log.open = open_reader  # type: ignore[method-assign]
+    bench.take()
+    [queue] = bench.queues.queues()
+    lane = queue.held_by_lane()[LANES[0]]
+    thread = threading.Thread(target=queue._read_on, args=(lane,), daemon=True)
+    thread.start()
+
+    def comes() -> bool:
+        try:
+            return bool(bench.take(last=1))
+        except MillraceError:  # the consumer sees why it waits
+            return False
+
+    until(comes, "the task comes")
+    assert not errors
+    assert lane.error is None
+    bench.queues.close()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_what_windows_hold_is_counted_and_bounds_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 1500)
+    bench = Bench(tmp_path)
+    for lane in LANES:
+        bench.publish(*((tick, 3) for tick in range(1, 6)), lane=lane)
+    bench.take()
+    [queue] = bench.queues.queues()
+    for _ in range(9):
+        bench.read()
+
+    def held() -> int:
+        return sum(lane.window.bytes for lane in queue.held_by_lane().values())
+
+    assert held() == bench.queues.bytes
+    assert 1500 <= held() < 1500 + len(LANES) * 6 * (8 + 80), "each reads one message more at most"
+    assert all(lane.window.bytes for lane in queue.held_by_lane().values()), "and none starves"
+    tasks = bench.take(last=1, most=50)
+    bench.settle(done=said(*tasks))
+    assert held() == bench.queues.bytes < 1500
+    bench.queues.close()
+    assert bench.queues.bytes == 0
+
+
+def test_an_idle_queue_costs_next_to_nothing(tmp_path: Path) -> None:
+    """Other messages of its PChannels pass; a consumer waits."""
+    bench = Bench(tmp_path)
+    bench.take()
+    [queue] = bench.queues.queues()
+    calls, writes = Counter[str](), Counter[str]()
+    handle, move = bench.server.handle, bench.positions.move
+    queue._member._call = lambda request: calls.update(["sync"]) or handle(request)
+    bench.positions.move = lambda *moved: writes.update(["move"]) or move(*moved)  # type: ignore[method-assign]
+    for second in range(60):
+        bench.log.now += 1
+        bench.clock.now += 1.0
+        bench.read()
+        queue.tend()
+        bench.take(last=second + 1)
+    assert calls["sync"] <= 60 / (LEASE / 4) + 1
+    assert writes["move"] <= 60 / module.PROGRESS_SECONDS + 1
+    stands = bench.positions.groups()[GROUP]
+    assert min(stands.values()) > bench.log.now - 10, "yet it moves, so that retention can"
+
+
+def test_two_servers_agree_on_the_order(tmp_path: Path) -> None:
+    world = World(1, None)
+    world.store.loses = 0.0
+    request = {"queue": "jobs", "group": GROUP, "consumer": "c", "lanes": LANES, "lease": TASK_LEASE}
+    world.queues[0].take(request | {"order": "key"})
+    with pytest.raises(InvalidArgument, match="order"):
+        world.queues[1].take(request)
+    world.queues[1].take(request | {"order": "key"})
+
+
+def test_counters_of_a_group_end_with_it(tmp_path: Path) -> None:
+    metrics = Metrics()
+    bench = Bench(tmp_path, metrics)
+    bench.publish((1, 1))
+    bench.take()
+    bench.read()
+    bench.settle(done=said(*bench.take(last=1)), leave=True)
+    assert f'{{group="{GROUP}"}}' in metrics.render().decode()
+    bench.queues.forget(GROUP)
+    assert f'{{group="{GROUP}"}}' not in metrics.render().decode()
 
 
 def test_what_a_queue_does_is_counted(tmp_path: Path) -> None:
     clock, log, metrics = Hand(), Log(), Metrics()
     positions = FilePositions(tmp_path)
-    server = Server(tmp_path, lambda: ["dml_0", "dml_1"], positions=lambda: positions, lease=LEASE, clock=clock)
+    server = Server(tmp_path, lambda: PCHANNELS, positions=lambda: positions, lease=LEASE, clock=clock)
     queues = Queues(server, log, name="queue-0", clock=clock, lease=LEASE, metrics=metrics)
     log.now = 9
     log.units[LANES[0]].append((9, 3))

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import UnsupportedVersion
 from millrace.message.keys import key_hashes
-from millrace.node.append.task_window import DEFAULT_GRACE, TaskNames, TaskWindow
+from millrace.node.append.task_window import (
+    DEFAULT_GRACE,
+    KEY_BYTES,
+    PROMISE_SECONDS,
+    TASK_BYTES,
+    TaskNames,
+    TaskWindow,
+)
 
 SIZE = 40
 Name = tuple[int, int]
@@ -113,10 +120,10 @@ def test_memory_is_freed_with_what_is_done_and_keys_of_the_past_are_forgotten() 
     window = TaskWindow(0, ordered=True, size=SIZE)
     for tick in range(1, 400):
         add(window, tick, SIZE, keys=np.arange(tick * SIZE, tick * SIZE + SIZE, dtype=np.uint64))
-        assert window.bytes <= SIZE * 8
+        assert window.bytes <= SIZE * (8 + TASK_BYTES + KEY_BYTES)
         window.acknowledge(names(*taken(window)), 1)
     assert window.bytes == 0
-    assert len(window._last) <= 5 * SIZE
+    assert len(window._last) <= 3 * SIZE
     assert len(window._ended) <= 1
 
 
@@ -313,3 +320,27 @@ def test_nothing_done_comes_again_nothing_is_lost_and_a_task_has_one_holder(seed
 def test_the_grace_of_a_queue_that_never_gave_a_lease_is_bounded() -> None:
     window = TaskWindow(0, TaskWindow(0).encoded(), now=50.0)
     assert window._grace == 50.0 + DEFAULT_GRACE
+
+
+def test_a_long_lease_that_is_over_makes_no_later_restart_wait_so_long() -> None:
+    window = TaskWindow(0)
+    add(window, 1, 3)
+    [first] = taken(window, most=1, lease=3600.0)
+    assert window.lease == 3600.0
+    now = PROMISE_SECONDS + 1.0
+    assert taken(window, now, most=1, lease=5.0), "the long lease runs"
+    assert window.lease >= 3600.0 - now, "an owner that starts now must wait for it"
+    window.acknowledge(names(first), 1)
+    for turn in (2, 3):
+        window.promise(turn * now, 5.0)
+    assert window.lease == 5.0
+    after = TaskWindow(window.position.tick, window.encoded(), now=1000.0)
+    assert after._grace == 1005.0
+
+
+def test_tasks_of_a_consumer_that_is_gone_keep_their_count() -> None:
+    window = TaskWindow(0)
+    add(window, 1, 1)
+    taken(window)
+    window.free(1, 0.0)
+    assert taken(window, holder=2) == [(1, 0, 2)]

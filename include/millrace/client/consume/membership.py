@@ -73,11 +73,12 @@ class GroupMember:
         until: int | None = None,
         name: str = "",
         queue: bool = False,
+        order: str = "",
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         """`lease`: seconds that the claims outlast a call; None: the server's. `name`: unique among members.
 
-        `queue`: it dispatches the lanes of a work queue.
+        `queue`: it dispatches the lanes of a work queue, in this `order`.
         """
         self.group = group
         self.lanes = tuple(sorted(set(lanes)))
@@ -86,6 +87,7 @@ class GroupMember:
         self._lease = lease
         self._until = until
         self._queue = queue
+        self._order = order
         self._clock = clock
         self._client = f"{socket.gethostname()}:{os.getpid()}"
         self._turn = threading.RLock()
@@ -118,13 +120,15 @@ class GroupMember:
             if self._until is not None:
                 said["until"] = self._until
             if self._queue:
-                said["queue"] = True
+                said |= {"queue": True, "order": self._order}
             answer = self._send(sync=said)
             held = {lane: HeldLane(*each) for lane, each in answer["held"].items()}
             self._claims = {lane: each.claim for lane, each in held.items()}
             seconds = float(answer["lease"])
             self._ends = asked + seconds * (1 - CLOCK_DRIFT)
-            self.heartbeat = min(HEARTBEAT_SECONDS, seconds / 4)
+            # A dispatcher alone changes nothing for others by calling often, and there may be many idle queues.
+            alone = self._queue and answer["members"] == 1
+            self.heartbeat = seconds / 4 if alone else min(HEARTBEAT_SECONDS, seconds / 4)
         return GroupShare(held, frozenset(answer["share"]), answer["members"], answer["reason"], answer["done"])
 
     def move(self, ticks: Mapping[str, int], *, later: bool = False) -> None:

@@ -44,6 +44,8 @@ _WAIT: Final = 0.5
 _LONGEST_CALL: Final = 5.0
 _PAUSE: Final = 0.2
 _MOST: Final = 5000
+_MAX_ERRORS: Final = 10
+"""Errors that wait for `poll`; of more, the oldest are dropped."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -184,12 +186,16 @@ class QueueConsumer(Closeable):
         }
         self._changed = threading.Condition()
         self._ready: deque[Task] = deque()
-        self._out = 0
-        """Tasks that `poll` returned and that are not settled."""
+        self._out: set[Task] = set()
+        """Tasks that `poll` returned and that are not settled. Those with no lease leave it when room is short."""
         self._outbox = _Outbox()
         self._sending = False
         self._last = 0
-        self._errors: deque[MillraceError] = deque()
+        self._errors: deque[MillraceError] = deque(maxlen=_MAX_ERRORS)
+        self._failed: MillraceError | None = None
+        """Why what is to be sent could not be sent, if it could not."""
+        self._unknown = False
+        """Whether the server has not read the tasks that this consumer has: it must dispatch the queue."""
         self._late: list[str] = []
         """Tasks that were acknowledged too late since the last commit."""
         self._wakers: list[Callable[[], None]] = []
@@ -231,7 +237,7 @@ class QueueConsumer(Closeable):
             if task.expires - self._clock() < self._lease / 2:  # it comes again, here or elsewhere
                 self._changed.notify_all()
                 continue
-            self._out += 1
+            self._out.add(task)
             return task
         return None
 
@@ -260,7 +266,7 @@ class QueueConsumer(Closeable):
     @property
     def unsettled(self) -> int:
         """Tasks that `poll` returned and that are not settled."""
-        return self._out
+        return len(self._out)
 
     def acknowledge(self, *tasks: Task) -> None:
         """Mark tasks as done: they are not delivered again. Durable after :meth:`commit` or :meth:`close`.
@@ -313,6 +319,7 @@ class QueueConsumer(Closeable):
                     f"another consumer of queue {self.group!r} has task {gone[0].id} by now: stop working on it"
                 )
             if unread:
+                self._ask_to_dispatch()
                 raise LogUnavailable(
                     f"the server of queue {self.group!r} has changed and is not ready: renew {unread[0].id} again"
                 )
@@ -321,11 +328,14 @@ class QueueConsumer(Closeable):
         """Wait until all acknowledgements so far, releases and rejections are durable.
 
         Raises TaskLeaseLost if some of the acknowledgements since the last commit came too late: these tasks are
-        delivered again. The others are durable. Raises DeadlineExceeded if the server does not answer in time.
+        delivered again. The others are durable. Raises DeadlineExceeded if the server does not answer in time, and what
+        it answers if that is an error which repetition does not mend.
         """
         end = Deadline.after(timeout)
         with self._changed:
             while self._outbox or self._sending:
+                if self._failed is not None and not self._failed.retriable:
+                    raise self._failed
                 if end.expired():
                     raise DeadlineExceeded(
                         f"the queue's server did not answer within {timeout:.0f} s: acknowledgements are repeated"
@@ -348,7 +358,10 @@ class QueueConsumer(Closeable):
         call()
 
     def close(self) -> None:
-        """Send what is acknowledged, give back all other tasks, and leave the queue. Idempotent."""
+        """Send what is acknowledged, give back all other tasks, and leave the queue. Idempotent.
+
+        Raises what prevented the acknowledgements from becoming durable; the consumer is closed then too.
+        """
         with self._changed:
             if self._closed:
                 return
@@ -357,23 +370,31 @@ class QueueConsumer(Closeable):
         taking, settling = self._threads
         settling.join(_LONGEST_CALL + 10.0)
         try:
-            self._call(leave=True)  # which ends a take that waits
+            self._call(leave=True, last=self._last)  # which ends a take that waits
             taking.join(_LONGEST_CALL + 10.0)
-            self._call(leave=True)  # and gives back what a late one took
+            self._call(leave=True, last=self._last)  # and gives back what a late one took
         except MillraceError as error:
             _log.warning("tasks of queue %r are free once their leases are over: %s", self.group, error)
+        if self._failed is not None:
+            raise self._failed
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and self._room() < max(1, self._prefetch // 2):
+                while not self._closed and not self._unknown and self._room() < max(1, self._prefetch // 2):
                     self._changed.wait(_WAIT)
                 if self._is_closed():
                     return
+                self._unknown = False
             try:
-                self._receive(self._ask(wait=min(_LONGEST_CALL, self._lease / 4)))
+                wait = min(_LONGEST_CALL, self._lease / 4)
+                answer = self._ask(wait=wait)
+                self._receive(answer)
+                if not answer[1].parts and self._clock() - answer[0] < wait / 2:  # it cannot wait now: no hot loop
+                    with self._changed:
+                        self._changed.wait(jittered(_PAUSE))
             except MillraceError as error:
                 with self._changed:
                     if self._is_closed():
@@ -384,18 +405,29 @@ class QueueConsumer(Closeable):
                     self._changed.wait(jittered(_PAUSE if error.retriable else 1.0))
 
     def _room(self) -> int:
-        return self._prefetch - len(self._ready) - self._out
+        if self._prefetch <= len(self._ready) + len(self._out):
+            now = self._clock()  # what is not this consumer's any more takes no room
+            self._out = {task for task in self._out if task.expires > now}
+        return self._prefetch - len(self._ready) - len(self._out)
+
+    def _ask_to_dispatch(self) -> None:
+        """Have the server dispatch the queue, even if this consumer has no room for more tasks."""
+        with self._changed:
+            self._unknown = True
+            self._changed.notify_all()
 
     def _ask(self, *, wait: float) -> tuple[float, LeasedTasks]:
         asked = self._clock()
         with self._changed:
-            request = {**self._asking, "last": self._last, "most": max(1, self._room()), "wait": wait}
+            request = {**self._asking, "last": self._last, "most": max(0, self._room()), "wait": wait}
         return asked, self._server.take_tasks(request, seconds=wait + _LONGEST_CALL)
 
     def _receive(self, answer: tuple[float, LeasedTasks]) -> None:
         asked, found = answer
         expires = asked + self._lease * (1 - CLOCK_DRIFT)
         with self._changed:
+            if self._is_closed():  # as if the answer was lost: leaving gives its tasks back
+                return
             self._last = found.number
             self.idle_reason = found.reason
             while len(self._errors) and self._errors[0].retriable:
@@ -422,7 +454,7 @@ class QueueConsumer(Closeable):
         for task in tasks:
             if not task.settled:
                 task.settled = True
-                self._out -= 1
+                self._out.discard(task)
                 found.append(task)
         return found
 
@@ -449,6 +481,7 @@ class QueueConsumer(Closeable):
                 failed = error
             with self._changed:
                 self._sending = False
+                self._failed = failed
                 self._changed.notify_all()
                 if failed is None:
                     continue
@@ -456,7 +489,8 @@ class QueueConsumer(Closeable):
                     self._errors.append(failed)
                     self._wake()
                 if self._closed:
-                    _log.warning("queue %r: %d acknowledgements are lost: %s", self.group, len(sent.done), failed)
+                    if not sent.done and not sent.dead:
+                        self._failed = None  # leaving gives the rest back
                     return
                 # Again, before what has come since; a renewal only if it is still of use.
                 self._outbox.done[:0] = sent.done
@@ -489,6 +523,7 @@ class QueueConsumer(Closeable):
             sent.done = again + sent.done[_MOST:]
             sent.renew, sent.release = sent.renew[_MOST:], sent.release[_MOST:]
             if again:
+                self._ask_to_dispatch()
                 with self._changed:
                     self._changed.wait(jittered(_PAUSE))
 

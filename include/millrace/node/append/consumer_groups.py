@@ -75,13 +75,25 @@ class _Place:
     """Of the claim: another one each time that it is acquired. 0 if it was acquired at another server process."""
 
 
+class _Mode(NamedTuple):
+    """How members of a group consume: all in the same way."""
+
+    queue: bool
+    order: str
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> _Mode:
+        return cls(said.get("queue") is True, str(said.get("order", "")))
+
+
 @dataclass(slots=True)
 class _Member:
     lanes: frozenset[str]
     value: str
-    """What the store records of it: JSON of lanes, client, since and queue."""
+    """What the store records of it: JSON of lanes, client, since, queue and order."""
     lease: float
     until: float
+    mode: _Mode
 
 
 @dataclass(slots=True)
@@ -170,7 +182,7 @@ class ConsumerGroups:
         with self._turn(group):
             match request:
                 case {"take": str(lane)}:
-                    self._require_mode(group, queue=False)
+                    self._require_mode(group, holder, _Mode(False, ""))
                     self._take(group, lane, holder)
                     ticks = self._stands(group, lane)
                     told = {"tick": ticks.get(lane), "lease": self._lease}
@@ -357,7 +369,7 @@ class ConsumerGroups:
         if not held.keys() <= lanes:
             raise InvalidArgument("a sync's 'held' has lanes that are not among its 'lanes'")
         state = self._loaded(group)
-        self._join(group, state, holder, lanes, lease, str(said.get("client", ""))[:200], said.get("queue") is True)
+        self._join(group, state, holder, lanes, lease, str(said.get("client", ""))[:200], _Mode.of(said))
         self._release_expired(group)
         view = self._look(group, state, holder)
         for lane, number in held.items():
@@ -402,11 +414,11 @@ class ConsumerGroups:
         return float(lease)
 
     def _join(
-        self, group: str, state: _Group, name: str, lanes: frozenset[str], lease: float, client: str, queue: bool
+        self, group: str, state: _Group, name: str, lanes: frozenset[str], lease: float, client: str, mode: _Mode
     ) -> None:
         now, there = self._clock(), state.members.get(name)
         recorded = state.view is None or now - state.view.at >= _VIEW_SECONDS or name in state.view.wanted
-        if there is not None and there.lanes == lanes and recorded:
+        if there is not None and there.lanes == lanes and there.mode == mode and recorded:
             there.lease, there.until = lease, now + lease
             return
         for lane in lanes:
@@ -415,25 +427,31 @@ class ConsumerGroups:
             raise ServerFull(
                 f"the server has {MAX_MEMBERS} members of consumer groups, the limit: close idle consumers"
             )
-        if there is None:
-            self._require_mode(group, queue=queue)
-        value = json.dumps({"lanes": sorted(lanes), "client": client, "since": round(time.time(), 3), "queue": queue})
+        if there is None or there.mode != mode:
+            self._require_mode(group, name, mode)
+        said = {"lanes": sorted(lanes), "client": client, "since": round(time.time(), 3), **mode._asdict()}
+        value = json.dumps(said)
         self._open().set_member(group, name, value)
-        state.members[name] = _Member(lanes, value, lease, now + lease)
+        state.members[name] = _Member(lanes, value, lease, now + lease, mode)
         state.view = None
         self._count(group, state)
 
-    def _require_mode(self, group: str, *, queue: bool) -> None:
-        """Raise InvalidArgument if a group is a work queue and this consumer is none, or the reverse."""
+    def _require_mode(self, group: str, name: str, mode: _Mode) -> None:
+        """Raise InvalidArgument if the others of a group consume in another way than this member will."""
         positions = self._open()
-        members = [json.loads(value) for value in positions.members(group).values()]
-        if not queue and (positions.queue_states(group) or any(said.get("queue") for said in members)):
+        others = [_Mode.of(json.loads(value)) for (_, of), value in positions.members(group).items() if of != name]
+        if not mode.queue and (positions.queue_states(group) or any(other.queue for other in others)):
             raise InvalidArgument(
                 f'group {group!r} is a work queue: consume it with mode="queue", use another group, or drop it first'
             )
-        if queue and not all(said.get("queue") for said in members):
+        if mode.queue and not all(other.queue for other in others):
             raise InvalidArgument(
                 f"consumers of group {group!r} read it as a stream: close them, or use another group for the queue"
+            )
+        if wrong := [other.order for other in others if other.order != mode.order]:
+            raise InvalidArgument(
+                f"consumers of queue {group!r} at another server have the order {wrong[0] or 'none'!r}, not"
+                f" {mode.order or 'none'!r}: use the same everywhere"
             )
 
     def _part(self, group: str, name: str) -> None:
@@ -455,8 +473,9 @@ class ConsumerGroups:
             now = self._clock()
             members, claims = self._open().abandoned(group)
             for name, value in members.items():
-                lanes = frozenset(json.loads(value)["lanes"])
-                state.members[name] = _Member(lanes, value, self._lease, now + self._lease)
+                said = json.loads(value)
+                lanes = frozenset(said["lanes"])
+                state.members[name] = _Member(lanes, value, self._lease, now + self._lease, _Mode.of(said))
             for lane, holder in claims.items():
                 if holder in members and (group, lane) not in self._places:
                     try:

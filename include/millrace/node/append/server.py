@@ -88,6 +88,8 @@ from millrace.wal.state import ChannelState
 MAX_TAIL_WAIT: Final = 10.0
 MAX_WAITING: Final = 256
 """Limit of waiting tail readers, each in a server thread. Further ones are answered at once."""
+MAX_TAKING: Final = 256
+"""The same for consumers of work queues that wait for tasks."""
 _KEPT_BYTES: Final = 1 << 20
 """Bytes of a tail's wire form that are kept for other readers, for each PChannel."""
 _SWITCH_SECONDS: Final = 0.0005
@@ -162,6 +164,7 @@ class AppendExtension:
         self._encoded: dict[str, tuple[Sequence[pa.RecordBatch], Sequence[pa.RecordBatch]]] = {}
         """By PChannel the newest batches that a reader took, and their wire form."""
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._taking = threading.BoundedSemaphore(MAX_TAKING)
 
     @handles(calls.APPEND)
     def do_exchange(
@@ -357,12 +360,12 @@ class AppendExtension:
         for lane in lanes if isinstance(lanes, list) else ():
             resources = vchannel_resources(str(lane), self._collection_of)
             caller.principal.require_role((Role.READ,), resources, "a consumer of a work queue")
-        can_wait = self._waiting.acquire(blocking=False)
+        can_wait = self._taking.acquire(blocking=False)
         try:
-            found = queues.take(request, may_wait=can_wait)
+            found = queues.take(request, caller=caller.principal.name, may_wait=can_wait)
         finally:
             if can_wait:
-                self._waiting.release()
+                self._taking.release()
         pieces = [*wire_tasks(found.parts)]
         last = calls.TAKE_TASKS.checked({"number": found.number, "lanes": found.lanes, "reason": found.reason})
         pieces.append((_NO_TASKS, to_json(last)))
@@ -370,11 +373,13 @@ class AppendExtension:
 
     @handles(calls.SETTLE_TASKS)
     def _settle_tasks(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
-        return _served(self._queues, calls.SETTLE_TASKS).handle(request)
+        return _served(self._queues, calls.SETTLE_TASKS).handle(request, caller=caller.principal.name)
 
     @handles(calls.DROP_CONSUMER_GROUP)
     def _drop_group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         _served(self._groups, calls.DROP_CONSUMER_GROUP).drop(request)
+        if self._queues is not None:
+            self._queues.forget(str(request["group"]))
         return {}
 
     @handles(calls.RESET_CONSUMER_GROUP)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.base.errors import CollectionNotFound
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.batch_decoder import BatchDecoder
@@ -65,12 +65,10 @@ class HostTaskSource:
         pchannel = split_channel(lane)[0]
         if start == "latest":
             return self._host.tick(pchannel)
-        if start == "earliest":
-            wal = wal_opener(self._settings.wal_uri)()
-            return 0 if wal is None else wal.trimmed(pchannel)[0]
-        if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 63:
+        if isinstance(start, int):
             return start
-        raise InvalidArgument(f"a queue starts at 'earliest', 'latest' or after a tick, not at {str(start)[:100]!r}")
+        wal = wal_opener(self._settings.wal_uri)()
+        return 0 if wal is None else wal.trimmed(pchannel)[0]
 
     def _definition(self, collection_id: int, version: int) -> CollectionInfo:
         with self._guard:

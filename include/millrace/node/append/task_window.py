@@ -41,6 +41,12 @@ STATE_VERSION: Final = 1
 MAX_DELIVERIES: Final = 255
 """Greatest delivery count; it stays there."""
 DEFAULT_GRACE: Final = 30.0
+PROMISE_SECONDS: Final = 60.0
+"""After so long without longer leases, a restart waits only for those that are given now."""
+TASK_BYTES: Final = 80
+"""Approximate memory for each task beside its row: the columns of a window that has twice as many places as tasks."""
+KEY_BYTES: Final = 250
+"""The same for the order by key."""
 
 _READY, _BLOCKED, _LEASED, _DONE = range(4)
 _HEADER: Final = struct.Struct("<BQIIf")
@@ -75,6 +81,8 @@ class Outcomes:
     """The task was delivered again, or its delivery was released: it is another's."""
     unread: list[int]
     """The owner of the VChannel has not read so far yet: call again."""
+    changed: int = 0
+    """Tasks that the call changed."""
 
 
 class Counts(NamedTuple):
@@ -99,6 +107,7 @@ class _Segment:
     """Place of the first row."""
     rows: pa.RecordBatch
     bytes: int
+    """Approximate memory of them, with what the window keeps of each."""
 
 
 class TaskWindow:
@@ -122,7 +131,7 @@ class TaskWindow:
         """
         self.size = size
         self.lease = 0.0
-        """Longest lease that was given, in seconds; part of the state."""
+        """Seconds for which a lease may still run; part of the state. It falls once long leases are over."""
         self._tick = tick
         self._skipped = self._skip = 0
         self._bits: npt.NDArray[np.bool_] = np.zeros(0, bool)
@@ -134,6 +143,9 @@ class TaskWindow:
         self._handed_until = self._reserved
         """Tasks before this place may be in hands that an earlier owner gave them to."""
         self._grace = now + (self.lease or DEFAULT_GRACE)
+        self._given = 0.0
+        """Longest lease that was given since `_counted_from`."""
+        self._counted_from = now
         capacity = 2 * size
         self._origin = 0
         self._base = 0
@@ -159,7 +171,7 @@ class TaskWindow:
         self._newest = (tick, -1)
         """Name of the last task that was added or passed."""
         self.bytes = 0
-        """Bytes of the rows."""
+        """Approximate memory of the tasks."""
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -238,8 +250,9 @@ class TaskWindow:
         self._weight[place] = rows.nbytes / count
         self._recall(first, place)
         self._end += count
-        self._segments.append(_Segment(first, rows, rows.nbytes))
-        self.bytes += rows.nbytes
+        size = rows.nbytes + count * (TASK_BYTES if self._follower is None else TASK_BYTES + KEY_BYTES)
+        self._segments.append(_Segment(first, rows, size))
+        self.bytes += size
         if self._follower is not None:
             self._follower[place] = -1
             if keys is not None:
@@ -274,7 +287,7 @@ class TaskWindow:
             if before is not None and before >= self._base and state[before - origin] != _DONE:
                 state[place - origin] = _BLOCKED  # an orphan too: it was not delivered before the first of its key
                 self._follower[before - origin] = place
-        if len(last) > 4 * self.size:
+        if len(last) > 2 * self.size:
             self._last = {key: place for key, place in last.items() if place >= self._base}
 
     def forget_open_unit(self) -> None:
@@ -344,12 +357,28 @@ class TaskWindow:
         self._until[index] = now + lease
         counted = self._count[index]
         self._count[index] = np.minimum(counted, MAX_DELIVERIES - 1) + 1
-        must = bool((counted > 0).any()) or lease > self.lease
-        self.lease = max(self.lease, lease)
+        must = bool((counted > 0).any())
+        must = self.promise(now, lease) or must
         if int(found[-1]) >= self._reserved:
             self._reserved = int(found[-1]) + 1 + RESERVE_TASKS
             must = True
         return found, must
+
+    def promise(self, now: float, lease: float) -> bool:
+        """Note that a lease is given. Returns whether the state must be durable first: it is longer than promised."""
+        if now >= self._counted_from + PROMISE_SECONDS:
+            low, high = self._base - self._origin, self._end - self._origin
+            runs = self._until[low:high][self._state[low:high] == _LEASED]
+            longest = max(
+                float(runs.max()) if len(runs) else 0.0, self._grace if self._handed_until > self._end else 0.0
+            )
+            self.lease = max(self._given, min(self.lease, longest - now))
+            self._counted_from, self._given = now, 0.0
+        self._given = max(self._given, lease)
+        if lease <= self.lease:
+            return False
+        self.lease = lease
+        return True
 
     def names(self, places: Numbers) -> TaskNames:
         """Return the names of tasks, with their newest deliveries."""
@@ -384,7 +413,7 @@ class TaskWindow:
                 following = following[following >= self._base] - self._origin
                 self._state[following[self._state[following] == _BLOCKED]] = _READY
             self._advance()
-        return _outcomes(own | done, unread)
+        return _outcomes(own | done, unread, len(index))
 
     def renew(self, names: TaskNames, holder: int, until: float) -> Outcomes:
         """Let leases end at `until`, if they would end earlier."""
@@ -433,13 +462,15 @@ class TaskWindow:
         return places, (~here & ~beyond) | (here & (state == _DONE)), beyond
 
     def free(self, holder: int, now: float) -> int:
-        """Give back all tasks of a holder that is gone, without their delivery counting; return how many."""
+        """Give back all tasks of a holder that is gone; return how many.
+
+        Their delivery counts: a task whose processing fails leaves its holder in this way too.
+        """
         low, high = self._base - self._origin, self._end - self._origin
         index = np.flatnonzero((self._state[low:high] == _LEASED) & (self._holder[low:high] == holder)) + low
         self._state[index] = _READY
         self._holder[index] = _NOBODY
         self._until[index] = now
-        self._count[index] = np.maximum(self._count[index], 1) - 1
         return len(index)
 
     def expire(self, now: float) -> int:
@@ -494,8 +525,8 @@ class TaskWindow:
         return head + zlib.compress(np.packbits(bits).tobytes() + counts.tobytes(), 1)
 
 
-def _outcomes(settled: npt.NDArray[np.bool_], unread: npt.NDArray[np.bool_]) -> Outcomes:
-    return Outcomes(np.flatnonzero(~settled & ~unread).tolist(), np.flatnonzero(~settled & unread).tolist())
+def _outcomes(settled: npt.NDArray[np.bool_], unread: npt.NDArray[np.bool_], changed: int = 0) -> Outcomes:
+    return Outcomes(np.flatnonzero(~settled & ~unread).tolist(), np.flatnonzero(~settled & unread).tolist(), changed)
 
 
 def _decoded(saved: bytes) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.uint8], float]:

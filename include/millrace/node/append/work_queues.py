@@ -11,10 +11,11 @@ A server that was killed comes back as the same member, so it has its VChannels 
 consumer's hands stay there for a lease: their holders renew or acknowledge them at the new owner.
 
 A take names the last answer that its consumer got. If there is a later one, its answer was lost: those tasks are given
-back at once, uncounted.
+back at once, uncounted. A consumer is known by its name and its principal, so nobody settles in the name of another's.
 
-Bounds: MAX_CONSUMERS consumers, WINDOW_TASKS tasks and LANE_BYTES of rows for each VChannel, and QUEUE_BYTES in all; a
-VChannel without any row in memory may always read one message. Beyond that, reading waits.
+Bounds: MAX_CONSUMERS consumers, of one queue MAX_QUEUE_CONSUMERS, WINDOW_TASKS tasks and LANE_BYTES of memory for each
+VChannel, and QUEUE_BYTES in all; a VChannel without any row in memory may always read one message. Beyond that, reading
+waits.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ from millrace.node.append.consumer_groups import ConsumerGroups, QueueMove
 from millrace.node.append.task_window import WINDOW_TASKS, TaskNames, TaskWindow
 
 LANE_BYTES: Final = 16 << 20
-"""Approximate bytes of rows that a VChannel's window holds."""
+"""Approximate memory of the tasks that a VChannel's window holds."""
 QUEUE_BYTES: Final = 256 << 20
 """The same for all windows of this server."""
 MAX_CONSUMERS: Final = 4096
+MAX_QUEUE_CONSUMERS: Final = 1024
+"""Consumers of one queue, so that it leaves room for others."""
 MAX_TASKS: Final = 5000
-"""Tasks in one answer."""
+"""Tasks in one answer, and in each list of a call that settles."""
+MAX_LANES: Final = 1024
 ANSWER_BYTES: Final = 8 << 20
 """Approximate bytes of rows in one answer."""
 LEASE_SECONDS: Final = 30.0
@@ -65,10 +69,14 @@ SILENT_SECONDS: Final = 30.0
 """A consumer without calls for so long, and without leases, is forgotten."""
 DRAIN_SECONDS: Final = 5.0
 """How long a VChannel that another server shall have waits for its leases."""
-PROGRESS_SECONDS: Final = 1.0
-"""Seconds between two writes of what no caller waits for."""
-_READ_WAIT: Final = 0.5
+PROGRESS_SECONDS: Final = 5.0
+"""Seconds between two writes of what no caller waits for: the position passes messages that are no tasks."""
+_READ_WAIT: Final = 5.0
+_ROOM_WAIT: Final = 0.5
 _PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 1.0
+_BROKEN_PAUSE: Final = 30.0
+"""Longest pause before a VChannel is read again whose error needs somebody to act."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -127,6 +135,8 @@ class _Lane:
     drain_until: float | None = None
     error: MillraceError | None = None
     reader: TaskReader | None = None
+    weighed: int = 0
+    """Bytes of the window that are counted in those of all queues."""
 
     def is_gone(self) -> bool:
         """Whether the VChannel is another's by now; another thread may have noticed it."""
@@ -176,49 +186,63 @@ class WorkQueues:
         self._guard = threading.Lock()
         self._queues: dict[str, WorkQueue] = {}
         self._closed = False
+        self._bytes = 0
         self.numbers = itertools.count(1)
 
-    def take(self, request: dict[str, Any], *, may_wait: bool = True) -> TaskAnswer:
+    def take(self, request: dict[str, Any], *, caller: str = "", may_wait: bool = True) -> TaskAnswer:
         """Answer a take: `{"queue": collection, "group", "consumer", "lanes", "client", "most", "lease", "wait",
-        "last", "order", "start"}`.
+        "last", "order", "start"}`. `caller` is the consumer's principal.
 
+        With `most` 0 a consumer that wants no tasks now has the queue dispatched, so that it can settle what it has.
         Raises InvalidArgument, ServerFull, LogUnavailable, and what ended the reading of a VChannel.
         """
         group, lanes = _text(request, "group"), _lanes_of(request)
         order = request.get("order") or ""
         if order not in ("", "key"):
             raise InvalidArgument(f"a queue's order is 'key' or none, not {order!r}")
-        queue = self._queue(group, lanes, str(request.get("queue", "")), order, request.get("start", "earliest"))
+        collection, consumer = str(request.get("queue", ""))[:200], _text(request, "consumer")
+        last, most = int(_number(request, "last", 0, 0, 1 << 62)), int(_number(request, "most", 1, 0, MAX_TASKS))
+        lease = _number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE)
         wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
-        return queue.take(
-            _text(request, "consumer"),
-            client=str(request.get("client", ""))[:200],
-            last=int(_number(request, "last", 0, 0, 1 << 62)),
-            most=int(_number(request, "most", 1, 1, MAX_TASKS)),
-            lease=_number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE),
-            wait=wait,
-        )
+        client, start = str(request.get("client", ""))[:200], _start(request)
+        queue = self._queue(group, lanes, collection, order, start)
+        return queue.take((caller, consumer), client=client, last=last, most=most, lease=lease, wait=wait)
 
-    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer `{"group", "consumer", "done", "renew", "release", "lease", "leave"}`.
+    def handle(self, request: dict[str, Any], *, caller: str = "") -> dict[str, Any]:
+        """Answer `{"group", "consumer", "done", "renew", "release", "lease", "leave", "last"}`.
 
         `done`, `renew` and `release` are lists of `[VChannel, ticks, ordinals, deliveries]`; an element of `release`
         has two more: seconds until the tasks may be delivered again, and whether the deliveries were unused. What is
         done is durable when this returns. The answer has, by list, the places of deliveries that were `lost` and of
-        those that the owner has not read yet (`unread`), as [element, place].
+        those that the owner has not read yet (`unread`), as [element, place]. With `leave`, the consumer gives back
+        everything; tasks of an answer after `last` never reached it, and their delivery does not count.
         """
-        group, consumer = _text(request, "group"), _text(request, "consumer")
+        group, consumer = _text(request, "group"), (caller, _text(request, "consumer"))
         with self._guard:
             queue = self._queues.get(group)
         lists = {each: _elements(request, each) for each in ("done", "renew", "release")}
         if queue is None:
             return {"lost": {}, "unread": {each: _all(elements) for each, elements in lists.items() if elements}}
         lease = _number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE)
-        answer = queue.settle(consumer, lists, lease=lease)
-        if request.get("leave") is True:
-            queue.leave(consumer)
-            self.close_idle(at_once=True)
+        leaves, last = request.get("leave") is True, int(_number(request, "last", 1 << 62, 0, 1 << 62))
+        answer = queue.settle(consumer, lists, lease=lease) if any(lists.values()) else {"lost": {}, "unread": {}}
+        if leaves:
+            queue.leave(consumer, last=last)
+            if queue.is_idle(0.0):
+                self._close([queue])
         return answer
+
+    def forget(self, group: str) -> None:
+        """Forget the counters of a group that was dropped."""
+        if self._metrics is not None:
+            for counter in (
+                self._metrics.queue_deliveries_total,
+                self._metrics.queue_redeliveries_total,
+                self._metrics.queue_acknowledged_total,
+                self._metrics.queue_expired_leases_total,
+            ):
+                with suppress(KeyError):
+                    counter.remove(group)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return what this server has of each queue, by group; see :meth:`WorkQueue.describe`."""
@@ -242,8 +266,9 @@ class WorkQueues:
                 raise LogUnavailable(f"queue {group!r} is closing: call again")
             if queue is None:
                 member = GroupMember(
-                    self._groups.handle, group, lanes, lease=self._lease, name=self._name, queue=True, clock=self._clock
-                )
+                    self._groups.handle, group, lanes, lease=self._lease, name=self._name, queue=True, order=order,
+                    clock=self._clock,
+                )  # fmt: skip
                 queue = self._make(group, collection, order, start, member)
                 self._queues[group] = queue
         queue.require(lanes, collection, order)
@@ -261,21 +286,27 @@ class WorkQueues:
             metrics=self._metrics,
         )  # fmt: skip
 
-    def close_idle(self, *, at_once: bool = False) -> None:
-        """Close the queues without consumers: those without calls for IDLE_SECONDS, or `at_once`."""
+    def close_idle(self) -> None:
+        """Close the queues that have had no consumer and no call for IDLE_SECONDS."""
         with self._guard:
-            idle = [queue for queue in self._queues.values() if queue.is_idle(0.0 if at_once else IDLE_SECONDS)]
+            idle = [queue for queue in self._queues.values() if queue.is_idle(IDLE_SECONDS)]
         self._close(idle)
 
     def _close(self, queues: Sequence[WorkQueue]) -> None:
         for queue in queues:
-            queue.close()
-            with self._guard:  # only now: the next queue of the group is the same member
-                if self._queues.get(queue.group) is queue:
-                    del self._queues[queue.group]
+            try:
+                queue.close()
+            finally:
+                with self._guard:  # only now: the next queue of the group is the same member
+                    if self._queues.get(queue.group) is queue:
+                        del self._queues[queue.group]
 
-    def admit(self) -> int:
-        """Return a number for a new consumer. Raises ServerFull."""
+    def admit(self, queue: WorkQueue) -> int:
+        """Return a number for a new consumer of a queue. Raises ServerFull."""
+        if queue.consumers >= MAX_QUEUE_CONSUMERS:
+            raise ServerFull(
+                f"queue {queue.group!r} has {MAX_QUEUE_CONSUMERS} consumers at this server, the limit: close idle ones"
+            )
         with self._guard:
             if sum(queue.consumers for queue in self._queues.values()) >= MAX_CONSUMERS:
                 raise ServerFull(f"the server has {MAX_CONSUMERS} consumers of work queues, the limit: close idle ones")
@@ -283,8 +314,13 @@ class WorkQueues:
 
     @property
     def bytes(self) -> int:
-        """Bytes of rows in all windows."""
-        return sum(queue.bytes for queue in list(self._queues.values()))
+        """Approximate memory of the tasks in all windows."""
+        return self._bytes
+
+    def weigh(self, delta: int) -> None:
+        """Note that windows have grown by so many bytes."""
+        with self._guard:
+            self._bytes += delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +371,13 @@ class WorkQueue:
         self._start_at = start
         self._clock = clock
         self._metrics = metrics
-        self._changed = threading.Condition()
+        guard = threading.RLock()
+        self._changed = threading.Condition(guard)
+        self._available = threading.Condition(guard)
+        """Takes wait here for tasks, so that an acknowledgement does not wake them."""
         self._lanes: dict[str, _Lane] = {}
-        self._consumers: dict[str, _Consumer] = {}
+        self._consumers: dict[tuple[str, str], _Consumer] = {}
+        """By principal and name."""
         self._reason = ""
         self._saving = threading.Lock()
         self._syncing = threading.Lock()
@@ -392,9 +432,12 @@ class WorkQueue:
         with self._changed:
             return not self._consumers and self._clock() - self._called >= seconds
 
-    @property
-    def bytes(self) -> int:
-        return sum(lane.window.bytes for lane in list(self._lanes.values()))
+    def _weigh(self, lane: _Lane) -> None:
+        """Count what a window holds now."""
+        size = 0 if lane.gone else lane.window.bytes
+        if size != lane.weighed:
+            self._queues.weigh(size - lane.weighed)
+            lane.weighed = size
 
     def close(self) -> None:
         """Make durable what is not, and leave the group. Idempotent."""
@@ -404,6 +447,7 @@ class WorkQueue:
         with self._changed:
             lanes = list(self._lanes.values())
             self._changed.notify_all()
+            self._available.notify_all()
             for lane in lanes:
                 lane.window.end_reserve()
                 lane.generation += 1
@@ -411,14 +455,15 @@ class WorkQueue:
             self._save(lanes)
         except MillraceError as error:
             _log.warning("queue %r: its last progress is not written: %s: %s", self._group, error.code, error)
-        with self._changed:
-            for lane in lanes:
-                self._drop(lane)
-            if self._metrics is not None:  # series of queues that are gone would add up
-                for gauge in self._gauges(self._metrics):
-                    with suppress(KeyError):
-                        gauge.remove(self._group)
-        self._member.leave()
+        finally:
+            with self._changed:
+                for lane in lanes:
+                    self._drop(lane)
+                if self._metrics is not None:  # series of queues that are gone would add up
+                    for gauge in self._gauges(self._metrics):
+                        with suppress(KeyError):
+                            gauge.remove(self._group)
+            self._member.leave()
 
     def _keep(self) -> None:
         while not self._stopping.wait(self._pause()):
@@ -476,7 +521,7 @@ class WorkQueue:
                         )
                         lane = self._lanes[name] = _Lane(name, held.claim, window, generation=1)
                         opened.append(lane)
-                now = time.monotonic()
+                now = self._clock()
                 for lane in self._lanes.values():
                     if lane.name in share.share:
                         lane.drain_until = None
@@ -485,9 +530,8 @@ class WorkQueue:
                 self._reason = share.reason
                 self._changed.notify_all()
         if opened:
-            self._save(
-                opened
-            )  # a queue's start is durable before its first delivery, and the group is a queue from now
+            # A queue's start is durable before its first delivery, and the group is a queue from now.
+            self._save(opened)
         for lane in opened:
             self._read(lane)
 
@@ -499,10 +543,11 @@ class WorkQueue:
             consumer.given.pop(lane, None)
         if lane.reader is not None:
             lane.reader.close()
+        self._weigh(lane)
         self._changed.notify_all()
 
     def _release_drained(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         with self._changed:
             lanes = [
                 lane
@@ -525,29 +570,34 @@ class WorkQueue:
         threading.Thread(target=self._read_on, args=(lane,), name=f"queue-{lane.name}", daemon=True).start()
 
     def _read_on(self, lane: _Lane) -> None:
+        pause = _PAUSE
         while not lane.is_gone():
             try:
-                self.read(lane, timeout=_READ_WAIT)
+                self.read(lane, timeout=_READ_WAIT if lane.error is None else _PAUSE)
+                pause = _PAUSE
+                continue
             except MillraceError as error:
-                with self._changed:
-                    lane.error = error
-                    self._changed.notify_all()
-                    if not error.retriable:
-                        _log.warning("queue %r stops at %s: %s: %s", self._group, lane.name, error.code, error)
-                        return
-                    self._changed.wait(jittered(_PAUSE))
+                found = error
+                if lane.error is None and not error.retriable:
+                    _log.warning("queue %r waits at %s: %s: %s", self._group, lane.name, error.code, error)
             except Exception as error:
-                _log.exception("queue %r stops at %s", self._group, lane.name)
-                with self._changed:
-                    lane.error = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
-                    self._changed.notify_all()
-                return
+                found = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
+                if lane.error is None:
+                    _log.exception("queue %r waits at %s", self._group, lane.name)
+            with self._changed:
+                lane.error = found
+                self._available.notify_all()
+                end = Deadline.after(jittered(pause))
+                while not lane.is_gone() and not end.expired():
+                    end.wait(self._changed)
+            # What needs somebody to act is tried again too: they may have acted.
+            pause = min(2 * pause, _LONGEST_PAUSE if found.retriable else _BROKEN_PAUSE)
 
     def read(self, lane: _Lane, *, timeout: float) -> None:
         """Read ahead on one VChannel once, as far as there is room."""
         with self._changed:
             if not self._has_room(lane, 1):
-                self._changed.wait(timeout)
+                self._changed.wait(min(timeout, _ROOM_WAIT))
             if lane.is_gone() or not self._has_room(lane, 1):
                 return
             reader = lane.reader
@@ -593,7 +643,7 @@ class WorkQueue:
         with self._changed:
             while first < count:
                 while not lane.is_gone() and not self._has_room(lane, 1):
-                    self._changed.wait(_READ_WAIT)
+                    self._changed.wait(_ROOM_WAIT)
                 if lane.is_gone():
                     return
                 stop = first + min(lane.window.room, count - first)
@@ -603,20 +653,20 @@ class WorkQueue:
                     last=piece.last if stop == count else bool(piece.ticks[stop] != piece.ticks[stop - 1]),
                     keys=None if keys is None else keys[first:stop],
                 )
-                first, lane.moved = stop, True
-                self._changed.notify_all()
+                self._available.notify(stop - first)
+                first, lane.moved, lane.error = stop, True, None
+                self._weigh(lane)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def take(self, name: str, *, client: str, last: int, most: int, lease: float, wait: float) -> TaskAnswer:
+    def take(
+        self, name: tuple[str, str], *, client: str, last: int, most: int, lease: float, wait: float
+    ) -> TaskAnswer:
         """Lease tasks to a consumer; see :meth:`WorkQueues.take`."""
         end = Deadline.after(wait)
         with self._known(name) as consumer:
             consumer.client = client
-            if consumer.answer > last:  # the answer was lost
-                for lane, names in consumer.given.items():
-                    self._release(lane, names, consumer, at=0.0, unused=True)
-            consumer.given = {}
+            self._take_back(consumer, last)
             consumer.turn += 1
             turn = consumer.turn
             parts: list[TaskPart] = []
@@ -631,12 +681,12 @@ class WorkQueue:
                 errors = [lane.error for lane in self._lanes.values() if lane.error is not None]
                 if not parts and errors and (not errors[0].retriable or end.expired()):
                     raise errors[0]
-                if parts or end.expired():
+                if parts or not most or end.expired():
                     break
                 now = self._clock()
                 following = min((lane.window.next_time(now) for lane in self._lanes.values()), default=now + 1.0)
                 self._expire(now)
-                end.wait(self._changed, maximum=max(0.005, min(1.0, following - now)))
+                end.wait(self._available, maximum=max(0.005, min(1.0, following - now)))
             if consumer.turn == turn:
                 consumer.answer = last + 1
         if must:
@@ -690,11 +740,12 @@ class WorkQueue:
                 self._metrics.queue_redeliveries_total.labels(self._group).inc(again)
         return parts, must
 
-    def settle(self, name: str, lists: Mapping[str, Sequence[_Element]], *, lease: float) -> dict[str, Any]:
+    def settle(self, name: tuple[str, str], lists: Mapping[str, Sequence[_Element]], *, lease: float) -> dict[str, Any]:
         """Acknowledge, renew and release deliveries of a consumer; see :meth:`WorkQueues.handle`."""
         lost: dict[str, list[list[int]]] = {}
         unread: dict[str, list[list[int]]] = {}
         touched: list[_Lane] = []
+        freed = False
         with self._known(name) as consumer:
             now = self._called = consumer.seen = self._clock()
             for kind, elements in lists.items():
@@ -706,10 +757,11 @@ class WorkQueue:
                         unread.setdefault(kind, []).extend([place, each] for each in range(element.count))
                         continue
                     if kind == "done":
-                        before = lane.window.counts().done, lane.window.position
                         outcomes = lane.window.acknowledge(element.names, consumer.number)
-                        if (lane.window.counts().done, lane.window.position) != before:
+                        if outcomes.changed:
                             lane.generation += 1
+                            freed = freed or bool(self._order)
+                            self._weigh(lane)
                         touched.append(lane)
                         done = element.count - len(outcomes.lost) - len(outcomes.unread)
                         consumer.acknowledged += done
@@ -717,17 +769,19 @@ class WorkQueue:
                             self._metrics.queue_acknowledged_total.labels(self._group).inc(done)
                     elif kind == "renew":
                         outcomes = lane.window.renew(element.names, consumer.number, now + lease)
-                        if lease > lane.window.lease:
-                            lane.window.lease = lease
+                        if lane.window.promise(now, lease):
                             lane.generation += 1
                             touched.append(lane)
                     else:
                         at = now + element.delay if element.delay else 0.0
                         outcomes = lane.window.release(element.names, consumer.number, at=at, unused=element.unused)
+                        freed = True
                     for found, into in ((outcomes.lost, lost), (outcomes.unread, unread)):
                         if found:
                             into.setdefault(kind, []).extend([place, each] for each in found)
             self._changed.notify_all()
+            if freed:
+                self._available.notify_all()
         if touched:
             gone = self._save(touched)
             for place, element in enumerate(lists.get("done", ())):
@@ -738,48 +792,53 @@ class WorkQueue:
         return {"lost": lost, "unread": unread}
 
     @contextmanager
-    def _known(self, name: str) -> Iterator[_Consumer]:
+    def _known(self, name: tuple[str, str]) -> Iterator[_Consumer]:
         """Enclose a call of a consumer, which is one from now on. Raises ServerFull."""
-        number = 0 if name in self._consumers else self._queues.admit()
+        number = 0 if name in self._consumers else self._queues.admit(self)
         with self._changed:
             consumer = self._consumers.get(name)
             if consumer is None:
                 number = number or next(self._queues.numbers)  # it was forgotten just now
-                consumer = self._consumers[name] = _Consumer(number, name, "", time.time(), self._clock())
+                consumer = self._consumers[name] = _Consumer(number, name[1], "", time.time(), self._clock())
             yield consumer
 
-    def leave(self, name: str) -> None:
+    def leave(self, name: tuple[str, str], *, last: int) -> None:
         """Forget a consumer; what it still has is delivered again at once."""
         with self._changed:
             consumer = self._consumers.pop(name, None)
             if consumer is not None:
                 consumer.turn += 1
+                self._take_back(consumer, last)
                 for lane in self._lanes.values():
                     lane.window.free(consumer.number, 0.0)
-                self._changed.notify_all()
+                self._available.notify_all()
 
-    def _release(self, lane: _Lane, names: TaskNames, consumer: _Consumer, *, at: float, unused: bool) -> None:
-        if not lane.gone:
-            lane.window.release(names, consumer.number, at=at, unused=unused)
-            self._changed.notify_all()
+    def _take_back(self, consumer: _Consumer, last: int) -> None:
+        """Take back the tasks of an answer after `last`, which was lost; their delivery does not count."""
+        if consumer.answer > last:
+            for lane, names in consumer.given.items():
+                if not lane.gone:
+                    lane.window.release(names, consumer.number, at=0.0, unused=True)
+            self._available.notify_all()
+        consumer.given = {}
 
     def expire(self) -> None:
         """End leases that are over, and forget consumers that are silent."""
         with self._changed:
             now = self._clock()
             self._expire(now)
-            for consumer in list(self._consumers.values()):
+            for name, consumer in list(self._consumers.items()):
                 if now - consumer.seen > SILENT_SECONDS and not any(
                     lane.window.held_by(consumer.number) for lane in self._lanes.values()
                 ):
-                    del self._consumers[consumer.name]
+                    del self._consumers[name]
 
     def _expire(self, now: float) -> None:
         ended = sum(lane.window.expire(now) for lane in self._lanes.values())
         if ended:
             if self._metrics is not None:
                 self._metrics.queue_expired_leases_total.labels(self._group).inc(ended)
-            self._changed.notify_all()
+            self._available.notify_all()
 
     # --- the durable state --------------------------------------------------------------------------------------------
 
@@ -919,16 +978,20 @@ def _all(elements: Sequence[_Element]) -> list[list[int]]:
 def _elements(request: dict[str, Any], key: str) -> list[_Element]:
     said = request.get(key) or []
     try:
-        found = []
+        found: list[_Element] = []
         for element in said:
             lane, ticks, ordinals, deliveries, *rest = element
             names = TaskNames(_column(ticks), _column(ordinals), _column(deliveries))
-            if not len(names.ticks) == len(names.ordinals) == len(names.deliveries) <= MAX_TASKS:
-                raise ValueError("columns of different lengths, or too long")
+            if not len(names.ticks) == len(names.ordinals) == len(names.deliveries):
+                raise ValueError("columns of different lengths")
+            if len(rest) not in (0, 2):
+                raise ValueError("a delay, and whether the deliveries were unused, go together")
             delay, unused = (float(rest[0]), rest[1] is True) if rest else (0.0, False)
             if not 0.0 <= delay <= LONGEST_LEASE:
                 raise ValueError(f"a delay lasts 0 to {LONGEST_LEASE:.0f} s, not {delay}")
             found.append(_Element(str(lane), names, delay, unused))
+        if sum(max(1, element.count) for element in found) > MAX_TASKS:
+            raise ValueError(f"more than {MAX_TASKS} tasks in a call")
         return found
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{key!r} needs lists of [VChannel, ticks, ordinals, deliveries]: {error}") from error
@@ -942,9 +1005,20 @@ def _column(values: object) -> npt.NDArray[np.int64]:
 
 def _lanes_of(request: dict[str, Any]) -> frozenset[str]:
     lanes = request.get("lanes")
-    if not isinstance(lanes, list) or not lanes or not all(isinstance(lane, str) and lane for lane in lanes):
-        raise InvalidArgument("a take needs 'lanes', the VChannels of a collection")
+    if (
+        not isinstance(lanes, list)
+        or not 0 < len(lanes) <= MAX_LANES
+        or not all(isinstance(lane, str) and lane for lane in lanes)
+    ):
+        raise InvalidArgument(f"a take needs 'lanes', the VChannels of a collection, at most {MAX_LANES}")
     return frozenset(lanes)
+
+
+def _start(request: dict[str, Any]) -> str | int:
+    start = request.get("start", "earliest")
+    if start in ("earliest", "latest") or (type(start) is int and 0 <= start < 1 << 63):
+        return start
+    raise InvalidArgument(f"a queue starts at 'earliest', 'latest' or after a tick, not at {str(start)[:100]!r}")
 
 
 def _text(request: dict[str, Any], key: str) -> str:

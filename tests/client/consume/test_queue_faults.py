@@ -1,0 +1,175 @@
+"""A consumer of a work queue whose server restarts, cannot wait or refuses: the server's code, without a network."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
+from millrace.client.consume.positions import FilePositions
+from millrace.client.consume.queue_consumer import QueueConsumer, Task
+from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.node.append.server import wire_tasks
+from millrace.node.append.work_queues import TaskRows, WorkQueues
+from millrace.rpc.tasks import LeasedTasks, decode_tasks
+from millrace.rpc.wire import from_json, to_json
+from tests.waiting import until
+
+LANES = ["dml_0_7v0", "dml_1_7v1"]
+
+
+class Tasks:
+    """Each VChannel has one unit of so many rows (implements TaskSource and TaskReader)."""
+
+    def __init__(self, count: int, lane: str = "", after: int = 0) -> None:
+        self.count, self.lane, self.confirmed_tick = count, lane, after
+
+    def open(self, lane: str, after_tick: int) -> Tasks:
+        return Tasks(self.count, lane, after_tick)
+
+    def start_tick(self, lane: str, start: str | int) -> int:
+        return 0
+
+    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
+        if self.confirmed_tick or not self.count:
+            time.sleep(min(timeout, 0.05))
+            return
+        self.confirmed_tick = 1
+        ids = pa.RecordBatch.from_pydict({"id": pa.array(range(self.count), pa.int64())})
+        yield TaskRows(np.ones(self.count, np.int64), ids, "id", True)
+
+    def close(self) -> None: ...
+
+
+class Direct:
+    """The server's calls, in this process (implements QueueServer); it can be killed, and started again."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+        self.calls: Counter[str] = Counter()
+        self.may_wait = True
+        self.refuses: MillraceError | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.positions = FilePositions(self.folder)
+        self.groups = ConsumerGroups(self.folder, lambda: ["dml_0", "dml_1"], positions=lambda: self.positions)
+        self.queues = WorkQueues(self.groups, Tasks(self.count), name="queue-0")
+
+    def kill(self) -> None:
+        """End it without a farewell: what is durable stays."""
+        self.positions.close()
+        for queue in self.queues._queues.values():
+            queue._stopping.set()
+            for lane in queue._lanes.values():
+                lane.gone = True
+        self.start()
+
+    def take_tasks(self, request: dict[str, Any], *, seconds: float) -> LeasedTasks:
+        self.calls["take"] += 1
+        answer = self.queues.take(request, may_wait=self.may_wait)
+        parts = [decode_tasks(batch, from_json(said)) for batch, said in wire_tasks(answer.parts)]
+        return LeasedTasks(answer.number, parts, answer.lanes, answer.reason)
+
+    def settle_tasks(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        if self.refuses is not None:
+            raise self.refuses
+        found: dict[str, Any] = from_json(to_json(self.queues.handle(request)))
+        return found
+
+
+Make = Callable[..., tuple[Direct, QueueConsumer]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    with ExitStack() as closing:
+
+        def made(count: int = 6, **options: Any) -> tuple[Direct, QueueConsumer]:
+            server = Direct(tmp_path, count)
+            queue = QueueConsumer(server, collection="jobs", lanes=LANES, group="workers", **options)
+            closing.callback(server.queues.close)
+            closing.callback(queue.close)
+            return server, queue
+
+        yield made
+
+
+def polled(queue: QueueConsumer, count: int) -> list[Task]:
+    found: list[Task] = []
+
+    def came() -> bool:
+        if (task := queue.poll(timeout=0.1)) is not None:
+            found.append(task)
+        return len(found) == count
+
+    until(came, f"{count} tasks")
+    return found
+
+
+def test_a_long_task_is_renewed_across_a_kill_of_the_server_though_its_consumer_wants_no_other(make: Make) -> None:
+    server, queue = make(count=1, prefetch=1, lease=20.0)
+    [task] = polled(queue, 1)
+    server.kill()
+
+    def renewed() -> bool:
+        try:
+            queue.renew(task)
+        except LogUnavailable:  # it is asked to dispatch the queue
+            return False
+        return True
+
+    until(renewed, "the lease begins anew", seconds=5.0)
+    assert task.lease_left > 15
+    queue.acknowledge(task)
+    queue.commit(timeout=5.0)
+
+
+def test_a_server_that_cannot_wait_is_not_asked_in_a_hot_loop(make: Make) -> None:
+    server, queue = make(count=0)
+    server.may_wait = False
+    before = server.calls["take"]
+    time.sleep(1.0)
+    assert server.calls["take"] - before < 15
+    assert queue.poll(timeout=0.0) is None
+
+
+def test_a_task_that_nobody_settles_takes_no_room_once_its_lease_is_over(make: Make) -> None:
+    _, queue = make(count=2, prefetch=2, lease=1.0)
+    forgotten = {task.id for task in polled(queue, 2)}
+    assert queue.unsettled == 2
+    later = polled(queue, 4)  # without room for them it would wait for good
+    assert {task.id for task in later} | forgotten >= {f"{lane}/1/{row}" for lane in LANES for row in (0, 1)}
+
+
+def test_what_the_server_refuses_for_good_is_raised_and_not_collected(make: Make) -> None:
+    server, queue = make(count=2)
+    [task, _] = polled(queue, 2)
+    server.refuses = PermissionDenied("the grant was taken away")
+    queue.acknowledge(task)
+    with pytest.raises(PermissionDenied):
+        queue.commit(timeout=20.0)
+    time.sleep(1.5)
+    assert len(queue._errors) <= 10
+    with pytest.raises(PermissionDenied):
+        queue.close()
+    assert queue.closed
+
+
+def test_an_answer_that_comes_while_the_consumer_closes_gives_its_tasks_back_uncounted(make: Make) -> None:
+    server, queue = make(count=3, prefetch=10)
+    polled_one = polled(queue, 1)[0]
+    queue.close()
+    other = QueueConsumer(server, collection="jobs", lanes=LANES, group="workers")
+    counts = {task.id: task.deliveries for task in polled(other, 6)}
+    other.close()
+    assert counts.pop(polled_one.id) == 2
+    assert set(counts.values()) == {1}
