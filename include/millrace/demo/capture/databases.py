@@ -32,6 +32,8 @@ ALTERED: Final = "alter table planes add column inspected date not null default 
 """What changes a table in the middle of the writing; its log has not the rows that got the value."""
 MARKED: Final = "update planes set seats = seats + 1 where tailnum = 'N10156'"
 """What a mark changes."""
+REPEATED: Final = "update planes set seats = seats where tailnum = 'N10156'"
+"""A change that leaves the row as it is."""
 _BATCH: Final = 100
 """Rows of an INSERT statement."""
 _PAUSE_SECONDS: Final = 0.02
@@ -326,10 +328,12 @@ class Postgres(SourceDatabase):
 
     def mark(self) -> str:
         with self.connected() as cursor:
-            # The transaction commits after this place, and all others did before.
+            cursor.execute(MARKED)
+            cursor.connection.commit()
+            # What commits after this place holds the change, also a heartbeat. One transaction does, and changes no value.
             cursor.execute("select txid_current(), pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
             number, place = cursor.fetchone()
-            cursor.execute(MARKED)
+            cursor.execute(REPEATED)
         return f"{number}:{place}"
 
     def connect(self) -> Any:

@@ -296,6 +296,25 @@ def test_rows_that_cannot_be_read_again_and_again_are_a_loss(tmp_path: Path, mon
         assert spool.standing().epoch == 3  # one for the loss, one for the engine
 
 
+def test_rows_that_are_ahead_of_the_log_are_read_once_the_log_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that comes later in the log has changed the table: the engine ends each time that it reads a row."""
+    offset = {"pos": 3, "incremental_snapshot_collections": '[{"id":"d.t"}]'}
+    reading = [CaptureEnded("Column 'd' not found in result set ... This might be caused by DBZ-4350")]
+    script = Script(*reading, batch(change(50), end(50)), batch(change(100), end(100)))
+    fed = Fed(tmp_path, monkeypatch, script)
+    with Spool(fed.folder, write=True) as spool:
+        state: dict[str, Any] = {"tables": ["d.t"], "unread": ["d.t"], "epoch": 1}
+        spool.append([], [Mark(0, "", 0)], partition={}, offset=offset, complete=True, **state)
+    asked: list[int] = []
+    monkeypatch.setattr(script, "signal", lambda *_: asked.append(script.acknowledged))
+    with fed.start(reading={"read.only": "true"}, log=FailingLog()):
+        until(lambda: asked, "the rows are asked for", seconds=10)
+        assert [each["offset"] for each in script.starts] == [offset, {"pos": 3}], "and it goes on without reading"
+        assert asked == [2], "after the batch that ends where the log ended"
+
+
 class FailingLog:
     """A database whose log is looked at in vain, then with success."""
 

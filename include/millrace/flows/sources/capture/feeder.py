@@ -54,6 +54,8 @@ _LOST: Final = (
     "schema isn't known",
 )
 """Words of an engine that cannot go on from its offset: what comes after it is gone, or cannot be read."""
+_AHEAD: Final = ("dbz-4350", "not found in result set", 'because "array" is null')
+"""Words of an engine that read rows of a table that a statement changes later in the log: it does not know them."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -161,6 +163,8 @@ class Feeder(Closeable):
         """Of `unread`, what this engine knows."""
         self._rereading: Rereading | None = None
         """In place of an engine that can."""
+        self._careful = False
+        """Whether rows are read only when all of the log is read that was there before: see `_AHEAD`."""
         self._failed: Counter[str] = Counter()
         """How often the rows of a table could not be read, since they were."""
         self._definitions: dict[str, Any] = {}
@@ -255,6 +259,7 @@ class Feeder(Closeable):
                     isinstance(error, CaptureEnded) and any(words in said.lower() for words in _LOST)
                 )
                 anew = lost and self._again
+                self._careful |= any(words in said.lower() for words in _AHEAD)
                 with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
                     if anew:
                         self._spool.begin_epoch()
@@ -304,8 +309,11 @@ class Feeder(Closeable):
         self._asked = [each for each in self._unread if f'"{each}"' in begun]
         reads = bool(self._unread and self._reading)
         offset = now.offset
-        if offset is not None and not reads:  # a table that it was reading is none of the flow's any more
+        ahead = self._log if self._careful and reads else None
+        target = None if ahead is None else ahead.end()
+        if offset is not None and (not reads or ahead):  # or a table that it was reading is none of the flow's any more
             offset = {name: value for name, value in offset.items() if not name.startswith(_READING)}
+            self._asked = []
         stored = self._spool.history()
         if offset is not None and len(kept := current_records(stored, offset)) < len(stored):
             self._spool.replace_history(kept)
@@ -353,7 +361,12 @@ class Feeder(Closeable):
                         elif self._unread and complete:
                             if not reads:
                                 return  # it starts again as one that reads
-                            self._ask(engine)
+                            if ahead is not None and ahead.behind(self._spool.standing().offset, target) <= 0:
+                                ahead = None
+                            if ahead is None:
+                                self._ask(engine)
+                        else:
+                            self._careful = False
         finally:
             with self._guard:
                 self._engine = None
@@ -480,6 +493,7 @@ class Feeder(Closeable):
             table, status = facts.get("scanned_collection", ""), facts.get("status", "")
             if status not in ("SUCCEEDED", "EMPTY"):
                 self._failed[table] += 1
+                self._careful = True
                 words = f"the rows of {table} could not be read beside its changes: {status}; its log says why"
                 # A key with a zero date, for instance, can never be compared with the key of the next part.
                 raise (CaptureLost if self._failed[table] >= _READ_TRIES else CaptureEnded)(words)
