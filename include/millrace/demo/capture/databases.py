@@ -330,7 +330,7 @@ class Postgres(SourceDatabase):
         with self.connected() as cursor:
             cursor.execute(MARKED)
             cursor.connection.commit()
-            # What commits after this place holds the change, also a heartbeat. One transaction does, and changes no value.
+            # What commits after this place holds the change, also a heartbeat; one follows that changes no value.
             cursor.execute("select txid_current(), pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
             number, place = cursor.fetchone()
             cursor.execute(REPEATED)

@@ -314,6 +314,7 @@ class Feeder(Closeable):
         if offset is not None and (not reads or ahead):  # or a table that it was reading is none of the flow's any more
             offset = {name: value for name, value in offset.items() if not name.startswith(_READING)}
             self._asked = []
+            self._unread = list(dict.fromkeys(self._unread))  # read once, after all that was there before
         stored = self._spool.history()
         if offset is not None and len(kept := current_records(stored, offset)) < len(stored):
             self._spool.replace_history(kept)
