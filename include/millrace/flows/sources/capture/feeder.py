@@ -56,6 +56,8 @@ _LOST: Final = (
 """Words of an engine that cannot go on from its offset: what comes after it is gone, or cannot be read."""
 _AHEAD: Final = ("dbz-4350", "not found in result set", 'because "array" is null')
 """Words of an engine that read rows of a table that a statement changes later in the log: it does not know them."""
+_AHEAD_SECONDS: Final = 20.0
+"""For which an engine reads the log first. An idle log may end inside of a transaction, as its engine sees it."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -305,12 +307,12 @@ class Feeder(Closeable):
         self._unread, self._definitions = list(now.unread), self._spool.fact("definitions") or {}
         self._transaction = str((now.offset or {}).get("transaction_id") or "")
         # The engine's offset has the tables that it was about to read.
-        begun = str((now.offset or {}).get("incremental_snapshot_collections", ""))
-        self._asked = [each for each in self._unread if f'"{each}"' in begun]
+        about = str((now.offset or {}).get("incremental_snapshot_collections", ""))
+        self._asked = [each for each in self._unread if f'"{each}"' in about]
         reads = bool(self._unread and self._reading)
         offset = now.offset
         ahead = self._log if self._careful and reads else None
-        target = None if ahead is None else ahead.end()
+        target, begun = None if ahead is None else ahead.end(), time.monotonic()
         if offset is not None and (not reads or ahead):  # or a table that it was reading is none of the flow's any more
             offset = {name: value for name, value in offset.items() if not name.startswith(_READING)}
             self._asked = []
@@ -362,7 +364,10 @@ class Feeder(Closeable):
                         elif self._unread and complete:
                             if not reads:
                                 return  # it starts again as one that reads
-                            if ahead is not None and ahead.behind(self._spool.standing().offset, target) <= 0:
+                            if ahead is not None and (
+                                time.monotonic() - begun > _AHEAD_SECONDS
+                                or ahead.behind(self._spool.standing().offset, target) <= 0
+                            ):
                                 ahead = None
                             if ahead is None:
                                 self._ask(engine)
