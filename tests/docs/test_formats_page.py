@@ -21,6 +21,7 @@ from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.flows.spark_host import incarnations
 from millrace.operations.backfill import staging_folder
 from millrace.operations.restore import records
+from millrace.storage.local import LocalStore
 from tests.docs.code_facts import PACKAGE
 from tests.docs.pages import table
 
@@ -88,7 +89,7 @@ def restore_under_way(folder: Path) -> Any:
 @newer
 def staged_import(folder: Path) -> Any:
     _json(folder / staging_folder.MANIFEST, version=staging_folder.VERSION + 1)
-    return staging_folder.StagingManifest.read(folder)
+    return staging_folder.StagingManifest.read(LocalStore(folder))
 
 
 @newer

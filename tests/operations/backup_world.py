@@ -18,6 +18,7 @@ from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.coord.coordinator import Coordinator
+from millrace.coord.shared_catalog import SharedCatalog
 from millrace.coord.switch_log import LogSwitch
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
@@ -80,11 +81,11 @@ class Model:
 class World:
     """One data folder. Close it; another one may then open the same folder, with the model."""
 
-    def __init__(self, settings: Settings, model: Model | None = None) -> None:
+    def __init__(self, settings: Settings, model: Model | None = None, *, shared: SharedCatalog | None = None) -> None:
         self.settings = settings
-        self.log = open_deployment_log(settings.log_path, settings=LOG)
-        self.host = AppendHost(self.log, committed_state_loader(Path(settings.wal_uri), self.log))
-        self.coordinator = Coordinator(settings, log=self.log, append=self)
+        self.log = open_deployment_log(settings.log_path, settings.log, settings=LOG)
+        self.host = AppendHost(self.log, committed_state_loader(settings.wal_uri, self.log))
+        self.coordinator = Coordinator(settings, log=self.log, append=self, shared=shared)
         self.model = model or Model()
         self.epoch = 1
         if model is None:
@@ -215,8 +216,8 @@ class World:
         values = [pa.array(keys, pa.int64()), pa.array([text(key) for key in keys])]
         values += [pa.nulls(2, each.type) for each in list(collection.schema.arrow())[2:]]
         batch = pa.record_batch(values, schema=collection.schema.arrow())
-        file = stage(self.settings.staged_path, f"load-{keys[0]}/0.parquet", batch)
-        sync_staged_files(self.settings.staged_path, [file])
+        file = stage(self.settings.staged_uri, f"load-{keys[0]}/0.parquet", batch)
+        sync_staged_files(self.settings.staged_uri, [file])
         message = builders.import_files(
             f"load-{keys[0]}",
             [file],

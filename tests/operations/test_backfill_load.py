@@ -164,7 +164,7 @@ def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet")
-    state = staged_folder(client.settings, report.import_id) / module.STATE_FILE
+    state = client.settings.staged_path / report.import_id / module.STATE_FILE
     noted = json.loads(state.read_text())
     state.write_text(json.dumps({**noted, "ticks": {}}))  # as if killed before it noted its end
     forget(client, things, key=1000)

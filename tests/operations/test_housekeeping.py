@@ -62,7 +62,7 @@ def ended_run(settings: Settings, run_id: str, *, days: float) -> RunFolder:
 
 def test_every_area_has_a_setting_and_a_trim() -> None:
     assert set(AREAS) == set(RETENTION) == set(ALL_AREAS)
-    kept = Settings(airflow_retention_days=1, run_retention_days=2, quality_retention_days=3)
+    kept = Settings(airflow_retention_days=1, run_retention_days=2, quality_retention_days=3, tables="s3://box/t")
     assert {each(kept) for each in RETENTION.values()} == {1, 2, 3}
 
 

@@ -95,6 +95,9 @@ class FaultyStore:
     def list(self, folder: str, *, age: float = 0.0) -> list[str]:
         return self.inner.list(folder, age=age)
 
+    def replace(self, name: str, data: bytes) -> None:
+        self.inner.replace(name, data)
+
     def delete(self, names: Iterable[str]) -> None:
         self.inner.delete(names)
 

@@ -96,6 +96,9 @@ class ShelfStore:
         path.write_bytes(data)
         return True
 
+    def replace(self, name: str, data: bytes) -> None:
+        LocalStore(self._folder).replace(name, data)
+
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             (self._folder / name).unlink(missing_ok=True)

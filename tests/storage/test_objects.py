@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import boto3
 import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from millrace.storage.delta_log import LOG_FOLDER, trim_log
 from millrace.storage.file_sink import FileSink
 from millrace.storage.local import LocalStore
 from millrace.storage.object_files import TAIL_BYTES
-from millrace.storage.objects import ObjectStore
+from millrace.storage.objects import ObjectStore, remove_old_uploads
 from millrace.storage.spark import require_spark_writer
 from millrace.storage.store import TableStore, store_at
 from millrace.storage.table import create_table, table_at
@@ -280,3 +281,26 @@ def test_a_deployment_has_its_tables_on_s3(box: str, tmp_path: Path, monkeypatch
         assert found["name"].to_pylist()[-1] == "new"
     assert not list(tmp_path.rglob("*.parquet"))
     assert {"wal", "segments", "checkpoints"} <= set(store_at(box).folders())
+
+
+def test_parts_of_killed_uploads_are_removed_once_they_are_old(faulty: str, faults: Faults) -> None:
+    def begin(name: str) -> None:
+        """Begin an upload as a process does that is killed within it."""
+        client = boto3.client("s3", endpoint_url=f"http://{faults.at}", region_name="us-east-1")
+        bucket, _, prefix = faulty.removeprefix("s3://").partition("/")
+        upload = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}{name}")["UploadId"]
+        client.upload_part(Bucket=bucket, Key=f"{prefix}{name}", UploadId=upload, PartNumber=1, Body=b"1")
+
+    begin("/wal/a")
+    begin("/wal/b")
+    begin("2/wal/of-another-prefix")
+    soon = time.time() + 60
+    assert remove_old_uploads(faulty, before=1e9) == 0, "moto says of each that it began in 2010"
+    assert remove_old_uploads(faulty, before=soon, dry_run=True) == 2
+    assert remove_old_uploads(faulty, before=soon) == 2
+    assert remove_old_uploads(faulty, before=soon) == 0
+    assert remove_old_uploads(f"{faulty}2", before=soon) == 1
+    assert remove_old_uploads("gs://elsewhere/t", before=soon) == 0
+    faults.break_request = lambda method, path: "503"
+    with pytest.raises(OSError, match="uploads below"):
+        remove_old_uploads(faulty, before=soon)

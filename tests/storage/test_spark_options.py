@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
 from unittest.mock import MagicMock, patch
 
 import pytest
 
 from millrace.storage.local import LocalStore
-from millrace.storage.spark import spark_frame, spark_save, spark_zorder
+from millrace.storage.spark import spark_frame, spark_zorder
 
 OPTIONS = {"fs.s3a.endpoint": "https://box.example", "fs.s3a.access.key": "k"}
 
@@ -25,15 +24,12 @@ def store(tmp_path: Path) -> Elsewhere:
     return Elsewhere(tmp_path)
 
 
-def test_a_read_and_a_write_take_the_stores_options(store: Elsewhere) -> None:
-    spark, writer = MagicMock(), MagicMock()
+def test_a_read_takes_the_stores_options(store: Elsewhere) -> None:
+    spark = MagicMock()
     spark_frame(spark, store, 3)
     reader = spark.read.format
     reader.assert_called_once_with("delta")
     reader.return_value.options.assert_called_once_with(**OPTIONS)
-    spark_save(cast(Any, writer), store)
-    writer.format.return_value.options.assert_called_once_with(**OPTIONS)
-    writer.format.return_value.options.return_value.save.assert_called_once_with(store.spark_uri)
 
 
 def test_an_optimize_takes_the_stores_options(store: Elsewhere) -> None:

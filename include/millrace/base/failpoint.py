@@ -22,6 +22,8 @@ Names, and the state at each:
 - ``backup.*`` (millrace.operations.backup): after the steps ``pinned``, ``log``, ``copied``, ``written``; ``dropped``:
   an old backup is removed.
 - ``restore_backup.copied``: all files are copied; none has its final name.
+- ``restore_backup.complete``: the place of the tables is marked as complete; the data folder has not its final name.
+- ``staging.uploaded``: the files of an import are in the store; its manifest is not.
 - ``clock.kept``: the stamp clock's belief is saved; the append that read it is not.
 - ``spool.sent``, ``spool.settled``: around the record that a spooled entry was sent.
 - ``produce.sent``, ``produce.kept``: around the record that a batch of a load was sent.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,17 +19,23 @@ from millrace.commands.parts.command_line import (
     print_rows,
 )
 
+if TYPE_CHECKING:
+    from millrace.operations.backup.bucket import BackupPlace
+
 app = command_group("backup", OPERATE_PANEL, "Back up the whole deployment while it runs, and restore it.")
 
 BackupsOption = Annotated[
-    Path | None,
-    typer.Option("--in", metavar="FOLDER", help="The folder of backups. Without it: the setting backup_dir."),
+    str | None,
+    typer.Option("--in", metavar="FOLDER", help="The folder or URI of backups. Without it: the setting backup_dir."),
 ]
 BackupArgument = Annotated[
-    Path | None,
+    str | None,
     typer.Argument(
         metavar="[BACKUP]",
-        help="A backup's folder, or a folder of backups: the newest one in it. Without it: the newest in backup_dir.",
+        help=(
+            "A backup's folder or URI, or a folder of backups: the newest one in it. Without it: the newest in"
+            " backup_dir."
+        ),
         show_default=False,
     ),
 ]
@@ -39,7 +45,8 @@ BackupArgument = Annotated[
 def make(
     context: JsonContext,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FOLDER", help="The folder of backups. Without it: backup_dir.")
+        str | None,
+        typer.Option("--to", metavar="FOLDER", help="The folder or URI (s3://…) of backups. Without it: backup_dir."),
     ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Backups of this deployment to keep, including this one.")] = 7,
     verify: Annotated[bool, typer.Option("--verify", help="Read the backup again and compare digests.")] = False,
@@ -53,7 +60,7 @@ def make(
     from millrace.operations.backup.run import run
     from millrace.runtime.progress import Progress
 
-    folder = "" if to is None else str(to.expanduser().absolute())
+    folder = "" if to is None else str(_named(to))
     params = BackupParams.parse({"to": folder, "keep": keep, "verify": verify, "dry_run": dry_run})
     print_facts(run(context.settings, params, Progress()).to_json(), as_json=context.as_json)
 
@@ -67,7 +74,7 @@ def list_(context: JsonContext, folder: BackupsOption = None) -> None:
     from millrace.operations.backup.manifest import list_backups
 
     place = _place(folder, context)
-    if place.exists() and not place.is_dir():
+    if isinstance(place, Path) and place.exists() and not place.is_dir():
         raise BackupNotFound(f"{place} is not a folder: name the one that backups go to")
     rows = [
         {
@@ -108,6 +115,9 @@ def verify(context: JsonContext, backup: BackupArgument = None) -> None:
 def restore(context: JsonContext, backup: BackupArgument = None) -> None:
     """Restore a backup into an empty data folder. `make up` then continues the deployment.
 
+    The tables go where the setting `tables` says (MILLRACE_TABLES): into the data folder, or to a prefix of an object
+    store that is empty.
+
     Example: `millrace backup restore /mnt/backups/millrace --data /srv/millrace`
     """
     from millrace.operations.backup.restore import restore_backup as bring_back
@@ -115,10 +125,14 @@ def restore(context: JsonContext, backup: BackupArgument = None) -> None:
     print_facts(bring_back(context.settings, _place(backup, context)).to_json(), as_json=context.as_json)
 
 
-def _place(given: Path | None, context: CommandContext) -> Path:
-    if given is not None:
-        return given.expanduser().absolute()
-    named = context.settings.backup_dir
+def _place(given: str | None, context: CommandContext) -> BackupPlace:
+    named = context.settings.backup_dir if given is None else given
     if not named:
         raise InvalidArgument("name the folder of backups, or set backup_dir")
-    return Path(named)
+    return _named(named)
+
+
+def _named(text: str) -> BackupPlace:
+    from millrace.operations.backup.bucket import backup_place
+
+    return backup_place(text) if "://" in text else Path(text).expanduser().absolute()

@@ -348,8 +348,6 @@ class MessageRow(BaseView):
     last_confirmed: str
     reason: str | None = None
     detail: str | None = None
-    principal: str | None = None
-    """Who appended it: the name of a token, or ``machine``; ``asserted:NAME`` if nobody checked it."""
 
 
 class MessageView(MessageRow):
@@ -371,12 +369,6 @@ class Search(BaseView):
     """Pass it as `before` to get the next page. None at the end."""
     complete: bool
     """False if the search reached its row limit before the page was full. Continue with `next`."""
-
-
-class MessageSearch(Search):
-    """Accepted messages, newest first."""
-
-    items: list[MessageRow]
 
 
 class RejectionSearch(Search):

@@ -9,6 +9,7 @@ may name any path.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -33,7 +34,24 @@ def load_roots(settings: Settings) -> list[Path]:
 
 def backup_roots(settings: Settings) -> list[Path]:
     """Return the folders that a launched backup may write to: backup_dir, then backup_roots."""
-    return [*([Path(settings.backup_dir)] if settings.backup_dir else []), *_named(settings.backup_roots)]
+    return _named(os.pathsep.join([settings.backup_dir, settings.backup_roots]))
+
+
+def backup_root_names(settings: Settings) -> list[str]:
+    """Return the same as they are written, with the prefixes of object stores."""
+    return [*([settings.backup_dir] if settings.backup_dir else []), *_split(settings.backup_roots)]
+
+
+def check_uri_within(uri: str, roots: Sequence[str], *, setting: str) -> None:
+    """Check that the prefix `uri` of an object store is one of `roots` or lies below one. Raises InvalidArgument."""
+    inside = any(f"{uri}/".startswith(f"{root.rstrip('/')}/") for root in roots)
+    if inside and ".." not in uri.split("/"):
+        return
+    known = ", ".join(roots) or "none yet"
+    raise InvalidArgument(
+        f"{uri} lies outside the allowed folders ({known}). Use one of them, or ask the operator of this deployment to"
+        f" add a folder to the setting {setting}"
+    )
 
 
 def check_within(path: str, roots: Sequence[Path], *, setting: str, asked: str = "") -> None:
@@ -63,4 +81,9 @@ def containing_root(path: Path, roots: Sequence[Path]) -> Path | None:
 
 
 def _named(text: str) -> list[Path]:
-    return [Path(each) for each in text.split(os.pathsep) if each]
+    return [Path(each) for each in _split(text) if "://" not in each]
+
+
+def _split(text: str) -> list[str]:
+    """Split at the separator of paths, but not within the ``://`` of a URI."""
+    return [each for each in re.split(rf"{re.escape(os.pathsep)}(?!//)", text) if each]

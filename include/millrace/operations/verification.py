@@ -39,7 +39,7 @@ from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.tables.wal.trims import trimmed_totals
 from millrace.wal.digest import WalDigest, digest_rows
-from millrace.wal.schema import complete_rows
+from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
@@ -261,9 +261,7 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
                 for row in inserts.group_by("collection_id").aggregate([("rows", "sum")]).to_pylist():
                     report(row["collection_id"]).inserted += row["rows_sum"]
                 for stretch in catalog.apply(buffer.push(messages)):
-                    for part in collection_rows(
-                        stretch, catalog, imports=StagedFiles(settings.staged_path), deletes=False
-                    ):
+                    for part in collection_rows(stretch, catalog, imports=StagedFiles.of(settings), deletes=False):
                         found = report(part.collection_id)
                         found.visible_inserted += part.rows.num_rows
                         rows = align_to_schema(part.rows, columns[part.collection_id])
@@ -333,7 +331,7 @@ def _hidden(
         base.pchannel, start=base.confirmed, types=(*CATALOG_TYPES, *TXN_TYPES, "DELETE", "UPSERT")
     ):
         for stretch in catalog.apply(buffer.push(messages)):
-            for part in collection_rows(stretch, catalog, imports=StagedFiles(settings.staged_path), deletes=True):
+            for part in collection_rows(stretch, catalog, imports=StagedFiles.of(settings), deletes=True):
                 early = part.rows.filter(pc.less_equal(part.rows["_time_tick"], bases.get(part.collection_id, 0)))
                 parts.setdefault(part.collection_id, []).append(early)
     found = {}
@@ -458,4 +456,4 @@ def _rejection_files(wal: TableHandle, pchannel: str) -> list[str]:
 
 
 def _rejections(wal: TableHandle, name: str) -> pa.Table:
-    return complete_rows(wal.read(name))
+    return wal.read(name).select(ROW_SCHEMA.names)

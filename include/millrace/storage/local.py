@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from millrace.base.files import make_folder, sync, sync_data
+from millrace.base.files import make_folder, replace_file, sync, sync_data
 from millrace.storage.store import TableStore
 
 if TYPE_CHECKING:  # names of tables are looked for by DAG files too, which load neither
@@ -169,6 +169,9 @@ class LocalStore:
         except FileExistsError:
             pass
         return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        replace_file(self.folder / name, data, synced=True)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -5,9 +5,10 @@ it gets a folder with just the entries that it needs, and asks the store for not
 processes of this user share (:class:`ObjectCache`); what it lacks is one request each. Opening a table is one listing,
 looking for news is one request, and a commit is the conditional put of the entry that delta-rs wrote into the folder.
 
-News of commits travel by a file that each process of this machine replaces after a commit (:func:`announce`). A poller
-(:meth:`LogMirror.has_news`) asks the store only if that file changed, or after a pause that grows with the time since
-the last news, up to IDLE_SECONDS: so it finds commits of other machines, which announce nothing here.
+News of commits travel by a file that each process of this machine replaces after a commit (:func:`announce`), and to
+other machines of a cluster by the meta store (millrace.coord.table_news). A poller (:meth:`LogMirror.has_news`) asks
+the store only if such a file changed, or after a pause that grows with the time since the last news, up to
+IDLE_SECONDS: so it finds commits of machines that are not heard.
 
 A log on an object store keeps each entry for the store's ``log_seconds``. So a version that was the newest a moment ago
 is still in the log, and its successor, if there is one, too: that is checked by a request only after SEEN_SECONDS.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import math
 import os
 import shutil
@@ -58,6 +60,16 @@ IDLE_SECONDS: Final = 60.0
 QUIET_SHARE: Final = 0.1
 """A poller's pause as a share of the time since the last news."""
 
+NEWS_FILES: Final = 10_000
+"""Bound of the files of news of each kind, one for each table. It is checked every CHECK_EVERY news of a process."""
+
+_NEWS: Final = "news"
+_REMOTE_NEWS: Final = "news-of-others"
+_ALL_NEWS: Final = "news-of-all"
+_TOKEN_BYTES: Final = 16
+_TICK_NS: Final = 100_000_000
+_news_guard = threading.Lock()
+_tellings = itertools.count()
 _FEW: Final = 16
 """Commits that are fetched one by one; for more, the log is listed."""
 _LOOKS: Final = 3
@@ -258,25 +270,91 @@ def _has_gaps(found: Sequence[ListedObject]) -> bool:
 
 
 def announce(uri: str) -> None:
-    """Tell the processes of this machine that the table at `uri` may have a new version."""
-    path = _news_file(uri)
-    draft = path.with_name(f".{uuid.uuid4().hex}")
-    with suppress(OSError):  # pollers then find it by looking
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.write_bytes(uuid.uuid4().bytes)
-        draft.replace(path)
+    """Tell the processes of this machine, and by millrace.coord.table_news others, of a new version of the table."""
+    _tell(cache_folder() / _NEWS, uri)
+
+
+def remote_news(uri: str, folder: Path | None = None) -> None:
+    """Tell the processes of this machine that another one announced a version of the table at `uri`.
+
+    `folder`: the machine's cache, if not this user's.
+    """
+    _tell((folder or cache_folder()) / _REMOTE_NEWS, uri)
 
 
 def announced(uri: str) -> bytes:
-    """Return a text that differs after each :func:`announce`."""
+    """Return a text that differs after each :func:`announce`, here or on another machine that is heard."""
+    folder, name = cache_folder(), _key(uri)
+    return b"".join(_text(folder / each / name)[:_TOKEN_BYTES] for each in (_NEWS, _REMOTE_NEWS)) + _text(
+        folder / _ALL_NEWS
+    )
+
+
+def _tell(folder: Path, uri: str) -> None:
+    draft = folder / f".{uuid.uuid4().hex}"
+    with suppress(OSError):  # pollers then find it by looking
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_bytes(uuid.uuid4().bytes + uri.encode())
+        draft.replace(folder / _key(uri))
+    with _news_guard:
+        due = next(_tellings) % CHECK_EVERY == 0
+    if due:
+        _bound(folder)
+
+
+def _bound(folder: Path) -> None:
+    """Remove the oldest news. A poller of such a table then looks once for nothing."""
+    found: list[tuple[float, str]] = []
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            with suppress(OSError):
+                if entry.is_file() and not entry.name.endswith(".lock"):
+                    found.append((entry.stat().st_mtime, entry.path))
+    if len(found) > NEWS_FILES:
+        for _, path in sorted(found)[: len(found) - NEWS_FILES * 3 // 4]:
+            with suppress(OSError):
+                Path(path).unlink()
+
+
+def _text(path: Path) -> bytes:
     try:
-        return _news_file(uri).read_bytes()
+        return path.read_bytes()
     except OSError:
         return b""
 
 
-def _news_file(uri: str) -> Path:
-    return cache_folder() / "news" / _key(uri)
+class LocalNews:
+    """What the processes of this machine announced. Not thread-safe."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        """`cache`: the folder of the cache, if not this user's."""
+        self._cache = cache or cache_folder()
+        self.folder = self._cache / _NEWS
+        self._marks: dict[str, int] = {}
+        self._looked = -1
+
+    def changed(self) -> list[str]:
+        """Return the URIs of the tables that were announced since the last call. Without news, costs one stat."""
+        try:
+            mark = self.folder.stat().st_mtime_ns
+            # A file that is named in the same tick of the clock leaves the folder's time as it is.
+            if mark == self._looked and time.time_ns() - mark > _TICK_NS:
+                return []
+            entries = [(entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(self.folder) if entry.is_file()]
+        except OSError:
+            return []  # a file was replaced meanwhile: the next call sees it
+        self._looked = mark
+        named = {name: at for name, at in entries if not name.startswith(".")}
+        texts = {name: _text(self.folder / name) for name, at in named.items() if self._marks.get(name) != at}
+        self._marks = named
+        return [text[_TOKEN_BYTES:].decode() for text in texts.values() if len(text) > _TOKEN_BYTES]
+
+    def announce_all(self) -> None:
+        """Tell the processes of this machine that every table may have a new version."""
+        draft = self._cache / f".{uuid.uuid4().hex}"
+        with suppress(OSError):
+            draft.write_bytes(uuid.uuid4().bytes)
+            draft.replace(self._cache / _ALL_NEWS)
 
 
 def _key(uri: str) -> str:

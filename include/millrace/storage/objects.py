@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -154,6 +154,10 @@ class ObjectStore:
         if how == "move":
             other.delete([name])
         return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        with os_errors(name):
+            _obstore().put(self._objects, name, data, use_multipart=False)
 
     def delete(self, names: Iterable[str]) -> None:
         for some in _portions(names, 1000):
@@ -301,6 +305,40 @@ def _portions(names: Iterable[str], size: int) -> Iterator[list[str]]:
     found = list(names)
     for first in range(0, len(found), size):
         yield found[first : first + size]
+
+
+def remove_old_uploads(uri: str, *, before: float, dry_run: bool = False) -> int:
+    """Abort uploads in parts below `uri` that began before `before` (Unix seconds). Returns their number.
+
+    A process that is killed within an upload leaves its parts, which no listing shows. Only S3 needs this: the other
+    stores forget parts by themselves. Raises OSError.
+    """
+    if not uri.startswith("s3://"):
+        return 0
+    bucket, _, prefix = uri.removeprefix("s3://").rstrip("/").partition("/")
+    import_optional("boto3")
+    import boto3  # type: ignore[import-untyped]
+    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    try:
+        client = boto3.client("s3", endpoint_url=endpoint, region_name=region)
+        pages = client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""
+        )
+        old = [
+            (each["Key"], each["UploadId"])
+            for page in pages
+            for each in page.get("Uploads", [])
+            if each["Initiated"].timestamp() < before
+        ]
+        for key, upload in [] if dry_run else old:
+            with suppress(client.exceptions.NoSuchUpload):  # it ended meanwhile
+                client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload)
+    except (BotoCoreError, ClientError) as error:
+        raise OSError(f"uploads below {uri}: {' '.join(str(error).split())[:500]}") from None
+    return len(old)
 
 
 def s3a_options() -> dict[str, str]:

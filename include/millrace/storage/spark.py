@@ -10,7 +10,7 @@ from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.storage.store import OBJECT_STORES, TableStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _TABLE_NAME: Final = re.compile(r"\w+", re.ASCII)
@@ -35,9 +35,14 @@ def spark_zorder(spark: SparkSession, store: TableStore, columns: Sequence[str])
     DeltaTable.forPath(spark, store.spark_uri, dict(store.spark_options)).optimize().executeZOrderBy(*quoted)
 
 
+def spark_writes(store: TableStore) -> bool:
+    """Return whether Spark may write there: on an object store its commits could overwrite another writer's."""
+    return store.uri.partition("://")[0] not in OBJECT_STORES
+
+
 def require_spark_writer(store: TableStore) -> None:
-    """Raise InvalidSettings if Spark's commits could overwrite another writer's there."""
-    if store.uri.partition("://")[0] in OBJECT_STORES:
+    """Raise InvalidSettings unless Spark may write there."""
+    if not spark_writes(store):
         raise InvalidSettings(
             f"Spark does not write {store.uri}: its Delta commits to an object store without a condition, so that of"
             " two drivers both would win. Only Millrace's own committer writes tables there; Spark reads them"
@@ -75,9 +80,3 @@ def _text(value: str) -> str:
     """Return a string literal of Spark's SQL."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def spark_save(writer: DataFrameWriter, store: TableStore) -> None:
-    """Save the output of a configured writer to a table. Raises InvalidSettings on an object store."""
-    require_spark_writer(store)
-    writer.format("delta").options(**store.spark_options).save(store.spark_uri)

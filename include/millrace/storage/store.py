@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, Protocol, cast
 
 from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import InvalidSettings, StoreCannotPublish
@@ -119,6 +119,10 @@ class TableStore(Protocol):
         """Return the names of the folders directly below the URI: for a root of tables, the tables."""
         ...
 
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace the small file `name` with `data`, whole and durably, or create it."""
+        ...
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete files. Missing files are ignored."""
         ...
@@ -170,6 +174,8 @@ def commit_tries(store: TableStore) -> int:
     return _TRIES if store.log_seconds == math.inf else _REMOTE_TRIES
 
 
+_BLOCK_BYTES: Final = 4 << 20
+
 OBJECT_STORES: Final = ("s3", "gs", "az")
 """Schemes of millrace.storage.objects."""
 ENTRY_POINT_GROUP: Final = "millrace.table_stores"
@@ -210,6 +216,26 @@ def _kind(scheme: str) -> StoreKind:
             f"no store is registered for tables at {scheme}://; registered are {known}, and plain paths"
         )
     return kinds[scheme]
+
+
+def put_stream(store: TableStore, name: str, source: BinaryIO) -> int:
+    """Create the file `name` with what `source` yields, durably. Returns its size in bytes."""
+    sink = store.put(name)
+    try:
+        while block := source.read(_BLOCK_BYTES):
+            sink.write(block)
+        return sink.sync()
+    finally:
+        sink.close()
+
+
+def list_below(store: TableStore, folder: str = "") -> dict[str, int]:
+    """Return the names of all files below `folder` with their sizes in bytes, in the order of names."""
+    import pyarrow.fs as fs
+
+    selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
+    found = (each for each in store.filesystem.get_file_info(selector) if each.type == fs.FileType.File)
+    return dict(sorted((str(each.path), int(each.size)) for each in found))
 
 
 def table_name(root: str, uri: str) -> str:

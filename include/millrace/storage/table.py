@@ -40,7 +40,7 @@ from millrace.storage.delta_log import (
     trim_log,
 )
 from millrace.storage.local import LocalStore
-from millrace.storage.log_mirror import LogMirror, announced, is_mirrored, mirror_of
+from millrace.storage.log_mirror import LogMirror, announce, announced, is_mirrored, mirror_of
 from millrace.storage.parquet_file import (
     RowGroupFilter,
     dataset,
@@ -57,6 +57,8 @@ from millrace.storage.torn_log import quarantine_torn_files
 NO_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """:func:`maintain_log` writes checkpoints and cleans up by its own rules."""
 
+_SPILL_BYTES: Final = 1 << 30
+"""Memory of a Z-order, beyond which it spills to disk."""
 _APP_COMMITS: Final = 16
 """Commits from which a handle reads app versions one by one, before it asks delta-rs for each again."""
 
@@ -360,8 +362,25 @@ class TableHandle:
                 full=full,
                 post_commithook_properties=NO_COMMIT_HOOKS,
             )
+            self._announce()
             self.refresh()
             return found
+
+    def zorder(self, columns: Sequence[str]) -> None:
+        """Order the whole table by columns. Raises TableUnavailable if another writer interfered."""
+        with _answering(self.uri), self.store.lease():
+            self.refresh()
+            delta = self._own_delta()
+            delta.optimize.z_order(
+                list(columns), max_spill_size=_SPILL_BYTES, post_commithook_properties=NO_COMMIT_HOOKS
+            )
+            self._announce()
+            self.refresh()
+
+    def _announce(self) -> None:
+        """Tell the processes of this machine of a commit that delta-rs made by itself."""
+        if self._mirror is not None:
+            announce(self.uri)
 
     def compact(self, partitions: list[tuple[str, str, Any]]) -> None:
         """Compact small files. Raises TableUnavailable if another writer interfered."""
@@ -369,6 +388,7 @@ class TableHandle:
             self.refresh()
             delta = self._own_delta()
             delta.optimize.compact(partition_filters=partitions, post_commithook_properties=NO_COMMIT_HOOKS)
+            self._announce()
             self.refresh()
 
     def _own_delta(self) -> DeltaTable:

@@ -57,6 +57,7 @@ TEST_PREFIX: Final = "MILLRACE_TEST_"
 
 _TABLES: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://).*[^/]")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
+_PLACES: Final = re.compile(r"|(/|[a-z0-9]+://)[^:]*(:(/|[a-z0-9]+://)[^:]*)*")
 _FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
 _META_STORE: Final = re.compile(
@@ -106,15 +107,6 @@ class Settings:
     log_tls_name: str = setting("localhost", "A name in that certificate, which clients on this host verify.")
     log_connections: int = setting(512, "Maximum connections of the log's server.", low=8, high=65536)
     log_streams: int = setting(256, "Maximum concurrent append streams of the log's server.", low=4, high=65536)
-    access_log_sample: float = setting(
-        0.01, "Share of reads and appends that have a line in the access log (docs/access.md).", low=0, high=1
-    )
-    access_log_bytes: int = setting(
-        16 << 20, "Size of one file of the access log.", low=4 << 10, high=4 << 30, is_bytes=True
-    )
-    access_log_files: int = setting(
-        8, "Files of the access log that are kept, the current one included.", low=1, high=1000
-    )
     log_file_bytes: int = setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
@@ -330,13 +322,13 @@ class Settings:
         allowed="absolute paths, separated by colons",
     )
 
-    backup_dir: str = setting("", "Folder for backups; if set, the DAG backup creates one a day.")
+    backup_dir: str = setting("", "Folder or URI (s3://…) for backups; if set, the DAG backup creates one a day.")
 
     backup_roots: str = setting(
         "",
-        "Further folders, separated by colons, that backups started through Airflow may use.",
-        pattern=_FOLDERS,
-        allowed="absolute paths, separated by colons",
+        "Further folders or URIs, separated by colons, that backups started through Airflow may use.",
+        pattern=_PLACES,
+        allowed="absolute paths and URIs of object stores, separated by colons",
     )
 
     metrics_port: int = setting(0, "Port of the metrics endpoint; 0: none.", low=0, high=65535)
@@ -454,8 +446,13 @@ class Settings:
         return self.data_dir / f"tables/{collection_id}/_index"
 
     @property
+    def staged_uri(self) -> str:
+        """The location of the staged files that Import messages name."""
+        return self.table_uri("staged")
+
+    @property
     def staged_path(self) -> Path:
-        """The folder of the staged files that Import messages name."""
+        """The folder of staged files in the data folder, where earlier builds kept them wherever the tables were."""
         return self.data_dir / "staged"
 
     @property
@@ -466,11 +463,6 @@ class Settings:
     def progress_path(self, query: str) -> Path:
         """Return the progress file of a streaming query, rewritten after each of its micro-batches."""
         return self.node_run_path / f"{query}.json"
-
-    @property
-    def access_log_path(self) -> Path:
-        """The current file of this process's access log."""
-        return self.data_dir / "access" / "log" / f"{self.node or 'server'}.jsonl"
 
     def spark_checkpoint_path(self, name: str) -> Path:
         """Return Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""

@@ -14,7 +14,6 @@ The promises, which the conformance suite tests:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from millrace.flows.batch import Batch
@@ -35,8 +34,6 @@ class SourceLag(NamedTuple):
     seconds: float
     cause: str
     """Why it does not read; empty while it does."""
-    counts: Mapping[str, int] = MappingProxyType({})
-    """What a best-effort source received, dropped and knows to be lost, by name."""
 
 
 class Limits(NamedTuple):

@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogFenced, LogUnavailable
-from millrace.log.group_leases import LeasesInProcess
 from millrace.log.protocol import LogHandle
 from millrace.log.pulsar import policies as pulsar_policies
 from millrace.log.pulsar.admin import PulsarAdmin
@@ -62,7 +61,7 @@ class PulsarLog(LogHandle[PulsarChannel]):
             raise
 
 
-class PulsarService(LeasesInProcess, Closeable):
+class PulsarService(Closeable):
     """The logs of one deployment on Pulsar (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: PulsarSettings, *, credentials: PulsarCredentials | None = None) -> None:

@@ -166,7 +166,7 @@ class _Writer:
             # A stretch ends at each catalog message, so all of its rows have one schema.
             for stretch in self._catalog.apply(visible):
                 self._segment_events.extend(self._catalog.segment_events(stretch))
-                for part in collection_rows(stretch, self._catalog, imports=StagedFiles(self._settings.staged_path)):
+                for part in collection_rows(stretch, self._catalog, imports=StagedFiles.of(self._settings)):
                     self._table(part).write(part)
         collections: dict[int, dict[str, TablePart]] = {}
         rows_by_vchannel: dict[str, int] = {}

@@ -14,7 +14,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ import pyarrow.compute as pc
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument
 from millrace.base.failpoint import hit
-from millrace.base.files import replace_json, sha256_file
 from millrace.base.settings import Settings
 from millrace.client.database import Database
 from millrace.client.produce.lane import deliver_single
@@ -34,10 +32,11 @@ from millrace.message.ids import pchannel_of
 from millrace.message.model import MutableMessage
 from millrace.message.types import MIN_CHAIN_VERSION, MessageType
 from millrace.message.wire.encode import encode_entry
-from millrace.operations.backfill.staging_folder import StagingManifest, staged_folder
+from millrace.operations.backfill.staging_folder import MANIFEST, StagingManifest, staged_folder
 from millrace.rpc.outcome import AppendOutcome, AppendResult
 from millrace.runtime.progress import Progress
-from millrace.tables.collections.staged_files import sync_staged_files
+from millrace.storage.store import TableStore
+from millrace.tables.collections.staged_files import StagedFiles, staged_digest, sync_staged_files
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.reasons import Reason
 
@@ -77,7 +76,7 @@ def append_imports(
     collection was dropped), LogUnavailable, DeadlineExceeded.
     """
     folder = staged_folder(client.settings, manifest.import_id)
-    state = _State(folder / STATE_FILE)
+    state = _State(folder)
     missing = [number for number in range(len(manifest.slices)) if number not in state.ticks]
     _check(client.settings, manifest, missing)
     by_vchannel: dict[str, list[int]] = {name: [] for name in all_vchannels}
@@ -94,13 +93,15 @@ def append_imports(
 def _check(settings: Settings, manifest: StagingManifest, missing: Sequence[int]) -> None:
     """Check that the files to be named exist, are unchanged since staging, and are durable."""
     files = [file for number in missing for file in manifest.slices[number].files]
+    place = StagedFiles.of(settings).place_of(f"{manifest.import_id}/{MANIFEST}")
     for file in files:
-        path = settings.staged_path / file["path"]
-        if not path.exists() or sha256_file(path) != file["digest"]:
+        if staged_digest(place, file["path"]) != file["digest"]:
+            path = f"{place}/{file['path']}"
             raise InvalidArgument(
-                f"{path} is not the file that was staged: remove {path.parent} and load again with another import_id"
+                f"{path} is not the file that was staged: remove {path.rpartition('/')[0]} and load again with another"
+                " import_id"
             )
-    sync_staged_files(settings.staged_path, files)
+    sync_staged_files(place, files)
 
 
 @dataclass(slots=True)
@@ -117,12 +118,10 @@ class _Plan:
 class _State:
     """What is known about an import's messages, stored beside its files."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            value: dict[str, Any] = json.loads(path.read_text())
-        except FileNotFoundError:
-            value = {"plans": {}, "ticks": {}}
+    def __init__(self, folder: TableStore) -> None:
+        self._folder = folder
+        text = folder.read(STATE_FILE)
+        value: dict[str, Any] = {"plans": {}, "ticks": {}} if text is None else json.loads(text)
         self.plans = {name: _Plan(**plan) for name, plan in value["plans"].items()}
         """Plans by VChannel."""
         self.ticks: dict[int, int] = {int(number): tick for number, tick in value["ticks"].items()}
@@ -131,7 +130,7 @@ class _State:
     def keep(self) -> None:
         plans = {name: asdict(plan) for name, plan in self.plans.items()}
         ticks = {str(each): tick for each, tick in self.ticks.items()}
-        replace_json(self._path, {"plans": plans, "ticks": ticks}, synced=True)
+        self._folder.replace(STATE_FILE, json.dumps({"plans": plans, "ticks": ticks}).encode())
 
 
 class _Sender:

@@ -1,15 +1,15 @@
 """A backfill of a derived table: read each slice of the range at one tick, build it, and replace it in one commit.
 
-Readers see either the old rows of a slice or the new ones: one Delta commit replaces them (``replaceWhere`` on the
-slice). The commit carries an app transaction of the slice, whose version is the tick. A slice is thus written once per
-tick, however often it is tried, and an older tick never replaces a newer one. The slice is recorded after the commit.
-If a kill comes in between, the next attempt finds the rows in place and records them.
+Readers see either the old rows of a slice or the new ones: one Delta commit replaces them. Spark's tasks write the
+files, and the driver commits them (millrace.operations.backfill.slice_writer). The commit carries an app transaction of
+the slice, whose version is the tick. A slice is thus written once per tick, however often it is tried, and an older
+tick never replaces a newer one. The slice is recorded after the commit. If a kill comes in between, the next attempt
+finds the rows in place and records them.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
@@ -18,8 +18,6 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from delta.exceptions import DeltaConcurrentModificationException
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -31,6 +29,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DATE, DerivedTable, derived_table, derived_uri, source_collection
+from millrace.operations.backfill.slice_writer import SliceWriter, ensure_table, table_columns
 from millrace.operations.backfill.slices import TimeSlice, check_width, cut_range, record_slices, recorded_slices
 from millrace.operations.backfill.source import (
     PinnedTick,
@@ -43,8 +42,8 @@ from millrace.operations.backfill.source import (
 from millrace.operations.entry import SessionFactory
 from millrace.operations.operation import OperationReport, counted
 from millrace.runtime.progress import Progress
-from millrace.storage.spark import require_spark_writer, spark_frame, spark_save
-from millrace.storage.store import store_at
+from millrace.storage.delta_log import COMMIT_INFO_KEY
+from millrace.storage.spark import spark_frame
 from millrace.storage.table import open_table
 
 MAX_COMMITS_SEARCHED: Final = 1000
@@ -54,7 +53,7 @@ RECENT: Final = 32
 """Commits that are searched first."""
 
 MAX_CONFLICTS: Final = 20
-"""Commit conflicts of one slice before it fails. In each, another writer of the same days got through."""
+"""Commit conflicts of one slice before it fails. In each, another writer replaced a file with rows of the slice."""
 
 SliceOutcome = Literal["written", "in place", "done before", "kept newer", "planned"]
 
@@ -266,23 +265,15 @@ def _ensure(work: _Work, schema: StructType) -> None:
     Raises InvalidArgument if its columns are not those of `schema`.
     """
     wanted = StructType([field for field in schema.fields if field.name != DATE] + [schema[DATE]])
-    for field in wanted.fields:
-        field.nullable = True
-    require_spark_writer(store_at(work.uri))
-    for _ in range(MAX_CONFLICTS):
-        try:
-            maker = DeltaTable.createIfNotExists(work.spark).location(store_at(work.uri).spark_uri).addColumns(wanted)
-            found = maker.partitionedBy(DATE).execute().toDF()
-        except DeltaConcurrentModificationException:
-            continue  # another slice's task created it
-        if found.dtypes != [(field.name, field.dataType.simpleString()) for field in wanted.fields]:
-            raise InvalidArgument(
-                f"the table {work.table.name} has the columns {', '.join(found.columns)}, but its definition now "
-                f"returns {', '.join(wanted.names)} (or other types): give the definition a new name, or move "
-                f"{work.uri} away"
-            )
-        return
-    raise DeadlineExceeded(f"{work.uri}: creating the table conflicted with other writers {MAX_CONFLICTS} times")
+    columns = table_columns(wanted)
+    found = ensure_table(work.uri, columns)
+    have = {each.name: each.type for each in found.schema}
+    if have != {each.name: each.type for each in columns}:
+        raise InvalidArgument(
+            f"the table {work.table.name} has the columns {', '.join(found.columns)}, but its definition now "
+            f"returns {', '.join(wanted.names)} (or other types): give the definition a new name, or move "
+            f"{work.uri} away"
+        )
 
 
 def _done_by(settings: Settings, table: str, run_id: str) -> dict[TimeSlice, SliceReport]:
@@ -317,37 +308,24 @@ def _rebuild(work: _Work, part: TimeSlice) -> SliceReport:
 
 
 def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
-    """Replace the slice in one commit. Return None if the same app transaction was already committed."""
+    """Replace the slice in one commit. Return None if a commit of this tick or a newer one was first."""
     frame = work.built(part)
-    attempt = uuid.uuid4().hex
-    note = {"slice": str(part), "at": work.tick, "run_id": work.run_id, "attempt": attempt}
+    note = {"slice": str(part), "at": work.tick, "run_id": work.run_id}
     for _ in range(MAX_CONFLICTS):
+        writer = SliceWriter(work.uri, part, bucket=work.table.bucket, app=work.app(part))
+        if writer.stands >= work.tick:
+            return None
         seen = Observation()
-        writer = (
-            frame.observe(seen, *digest_columns(frame.drop(DATE)))
-            .write.mode("overwrite")
-            .partitionBy(DATE)
-            .option("replaceWhere", _predicate(work.table, part))
-            .option("txnAppId", work.app(part))
-            .option("txnVersion", work.tick)
-            .option("userMetadata", json.dumps(note))
-        )
-        try:
-            spark_save(writer, store_at(work.uri))
-        except DeltaConcurrentModificationException:
-            continue
-        except AnalysisException as error:
-            if "REPLACE_WHERE_MISMATCH" not in str(error):
-                raise
+        made = writer.write(frame.observe(seen, *digest_columns(frame.drop(DATE))))
+        if made is None:
             raise InvalidArgument(
                 f"{work.table.name}: build returned rows whose {work.table.bucket!r} lies outside the slice {part} "
                 "that they were built from: a row's bucket must follow from its own event time"
-            ) from error
-        version = _find(work, lambda found: found.get("attempt") == attempt)  # None: Delta skipped the write
-        if version is None:
-            return None
-        figures = seen.get
-        return _slice_report(part, "written", figures["rows"], figures["hashes"], version)
+            )
+        version = writer.commit(made, tick=work.tick, note=note)
+        if version is not None:
+            figures = seen.get
+            return _slice_report(part, "written", figures["rows"], figures["hashes"], version)
     raise DeadlineExceeded(
         f"slice {part} of {work.table.name}: {MAX_CONFLICTS} commits of other writers came first; run it again"
     )
@@ -378,8 +356,9 @@ def _find(work: _Work, match: Callable[[dict[str, Any]], bool]) -> int | None:
         return None
     for limit in (RECENT, MAX_COMMITS_SEARCHED):
         for commit in table.history(limit):
-            note = commit.get("userMetadata")
-            if note and match(json.loads(note)):
+            # Earlier builds committed through Spark, which keeps a text of the user's.
+            note = commit.get(COMMIT_INFO_KEY) or json.loads(commit.get("userMetadata") or "{}")
+            if match(json.loads(note) if isinstance(note, str) else note):
                 return int(commit["version"])
     return None
 

@@ -17,8 +17,8 @@ class BackupParams(OperationParams):
         default="",
         title="To",
         description=(
-            "Folder of the backups, preferably on another disk. Empty: the setting backup_dir. Otherwise one "
-            "in backup_roots."
+            "Folder of the backups, preferably on another disk, or a prefix of an object store (s3://bucket/prefix). "
+            "Empty: the setting backup_dir. Otherwise one in backup_roots."
         ),
     )
     keep: int = Field(
@@ -45,7 +45,7 @@ class BackupParams(OperationParams):
     @field_validator("to")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if value and not Path(value).is_absolute():
+        if value and "://" not in value and not Path(value).is_absolute():
             raise ValueError("give an absolute path; the job does not run in your working directory")
         return value
 

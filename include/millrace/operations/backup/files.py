@@ -102,6 +102,23 @@ class BackupFiles:
         sync(self.prepare_path(name))
         self.add(name, found)
 
+    def take_staged(self, store: TableStore, file: str, name: str) -> None:
+        """Take a staged file as `name`. It does not change, but its name may be reused with other bytes.
+
+        Raises FileGone.
+        """
+        if isinstance(store, LocalStore):
+            self.link_by_digest(store.folder / file, name)
+        else:
+            self.copy_table_file(store, file, name.removesuffix(f"/{file}"))
+
+    def reuse_here(self, name: str, size: int) -> bool:
+        """Like :meth:`reuse`, if the file is then at :meth:`prepare_path`."""
+        return self.reuse(name, size)
+
+    def flush(self) -> None:
+        """Move the files written so far to where the backup lies. They are no longer at :meth:`prepare_path`."""
+
     def reuse(self, name: str, size: int) -> bool:
         """Link `name` from the previous backup. Return False if that has no such file of this size."""
         files = {} if self.earlier_manifest is None else self.earlier_manifest.files

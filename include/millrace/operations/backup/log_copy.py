@@ -225,10 +225,11 @@ def _take_channel(source: Path, name: str, begin: int | None, end: int, files: B
     for part in plan.files:
         target = f"{name}/{part.path.name}"
         # In the same incarnation of the channel, the bytes up to here never change.
-        if not (same and files.reuse(target, part.bytes)):
+        if not (same and files.reuse_here(target, part.bytes)):
             files.copy(part.path, target, size=part.bytes)
     directory = files.prepare_path(f"{name}/manifest").parent
     verify_copy(directory, plan)
     write_copy_manifest(directory, plan)
     files.add_written(f"{name}/manifest")
+    files.flush()
     return plan.manifest.incarnation

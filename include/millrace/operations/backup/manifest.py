@@ -4,6 +4,8 @@
     <folder of backups>/<id>/data/...        the files, with their paths in a data folder
     <folder of backups>/<id>/manifest.json
 
+In an object store the files lie elsewhere (millrace.operations.backup.bucket).
+
 The id is the time of the backup, so names sort by time. Backups may share files (hard links). Each is complete by
 itself all the same, and removing one does not affect another.
 
@@ -19,16 +21,24 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, BinaryIO, Final, NamedTuple, Self, cast
 
 from millrace.base.errors import BackupDamaged, BackupNotFound, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json, sync
+from millrace.operations.backup.bucket import (
+    BackupPlace,
+    BucketFolder,
+    ContentPool,
+    content_name,
+    folders_of,
+    read_owner,
+)
 from millrace.operations.backup.safe_paths import FLOW_FOLDERS, check_paths, open_beneath
 
 MANIFEST_FILE: Final = "manifest.json"
@@ -93,21 +103,25 @@ class BackupManifest:
     def bytes(self) -> int:
         return sum(each.size for each in self.files.values())
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: BackupPlace) -> None:
         """Write the manifest into the backup's folder, durably. This completes the backup."""
         body = asdict(self)
         named = {name.partition("/")[0] for name in (*self.tables, *self.files)}
         version = 3 if named & FLOW_FOLDERS else 2 if "tables" in named else 1
-        replace_json(folder / MANIFEST_FILE, {"version": version, "sha256": _digest(body), "body": body}, synced=True)
+        document = {"version": version, "sha256": _digest(body), "body": body}
+        if isinstance(folder, BucketFolder):
+            folder.store.replace(MANIFEST_FILE, json.dumps(document).encode())
+        else:
+            replace_json(folder / MANIFEST_FILE, document, synced=True)
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: BackupPlace) -> Self:
         """Read and check the manifest of the backup in `folder`. Its names must lie inside a data folder.
 
         Raises BackupNotFound, BackupDamaged, UnsupportedVersion.
         """
         try:
-            with open_beneath(folder, MANIFEST_FILE) as file:
+            with _opened(folder, MANIFEST_FILE) as file:
                 document = json.loads(file.read())
             version, body = document["version"], document["body"]
             if version not in VERSIONS:
@@ -136,26 +150,45 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def begin_backup(root: Path, deployment: str) -> Path:
+def _opened(folder: BackupPlace, name: str) -> BinaryIO:
+    return folder.open(name) if isinstance(folder, BucketFolder) else cast(BinaryIO, open_beneath(folder, name))
+
+
+def open_stored(folder: BackupPlace, manifest: BackupManifest, name: str) -> BinaryIO:
+    """Open the file `name` of a backup. Raises OSError, BackupDamaged."""
+    if not isinstance(folder, BucketFolder):
+        return cast(BinaryIO, open_beneath(folder, f"{DATA_FOLDER}/{name}"))
+    try:
+        return folder.parent.open(content_name(manifest.deployment, manifest.files[name].sha256))
+    except FileNotFoundError:
+        return folder.open(f"{DATA_FOLDER}/{name}")  # a backup of a disk that a person copied here
+
+
+def begin_backup(root: BackupPlace, deployment: str) -> BackupPlace:
     """Create the folder of a new backup of `deployment`. Its first file names the owner."""
-    folder = root / f"backup-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
+    name = f"backup-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
+    owner = json.dumps({"id": name, "deployment": deployment}).encode()
+    if isinstance(root, BucketFolder):
+        (root / name).store.replace(MARKER_FILE, owner)
+        return root / name
+    folder = root / name
     make_folder(root)
     folder.mkdir(mode=0o700)
     # A single write: a kill leaves either all of it or an empty folder.
     with (folder / MARKER_FILE).open("xb", buffering=0) as file:
-        file.write(json.dumps({"id": folder.name, "deployment": deployment}).encode())
+        file.write(owner)
         sync(file.fileno())
     for path in (folder, root):
         sync(path)
     return folder
 
 
-def list_backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, BackupManifest]]:
+def list_backups(root: BackupPlace, *, of: str | None = None) -> Iterator[tuple[BackupPlace, BackupManifest]]:
     """Yield the complete backups in a folder of backups, newest first. `of` restricts them to one deployment.
 
     Skips backups with an invalid manifest.
     """
-    for folder in sorted(_folders(root), reverse=True):
+    for folder in reversed(_folders(root)):
         if of is not None and not _is_own(folder, of):
             continue
         try:
@@ -164,21 +197,26 @@ def list_backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, B
             continue
 
 
-def find_backup(path: Path) -> tuple[Path, BackupManifest]:
+def find_backup(path: BackupPlace) -> tuple[BackupPlace, BackupManifest]:
     """Return the backup at `path`, or the newest one in it. Raises BackupNotFound, BackupDamaged."""
-    if (path / MANIFEST_FILE).exists():
+    if _is_complete(path):
         return path, BackupManifest.read(path)
     for found in list_backups(path):
         return found
     raise BackupNotFound(f"{path} is not a backup and contains none")
 
 
-def remove_backup(folder: Path) -> None:
+def remove_backup(folder: BackupPlace) -> None:
     """Remove a backup of this deployment.
 
     The manifest goes first, so that after a kill the rest is no longer a backup. The owner file goes last, so that the
     next :func:`remove_unfinished_backups` completes the removal.
     """
+    if isinstance(folder, BucketFolder):
+        folder.store.delete([MANIFEST_FILE])
+        hit("backup.dropping")
+        folder.store.delete([MARKER_FILE])
+        return
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     sync(folder)
     if (folder / DATA_FOLDER).exists():
@@ -189,17 +227,34 @@ def remove_backup(folder: Path) -> None:
         folder.rmdir()
 
 
-def remove_unfinished_backups(root: Path, deployment: str) -> tuple[str, ...]:
+def remove_unused_contents(root: BucketFolder, deployment: str) -> int:
+    """Remove contents that no backup of `deployment` names. Returns their number.
+
+    The caller holds the deployment's lock. Does nothing if one of the manifests cannot be read.
+    """
+    used: set[str] = set()
+    for folder in _folders(root):
+        if _is_own(folder, deployment) and _is_complete(folder):
+            try:
+                used.update(each.sha256 for each in BackupManifest.read(folder).files.values())
+            except (BackupDamaged, UnsupportedVersion):
+                return 0
+    return ContentPool(root, deployment).remove_unused(used)
+
+
+def remove_unfinished_backups(root: BackupPlace, deployment: str) -> tuple[str, ...]:
     """Remove what killed backups of `deployment` left. The caller holds the folder's lock.
 
     Returns the names of unfinished backups without a known owner. They are left to a person.
     """
     strange = []
-    for folder in sorted(_folders(root)):
-        if (folder / MANIFEST_FILE).exists():
+    for folder in _folders(root):
+        if _is_complete(folder):
             continue
         if _is_own(folder, deployment):
             remove_backup(folder)
+        elif isinstance(folder, BucketFolder):
+            strange.append(folder.name)
         else:
             try:
                 folder.rmdir()  # killed before it named its owner: the folder is empty, or not of a killed backup
@@ -208,17 +263,28 @@ def remove_unfinished_backups(root: Path, deployment: str) -> tuple[str, ...]:
     return tuple(strange)
 
 
-def _is_own(folder: Path, deployment: str) -> bool:
+def _is_complete(folder: BackupPlace) -> bool:
+    if isinstance(folder, BucketFolder):
+        return folder.store.size(MANIFEST_FILE) is not None
+    return (folder / MANIFEST_FILE).exists()
+
+
+def _is_own(folder: BackupPlace, deployment: str) -> bool:
     """Return whether `folder` names itself a backup of `deployment`, under its original name."""
     try:
+        if isinstance(folder, BucketFolder):
+            return bool(deployment) and read_owner(folder, MARKER_FILE) == {"id": folder.name, "deployment": deployment}
         found = json.loads((folder / MARKER_FILE).read_bytes())
     except (OSError, ValueError):
         return False
     return bool(deployment) and found == {"id": folder.name, "deployment": deployment}
 
 
-def _folders(root: Path) -> list[Path]:
-    """Return the folders, except links, whose name is a complete id. Nothing else is looked at."""
+def _folders(root: BackupPlace) -> Sequence[BackupPlace]:
+    """Return the folders, except links, whose name is a complete id, in the order of names. Looks at nothing else."""
+    if isinstance(root, BucketFolder):
+        return sorted(folders_of(root, _ID.fullmatch), key=str)
     if not root.is_dir():
         return []
-    return [Path(each) for each in os.scandir(root) if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    found = (each for each in os.scandir(root) if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False))
+    return sorted(Path(each) for each in found)

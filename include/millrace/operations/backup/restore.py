@@ -3,17 +3,25 @@
 Everything is assembled in a hidden folder beside the data folder, which gets its final name last. A killed restore
 leaves no deployment, and the next one starts again. The hidden folder first identifies itself as a restore's; another
 folder of that name is left alone. Nothing is linked, so that the restored deployment cannot change the backup.
+
+With the setting `tables`, tables and staged files go there, to a place that is empty but for what a killed restore
+into the same data folder left: its marker says so, until the data folder has its name.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 from urllib.parse import unquote
 
 from pydantic import Field
@@ -25,6 +33,7 @@ from millrace.base.log_backends import backend_of
 from millrace.base.settings import Settings, non_default_settings
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.store_factory import require_unused_store
+from millrace.flows.sinks.collection.lane import LANES
 from millrace.log.generations.generation_file import FILE, GenerationFile, Generations, same_log
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
@@ -32,19 +41,31 @@ from millrace.message.ids import LogId
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.node.ingest.ingester import check_not_regressed
+from millrace.operations.backup.bucket import BackupPlace
 from millrace.operations.backup.deployment_id import write_deployment_id as write_id
-from millrace.operations.backup.files import copy_stream, exclusive_lock
+from millrace.operations.backup.files import CHUNK, copy_stream, exclusive_lock
 from millrace.operations.backup.log_copy import COORDINATOR_DB
-from millrace.operations.backup.manifest import DATA_FOLDER, BackedUpChannel, BackupManifest, StoredFile, find_backup
+from millrace.operations.backup.manifest import (
+    DATA_FOLDER,
+    BackedUpChannel,
+    BackupManifest,
+    StoredFile,
+    find_backup,
+    open_stored,
+)
 from millrace.operations.backup.safe_paths import open_beneath, unsafe_references
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
+from millrace.storage.store import TableStore, list_below, store_at
 from millrace.storage.table import table_at
 from millrace.tables.wal.table import WalTable
 
 _THREADS: Final = 4
 _MARKER: Final = "restore.lock"
 _DRAFT: Final = "data"
+STAGED: Final = "staged"
+RESTORING: Final = "_restoring.json"
+"""File at the place of the tables while a restore writes them."""
 
 
 class BackupRestoreReport(OperationReport):
@@ -63,14 +84,16 @@ class BackupRestoreReport(OperationReport):
     seconds: float
 
 
-def restore_backup(settings: Settings, path: Path, progress: Progress | None = None) -> BackupRestoreReport:
+def restore_backup(settings: Settings, path: BackupPlace, progress: Progress | None = None) -> BackupRestoreReport:
     """Restore the backup at `path`, or the newest in it, into ``settings.data_dir``, which must be empty or not exist.
+
+    Its tables go to ``settings.tables`` if that is set, which must be empty too.
 
     Raises:
     - BackupNotFound
     - BackupDamaged if a file has changed
-    - BackupRefused if the data folder is not empty, or if the log is not in the backup and the current one does not
-      match
+    - BackupRefused if the data folder or the place of the tables is not empty, or if the log is not in the backup and
+      the current one does not match
     - LogBusy if nodes of the meta store in the settings are running, which would take over the deployment
     - LogRegressed, LogCorrupted
     """
@@ -80,11 +103,6 @@ def restore_backup(settings: Settings, path: Path, progress: Progress | None = N
     target = settings.data_dir.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BackupRefused(f"{target} is not empty: restore the backup into a new data folder (--data)")
-    if settings.tables:
-        raise BackupRefused(
-            f"the setting tables is {settings.tables}, but a backup is restored with its tables inside the data "
-            "folder: unset it, and move the tables afterwards"
-        )
     if not same_log(manifest.log, settings.log):
         raise BackupRefused(
             f"the deployment's log was {manifest.log}, but the setting log is {settings.log}: set "
@@ -92,19 +110,25 @@ def restore_backup(settings: Settings, path: Path, progress: Progress | None = N
         )
     require_unused_store(settings)
     try:
-        with _draft(target) as draft:
+        with _draft(target) as draft, _tables(settings, target) as tables:
+            drafted = replace(settings, data_dir=draft)
             # A new id: the original may keep running, and neither may remove the other's backups.
             write_id(draft, deployment=manifest.deployment, backup=manifest.id)
-            _copy(folder, manifest, draft, progress)
+            _copy(folder, manifest, draft, tables, progress)
             hit("restore_backup.copied")
             _leave_ids(draft)
-            _begin_log(settings.with_data_dir(draft), manifest)
+            _begin_log(drafted, manifest)
             progress.update("checking the tables against the log")
-            check_restored(settings.with_data_dir(draft), manifest)
+            check_restored(drafted, manifest)
             for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
                 sync(place)
+            if tables is not None:
+                tables.replace(RESTORING, _mark(target, complete=True))
+            hit("restore_backup.complete")
             draft.replace(target)
             sync(target.parent)
+            if tables is not None:
+                tables.delete([RESTORING])
     except OSError as error:
         raise BackupRefused(f"{target} cannot be created: {error}; restore into a folder on this disk") from error
     now = non_default_settings(settings)
@@ -142,21 +166,84 @@ def _draft(target: Path) -> Iterator[Path]:
                 home.rmdir()
 
 
-def _copy(folder: Path, manifest: BackupManifest, draft: Path, progress: Progress) -> None:
+@contextmanager
+def _tables(settings: Settings, target: Path) -> Iterator[TableStore | None]:
+    """Yield the place of the tables, if that is not the data folder, and clear it again after a failure.
+
+    Raises BackupRefused if it has files.
+    """
+    if not settings.tables:
+        yield None
+        return
+    store = store_at(settings.tables)
+    mark = store.read(RESTORING)
+    if (mark is None or mark != _mark(target)) and (store.folders() or store.list("")):
+        why = "a finished restore" if mark == _mark(target, complete=True) else "files"
+        raise BackupRefused(
+            f"{settings.tables} has {why}: set MILLRACE_TABLES to a place that is empty, or remove what lies there"
+        )
+    _clear(store)
+    store.replace(RESTORING, _mark(target))
+    try:
+        yield store
+    except BaseException:
+        if store.read(RESTORING) == _mark(target):
+            _clear(store)
+            store.delete([RESTORING])
+        raise
+
+
+def _mark(target: Path, *, complete: bool = False) -> bytes:
+    return json.dumps({"host": socket.gethostname(), "data": str(target), "complete": complete}).encode()
+
+
+def _clear(store: TableStore) -> None:
+    names = [name for name in list_below(store) if name != RESTORING]
+    for first in range(0, len(names), 1000):
+        store.delete(names[first : first + 1000])
+
+
+def _copy_object(source: BinaryIO, store: TableStore, name: str, stored: StoredFile) -> bool:
+    """Copy an open file into a store. Returns False, and leaves nothing, if it is not as `stored` says."""
+    digest, sink = hashlib.sha256(), store.put(name)
+    try:
+        while piece := source.read(CHUNK):
+            digest.update(piece)
+            sink.write(piece)
+        if (sink.tell(), digest.hexdigest()) != stored:
+            return False
+        sink.sync()
+        return True
+    finally:
+        sink.close()
+
+
+def _copy(
+    folder: BackupPlace, manifest: BackupManifest, draft: Path, tables: TableStore | None, progress: Progress
+) -> None:
     total, done = manifest.bytes or 1, 0
+    named = {*manifest.tables, STAGED, LANES}
+
+    def of_tables(name: str) -> bool:
+        parts = name.split("/")
+        return any("/".join(parts[:count]) in named for count in (1, 2, 3))
 
     def one(each: tuple[str, StoredFile]) -> int:
         name, stored = each
-        make_folder((draft / name).parent)
         try:
-            source = open_beneath(folder, f"{DATA_FOLDER}/{name}")
+            source = open_stored(folder, manifest, name)
         except FileNotFoundError:
             raise BackupDamaged(f"{folder} has no {name}: restore another backup") from None
         except OSError as error:
-            raise BackupDamaged(f"{name} cannot be read ({error.strerror}): restore another backup") from None
+            why = error.strerror or error
+            raise BackupDamaged(f"{name} cannot be read ({why}): restore another backup") from None
         with source:
-            found = copy_stream(source, draft / name)
-        if found != stored:
+            if tables is not None and of_tables(name):
+                whole = _copy_object(source, tables, name, stored)
+            else:
+                make_folder((draft / name).parent)
+                whole = copy_stream(source, draft / name) == stored
+        if not whole:
             raise BackupDamaged(
                 f"{folder / DATA_FOLDER / name} has changed since it was written: restore another backup"
             )
@@ -167,7 +254,13 @@ def _copy(folder: Path, manifest: BackupManifest, draft: Path, progress: Progres
             done += size
             if number % 100 == 0:
                 progress.update("copying", done=done / total, bytes=done)
-    for words in unsafe_references(manifest.files, lambda name: open_beneath(draft, name)):
+
+    def copied(name: str) -> BinaryIO:
+        if tables is not None and of_tables(name):
+            return cast(BinaryIO, io.BytesIO(tables.read(name) or b""))
+        return cast(BinaryIO, open_beneath(draft, name))
+
+    for words in unsafe_references(manifest.files, copied):
         raise BackupDamaged(f"{folder}: {words}. The backup was altered: restore another one")
 
 

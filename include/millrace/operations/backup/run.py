@@ -10,8 +10,10 @@ are replaced meanwhile. If one is missing all the same, the backup starts again 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +26,14 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.base.log_backends import is_in_data_folder
 from millrace.base.package import VERSION
+from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings, non_default_settings
 from millrace.flows.sinks.collection.lane import LANES
 from millrace.log.protocol import LogService
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backfill.importer import STATE_FILE
+from millrace.operations.backup.bucket import BackupPlace, BucketFolder, ContentPool, backup_place
+from millrace.operations.backup.bucket_files import BucketFiles
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.deployment_id import ensure_deployment_id, read_deployment_id
 from millrace.operations.backup.files import BackupFiles, FileGone, exclusive_lock
@@ -39,6 +44,7 @@ from millrace.operations.backup.manifest import (
     list_backups,
     remove_backup,
     remove_unfinished_backups,
+    remove_unused_contents,
 )
 from millrace.operations.backup.table_pins import PinnedTable, pin_tables
 from millrace.operations.backup.verify import verify_backup
@@ -48,10 +54,18 @@ from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.operations.quality.results import docs_path, quality_path
 from millrace.operations.restore.records import restores_path
-from millrace.operations.roots import backup_roots, check_within, started_by_launcher
+from millrace.operations.roots import (
+    backup_root_names,
+    backup_roots,
+    check_uri_within,
+    check_within,
+    started_by_launcher,
+)
 from millrace.runtime.progress import Progress
+from millrace.storage.local import LocalStore
 from millrace.storage.pins import TablePins
-from millrace.storage.store import TableStore, store_at
+from millrace.storage.store import TableStore, list_below, store_at
+from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.quality_state import quality_results_uri
 
 ATTEMPTS: Final = 3
@@ -60,6 +74,7 @@ _LANE_TRIES: Final = 20
 WAIT_SECONDS: Final = 60.0
 """Seconds that a backup waits for a truncation under way."""
 LOCK: Final = ".backups.lock"
+STAGED: Final = "staged"
 _THREADS: Final = 4
 
 
@@ -111,15 +126,22 @@ def run(settings: Settings, params: BackupParams, progress: Progress) -> BackupR
         return backup(settings, client.service, params, progress, root=root)
 
 
-def backup_folder(settings: Settings, params: BackupParams) -> Path:
+def backup_folder(settings: Settings, params: BackupParams) -> BackupPlace:
     """Return the folder of backups.
 
-    Raises InvalidArgument if none is set, or if it lies inside the data folder.
+    Raises InvalidArgument if none is set, or if it lies inside the data folder or among the tables.
     """
     named = params.to or settings.backup_dir
     if not named:
         raise InvalidArgument("no folder for the backup: give the folder (to), or set backup_dir")
-    root, data = Path(named), settings.data_dir.resolve()
+    root, data = backup_place(named), settings.data_dir.resolve()
+    if isinstance(root, BucketFolder):
+        tables = settings.tables_uri.rstrip("/")
+        if f"{root.uri}/".startswith(f"{tables}/") or f"{tables}/".startswith(f"{root.uri}/"):
+            raise InvalidArgument(f"{root} and the tables at {tables} lie in each other: choose another prefix")
+        if started_by_launcher():
+            check_uri_within(root.uri, backup_root_names(settings), setting="backup_roots")
+        return root
     if data == root.resolve() or data in root.resolve().parents:
         raise InvalidArgument(f"{root} lies in the data folder and would be lost with it: choose another folder")
     if started_by_launcher():
@@ -133,7 +155,7 @@ def backup(
     params: BackupParams,
     progress: Progress,
     *,
-    root: Path | None = None,
+    root: BackupPlace | None = None,
 ) -> BackupReport:
     """Run the operation on an open log.
 
@@ -143,15 +165,15 @@ def backup(
     root = root or backup_folder(settings, params)
     if params.dry_run:
         return _dry_run(settings, root, started)
-    make_folder(root)
-    with exclusive_lock(root / LOCK, busy=f"another backup is being made in {root}: try again when it is done"):
+    with _locked(settings, root):
         own = ensure_deployment_id(settings)
         left = remove_unfinished_backups(root, own)
         for attempt in range(ATTEMPTS):
             folder = begin_backup(root, own)
             hit("backup.begun")
             try:
-                manifest, files, covered = _take(settings, service, folder, own, params, progress)
+                with _files(settings, folder, own) as files:
+                    manifest, covered = _take(settings, service, folder, own, files, params, progress)
                 break
             except FileGone:
                 remove_backup(folder)
@@ -166,6 +188,8 @@ def backup(
         for old in dropped:
             remove_backup(old)
             hit("backup.dropped")
+        if isinstance(root, BucketFolder) and (dropped or params.full):
+            remove_unused_contents(root, own)
     return BackupReport(
         id=manifest.id,
         folder=str(folder),
@@ -185,23 +209,51 @@ def backup(
     )
 
 
+@contextmanager
+def _locked(settings: Settings, root: BackupPlace) -> Iterator[None]:
+    """Hold the lock of the folder; of a bucket, that of this deployment, which alone removes what it put there."""
+    busy = f"another backup is being made in {root}: try again when it is done"
+    if isinstance(root, Path):
+        make_folder(root)
+    else:
+        make_folder(settings.run_path)
+    with exclusive_lock(root / LOCK if isinstance(root, Path) else settings.run_path / LOCK, busy=busy):
+        yield
+
+
+@contextmanager
+def _files(settings: Settings, folder: BackupPlace, own: str) -> Iterator[BackupFiles]:
+    """Yield the files of a new backup, which may share those of the previous one."""
+    earlier, known = next(list_backups(folder.parent, of=own), (None, None))
+    if isinstance(folder, BucketFolder):
+        scratch = ScratchFolder(settings.run_path / "backups" / uuid.uuid4().hex, pattern="[0-9a-f]{32}")
+        try:
+            yield BucketFiles(scratch.path, None, known, pool=ContentPool(folder.parent, own))
+        finally:
+            scratch.discard()
+    else:
+        assert not isinstance(earlier, BucketFolder)
+        yield BackupFiles(folder, earlier, known)
+
+
 def _take(
     settings: Settings,
     service: LogService,
-    folder: Path,
+    folder: BackupPlace,
     own: str,
+    files: BackupFiles,
     params: BackupParams,
     progress: Progress,
-) -> tuple[BackupManifest, BackupFiles, Coverage]:
+) -> tuple[BackupManifest, Coverage]:
     begun = datetime.now(UTC).isoformat()
-    earlier, known = next(list_backups(folder.parent, of=own), (None, None))
-    files = BackupFiles(folder, earlier, known)
+    known = files.earlier_manifest
     # The records say what the previous backup has: they are of no use beside another one.
     covered = Coverage.load(settings, "backup", depends=_depends(known), ignore=params.full or known is None)
     with TablePins(settings.pins_uri).pinned():
         with removals_blocked(settings, deadline=WAIT_SECONDS):
             progress.update("pinning the tables")
             pinned = pin_tables(settings, files, covered)
+            files.flush()
             hit("backup.pinned")
             # Before the log's end is read: the log then has everything that the records call sent.
             _take_records(settings, files)
@@ -220,7 +272,7 @@ def _take(
         covered.record(name)
     covered.retain(pinned)
     covered.save(depends=_depends(manifest))
-    return manifest, files, covered
+    return manifest, covered
 
 
 def _depends(manifest: BackupManifest | None) -> dict[str, Any]:
@@ -264,16 +316,21 @@ def _take_tables(pinned: Mapping[str, PinnedTable], files: BackupFiles, progress
 
 def _take_staged(settings: Settings, files: BackupFiles) -> None:
     """Take what loads have staged, because messages of the log may name it. Skips loads that are still staging."""
-    staged = settings.staged_path
-    for folder in sorted(staged.iterdir()) if staged.is_dir() else []:
-        if folder.name.startswith(".") and folder.name != TRIM_NOTES_FOLDER:
-            continue
-        for path in sorted(folder.rglob("*")):
-            name = str(path.relative_to(settings.data_dir))
-            if path.suffix == ".parquet":
-                files.link_by_digest(path, name)
-            elif path.is_file() and path.name != STATE_FILE:
-                files.copy(path, name)
+    for store in _staged_stores(settings):
+        for name, size in list_below(store).items():
+            first, _, last = name.partition("/")
+            if (first.startswith(".") and first != TRIM_NOTES_FOLDER) or last == STATE_FILE:
+                continue
+            if not name.endswith(".parquet"):
+                files.copy_table_file(store, name, STAGED)
+            # Outside of a disk the name is of one attempt.
+            elif isinstance(store, LocalStore) or not files.reuse(f"{STAGED}/{name}", size):
+                files.take_staged(store, name, f"{STAGED}/{name}")
+
+
+def _staged_stores(settings: Settings) -> list[TableStore]:
+    staged = StagedFiles.of(settings)
+    return [store_at(place) for place in (staged.place, staged.earlier) if place is not None]
 
 
 def _take_records(settings: Settings, files: BackupFiles) -> None:
@@ -283,13 +340,15 @@ def _take_records(settings: Settings, files: BackupFiles) -> None:
     journal calls done is in the log, and what it has begun is sent again under the same numbers.
     """
     _take_lanes(settings, files)
-    for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE_FILE}")):
-        files.copy(path, str(path.relative_to(settings.data_dir)))
+    for store in _staged_stores(settings):
+        for folder in store.folders():
+            if not folder.startswith(".") and store.size(f"{folder}/{STATE_FILE}") is not None:
+                files.copy_table_file(store, f"{folder}/{STATE_FILE}", STAGED)
     tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), docs_path(settings)}
-    for folder in (restores_path(settings), quality_path(settings)):
-        for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
-            if path.is_file() and not tables.intersection(path.parents):
-                files.copy(path, str(path.relative_to(settings.data_dir)))
+    for path in (restores_path(settings), quality_path(settings)):
+        for each in sorted(path.rglob("*")) if path.is_dir() else []:
+            if each.is_file() and not tables.intersection(each.parents):
+                files.copy(each, str(each.relative_to(settings.data_dir)))
 
 
 def _take_lanes(settings: Settings, files: BackupFiles) -> None:
@@ -310,7 +369,7 @@ def _take_lanes(settings: Settings, files: BackupFiles) -> None:
                 raise FileGone(f"the journal of lane {lane} of the flow {flow} is always replaced: try again")
 
 
-def _dry_run(settings: Settings, root: Path, started: float) -> BackupReport:
+def _dry_run(settings: Settings, root: BackupPlace, started: float) -> BackupReport:
     pinned = pin_tables(settings, None, Coverage.load(settings, "backup", ignore=True))
     _, known = next(list_backups(root, of=read_deployment_id(settings)), (None, None))
     wanted = {f"{each.name}/{file}": size for each in pinned.values() for file, size in each.files.items()}

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ def is_safe_path(name: object) -> bool:
     return fits and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
-def check_paths(where: Path, names: Iterable[object]) -> None:
+def check_paths(where: object, names: Iterable[object]) -> None:
     """Check the `names` of a manifest.
 
     Raises BackupDamaged for the first that leads out of a data folder, or to a folder that no backup contains.
@@ -95,7 +95,7 @@ def open_beneath(root: Path, name: str) -> FileIO:
     return os.fdopen(found, "rb", buffering=0)
 
 
-def unsafe_references(names: Iterable[str], opened: Callable[[str], FileIO]) -> Iterator[str]:
+def unsafe_references(names: Iterable[str], opened: Callable[[str], BinaryIO]) -> Iterator[str]:
     """Yield a message for each file of a Delta log among `names` that refers to files outside of its table."""
     for name in names:
         if not is_log_file(name):

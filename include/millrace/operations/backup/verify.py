@@ -6,13 +6,13 @@ import hashlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from pydantic import Field
 
-from millrace.operations.backup.manifest import DATA_FOLDER, StoredFile, find_backup
-from millrace.operations.backup.safe_paths import open_beneath, unsafe_references
+from millrace.operations.backup.bucket import BackupPlace
+from millrace.operations.backup.manifest import BackupManifest, StoredFile, find_backup, open_stored
+from millrace.operations.backup.safe_paths import unsafe_references
 from millrace.operations.operation import OperationReport
 
 _THREADS: Final = 4
@@ -33,7 +33,7 @@ class BackupVerifyReport(OperationReport):
         return not self.problems
 
 
-def verify_backup(path: Path) -> BackupVerifyReport:
+def verify_backup(path: BackupPlace) -> BackupVerifyReport:
     """Verify the backup at `path`, or the newest in it.
 
     Raises BackupNotFound, and BackupDamaged if the manifest is invalid.
@@ -41,9 +41,9 @@ def verify_backup(path: Path) -> BackupVerifyReport:
     started = time.monotonic()
     folder, manifest = find_backup(path)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
-        found = pool.map(lambda each: _problem(folder, *each), manifest.files.items())
+        found = pool.map(lambda each: _problem(folder, manifest, *each), manifest.files.items())
         problems = tuple(words for words in found if words)
-    problems += tuple(unsafe_references(manifest.files, lambda name: open_beneath(folder, f"{DATA_FOLDER}/{name}")))
+    problems += tuple(unsafe_references(manifest.files, lambda name: open_stored(folder, manifest, name)))
     return BackupVerifyReport(
         id=manifest.id,
         folder=str(folder),
@@ -54,14 +54,15 @@ def verify_backup(path: Path) -> BackupVerifyReport:
     )
 
 
-def _problem(folder: Path, name: str, stored: StoredFile) -> str:
+def _problem(folder: BackupPlace, manifest: BackupManifest, name: str, stored: StoredFile) -> str:
     try:
-        with open_beneath(folder, f"{DATA_FOLDER}/{name}") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_stored(folder, manifest, name) as file:
+            size = file.seek(0, os.SEEK_END)
             if size != stored.size:
                 return f"{name} has {size} bytes instead of {stored.size}"
-            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
+            file.seek(0)
+            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:  # type: ignore[arg-type]
                 return f"{name} has changed since it was written"
     except OSError as error:
-        return f"{name} cannot be read: {error.strerror}"
+        return f"{name} cannot be read: {error.strerror or error}"
     return ""

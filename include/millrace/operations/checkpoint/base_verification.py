@@ -107,7 +107,7 @@ def verify_base(
     with duckdb.connect() as db:
         for messages in snapshot.messages(before.pchannel, start=before.confirmed, up_to_tick=tick):
             for stretch in catalog.apply(buffer.push(messages)):
-                for part in collection_rows(stretch, catalog, imports=StagedFiles(settings.staged_path)):
+                for part in collection_rows(stretch, catalog, imports=StagedFiles.of(settings)):
                     found = tables.get(part.collection_id)
                     if found is not None:
                         total = wal.setdefault((part.collection_id, part.is_delete), _Sum())
@@ -188,7 +188,7 @@ def _deletes_before_fold(
         before.pchannel, start=before.confirmed, up_to_tick=folded, types=_CATALOG_AND_DELETES
     ):
         for stretch in catalog.apply(buffer.push(messages)):
-            found = collection_rows(stretch, catalog, imports=StagedFiles(settings.staged_path), deletes=True)
+            found = collection_rows(stretch, catalog, imports=StagedFiles.of(settings), deletes=True)
             parts += [part.rows for part in found if part.collection_id == number]
     return pa.concat_tables(parts)
 

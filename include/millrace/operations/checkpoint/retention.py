@@ -23,6 +23,7 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.bases import VerifiedBase, read_bases, write_base
 from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
+from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.rewrite.commits import raise_base_tick
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -95,7 +96,7 @@ def apply_retention(
 def _remove_staged(settings: Settings) -> None:
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is not None:
-        remove_trimmed_files(settings.staged_path, wal)
+        remove_trimmed_files(StagedFiles.of(settings), wal)
 
 
 def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> int:

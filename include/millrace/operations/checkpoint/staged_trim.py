@@ -12,16 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.failpoint import hit
-from millrace.base.files import make_folder, replace_json, sync
+from millrace.base.files import sync
 from millrace.message.bodies import parse_body
 from millrace.message.types import MessageType
+from millrace.storage.local import LocalStore
+from millrace.storage.store import TableStore, store_at
+from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import WalSnapshot
 
 TRIM_NOTES_FOLDER: Final = ".trims"
@@ -38,35 +40,44 @@ def imported_files(messages: pa.Table) -> list[str]:
     return [file["path"] for body in bodies for file in body["files"]]
 
 
-def note_trimmed_files(staged: Path, pchannel: str, tick: int, paths: list[str]) -> None:
+def note_trimmed_files(staged: object, pchannel: str, tick: int, paths: list[str]) -> None:
     """Record which files may be removed once the WAL of `pchannel` is trimmed to `tick`. Durable before that commit."""
     if not paths:
         return
-    folder = staged / TRIM_NOTES_FOLDER
-    make_folder(folder)
-    replace_json(folder / f"{pchannel}-{tick}.json", {"pchannel": pchannel, "tick": tick, "paths": paths}, synced=True)
+    note = json.dumps({"pchannel": pchannel, "tick": tick, "paths": paths}).encode()
+    store_at(staged).replace(f"{TRIM_NOTES_FOLDER}/{pchannel}-{tick}.json", note)
 
 
-def remove_trimmed_files(staged: Path, wal: WalSnapshot) -> int:
+def remove_trimmed_files(staged: StagedFiles, wal: WalSnapshot) -> int:
     """Remove the files that trims up to the version of `wal` have released, and return their number."""
-    notes = [note for note in sorted((staged / TRIM_NOTES_FOLDER).glob("*.json")) if _stands(note, wal)]
+    found = [store_at(place) for place in (staged.place, staged.earlier) if place is not None]
+    notes = [
+        (store, f"{TRIM_NOTES_FOLDER}/{name}", value)
+        for store in found
+        for name in store.list(TRIM_NOTES_FOLDER)
+        if name.endswith(".json") and (value := _standing(store, f"{TRIM_NOTES_FOLDER}/{name}", wal)) is not None
+    ]
     if not notes:
         return 0
     needed = set(_still_named(wal))
     removed = 0
-    for note in notes:
-        for path in dict.fromkeys(json.loads(note.read_text())["paths"]):
-            if path not in needed:
-                removed += _remove(staged, path)
+    for store, note, paths in notes:
+        gone = [path for path in dict.fromkeys(paths) if path not in needed]
+        removed += sum(_remove(each, path) for path in gone for each in found)
         hit("staged_trim.removed")
-        note.unlink(missing_ok=True)
-        sync(note.parent)
+        store.delete([note])
+        if isinstance(store, LocalStore):
+            sync(store.folder / TRIM_NOTES_FOLDER)
     return removed
 
 
-def _stands(note: Path, wal: WalSnapshot) -> bool:
-    value = json.loads(note.read_text())
-    return bool(wal.trimmed(value["pchannel"])[0] >= value["tick"])
+def _standing(store: TableStore, note: str, wal: WalSnapshot) -> list[str] | None:
+    """Return the paths of a note whose trim is committed, or None."""
+    text = store.read(note)
+    if text is None:
+        return None
+    value = json.loads(text)
+    return list(value["paths"]) if wal.trimmed(value["pchannel"])[0] >= value["tick"] else None
 
 
 def _still_named(wal: WalSnapshot) -> Iterator[str]:
@@ -75,15 +86,16 @@ def _still_named(wal: WalSnapshot) -> Iterator[str]:
             yield from imported_files(messages)
 
 
-def _remove(staged: Path, path: str) -> int:
-    target = staged / path
-    try:
-        target.unlink()
-    except FileNotFoundError:
+def _remove(store: TableStore, path: str) -> int:
+    if store.size(path) is None:
         return 0
+    store.delete([path])
+    if not isinstance(store, LocalStore):
+        return 1
+    target = store.folder / path
     sync(target.parent)
     for folder in target.parents:
-        if folder == staged:
+        if folder == store.folder:
             break
         with suppress(OSError):  # it holds other files
             folder.rmdir()

@@ -24,7 +24,7 @@ from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX
 from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.tables.wal.trims import WalTrim, record_trim, trimmed_totals
 from millrace.wal.digest import digest_rows
-from millrace.wal.schema import KIND_MESSAGE, KIND_STATE, complete_rows
+from millrace.wal.schema import KIND_MESSAGE, KIND_STATE, ROW_SCHEMA
 
 ATTEMPTS: Final = 50
 
@@ -59,7 +59,7 @@ def trim_wal(settings: Settings, base: VerifiedBase, *, dry_run: bool = False) -
         for file in files:
             totals, named = _read(table, file)
             gone, imported = gone + totals, [*imported, *named]
-        note_trimmed_files(settings.staged_path, base.pchannel, base.time_tick, imported)
+        note_trimmed_files(settings.staged_uri, base.pchannel, base.time_tick, imported)
         record_trim(table.table.uri, WalTrim(base.pchannel, base.time_tick, gone, found.files, found.bytes))
         hit("wal_trim.recorded")
         hit("wal_trim.checked")
@@ -98,7 +98,7 @@ def files_before(table: WalTable, base: VerifiedBase) -> list[_File]:
 
 def _read(table: WalTable, file: _File) -> tuple[WalTotals, list[str]]:
     """Return the totals of a file's rows, and the staged files that its messages name."""
-    rows = complete_rows(table.table.read(file.path))
+    rows = table.table.read(file.path).cast(ROW_SCHEMA)
     if file.kind != KIND_MESSAGE:
         return WalTotals(0, rows.num_rows, digest_rows(rows)), []
     return WalTotals(rows.num_rows, 0, digest_rows(rows)), imported_files(rows)

@@ -1,4 +1,4 @@
-"""Z-orders by columns of the user's choice, with delta-spark's OPTIMIZE.
+"""Z-orders by columns of the user's choice: with delta-spark's OPTIMIZE, on an object store with delta-rs'.
 
 Useful for tables that are read by columns other than the key. The columns are added to those that have bounds in the
 Delta log, so that readers skip files by them. Files that the flusher writes later have no such bounds until they are
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from millrace.base.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema
 from millrace.storage.commit import set_properties
-from millrace.storage.spark import spark_zorder
+from millrace.storage.spark import spark_writes, spark_zorder
 from millrace.storage.table import TableHandle
 
 STATS: Final = "delta.dataSkippingStatsColumns"
@@ -52,5 +52,8 @@ def zorder(spark: SparkSession, table: TableHandle, schema: CollectionSchema, fi
         return {STATS: ",".join([*stats, *lacking])} if lacking else {}
 
     set_properties(table, with_stats)
+    if not spark_writes(table.store):
+        table.zorder(columns)
+        return
     with table.store.lease():  # Spark does not know the lease, so hold it for Spark
         spark_zorder(spark, table.store, columns)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from millrace.operations.operation import Operation, OperationParams
 
-Area = Literal["airflow_database", "airflow_logs", "runs", "reports", "restores", "quality"]
+Area = Literal["airflow_database", "airflow_logs", "runs", "reports", "restores", "quality", "uploads"]
 ALL_AREAS: Final[tuple[Area, ...]] = (
     "airflow_database",
     "airflow_logs",
@@ -16,6 +16,7 @@ ALL_AREAS: Final[tuple[Area, ...]] = (
     "reports",
     "restores",
     "quality",
+    "uploads",
 )
 """What is trimmed, each by a setting (docs/operating.md, "What grows")."""
 

@@ -34,6 +34,7 @@ from millrace.operations.quality.results import docs_path, remove_old_results
 from millrace.operations.restore.records import remove_finished_records, unfinished_records
 from millrace.runtime.launch.launcher import Launcher
 from millrace.runtime.progress import Progress
+from millrace.storage.objects import remove_old_uploads
 from millrace.tables.quality_state import failed_critical_expectations
 
 LOCK: Final = "housekeeping.lock"
@@ -158,6 +159,13 @@ def _quality(trim: Trim) -> dict[str, Any]:
     return {"rows": rows, "details": {"quality/results": rows} if rows else {}, "files": pages}
 
 
+def _uploads(trim: Trim) -> dict[str, Any]:
+    try:
+        return {"files": remove_old_uploads(trim.settings.tables_uri, before=trim.before, dry_run=trim.dry_run)}
+    except OSError as error:
+        return {"words": f"{error}; the next run trims them"}
+
+
 def _old_files(folder: Path, trim: Trim) -> dict[str, Any]:
     found = remove_old_files(folder, before=trim.before, dry_run=trim.dry_run)
     return {"files": found.files, "freed_bytes": found.bytes}
@@ -170,6 +178,7 @@ AREAS: Final[Mapping[Area, Callable[[Trim], dict[str, Any]]]] = {
     "reports": _reports,
     "restores": _restores,
     "quality": _quality,
+    "uploads": _uploads,
 }
 
 RETENTION: Final[Mapping[Area, Callable[[Settings], float]]] = {
@@ -179,5 +188,6 @@ RETENTION: Final[Mapping[Area, Callable[[Settings], float]]] = {
     "reports": lambda settings: settings.run_retention_days,
     "restores": lambda settings: settings.run_retention_days,
     "quality": lambda settings: settings.quality_retention_days,
+    "uploads": lambda settings: 1.0 if settings.tables_uri.startswith("s3://") else 0.0,
 }
 """Days that an area keeps, by its setting. 0: it is not trimmed."""

@@ -10,7 +10,6 @@ hit. Tables that are written before the commit to ``wal`` that refers to them (b
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import uuid
@@ -24,9 +23,10 @@ from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path, open_read_only
 from millrace.storage.delta_log import LOG_FOLDER
-from millrace.storage.store import store_at
+from millrace.storage.store import list_below, store_at
 from millrace.storage.table import table_at, table_exists
 from millrace.tables.collections.layout import rows_name, stored_collection_ids
+from millrace.tables.collections.staged_files import StagedFiles
 
 
 def tables_to_clone(settings: Settings) -> Iterator[str]:
@@ -95,9 +95,11 @@ def clone_staged(settings: Settings, home: Path) -> None:
     Called twice: before ``wal`` is cloned, because a trim of it releases files, and after it, for an Import that
     arrived meanwhile.
     """
-    for path in sorted(settings.staged_path.rglob("*")):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(settings.staged_path).parts):
-            link_if_present(path, home / path.relative_to(settings.data_dir))
+    staged, target = StagedFiles.of(settings), store_at(home / "staged")
+    for source in (store_at(place) for place in (staged.place, staged.earlier) if place is not None):
+        for name in list_below(source):
+            if not any(part.startswith(".") for part in name.split("/")) and target.size(name) is None:
+                target.take(source, name, "link")
 
 
 def clone_table(source: str, target: str) -> None:
@@ -108,12 +110,3 @@ def clone_table(source: str, target: str) -> None:
             there.take(here, f"{LOG_FOLDER}/{name}", "copy")
     for name in table_at(target).live_files():
         there.take(here, name, "link")
-
-
-def link_if_present(source: Path, target: Path) -> None:
-    """Hard-link a file if it exists, once, creating its folders."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except (FileNotFoundError, FileExistsError):
-        pass

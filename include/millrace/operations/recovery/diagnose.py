@@ -334,8 +334,8 @@ def _collections(settings: Settings) -> list[RecoveryFinding]:
             flush_to_end(copy)
             reports = verify_collections(copy)
         except StagedFileDamaged as error:  # the WAL cannot be compared without these rows
-            words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
-            return [RecoveryFinding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
+            words = str(error).replace(copy.staged_uri, settings.staged_uri)
+            return [RecoveryFinding(kind="staged_file_damaged", subject="staged", words=words)]
         names = {number: rows_name(settings, number) for number in reports}
     return [
         RecoveryFinding(

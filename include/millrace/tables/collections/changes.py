@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -26,18 +25,18 @@ from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosit
 class ImportedFiles:
     """The rows of imports for a reader of the WAL (implements Imports). `wal` tells how long the files stay."""
 
-    staged: Path
+    staged: StagedFiles
     wal: str
 
     @classmethod
     def of(cls, settings: Settings) -> ImportedFiles:
         """Return the files of a data folder."""
-        return cls(settings.staged_path, settings.wal_uri)
+        return cls(StagedFiles.of(settings), settings.wal_uri)
 
     def rows(self, named: VChannelImport) -> Generator[tuple[int, pa.RecordBatch], None, None]:
         """Yield the rows. Raises StagedFileDamaged, and PositionTruncated if retention removed the files meanwhile."""
         try:
-            yield from StagedFiles(self.staged).rows(named)
+            yield from self.staged.rows(named)
         except StagedFileDamaged as error:
             raise _truncated(self.wal, pchannel_of(named.vchannel), named.tick - 1) or error from None
 

@@ -371,7 +371,7 @@ def tail_rows(
             mine = stretch.filter(pc.equal(stretch["collection_id"], collection_id))
             if mine.num_rows == 0 or _has(mine, ticks):
                 continue
-            for part in collection_rows(mine, catalog, imports=StagedFiles(settings.staged_path), deletes=deletes):
+            for part in collection_rows(mine, catalog, imports=StagedFiles.of(settings), deletes=deletes):
                 rows = _behind(part.rows, ticks)
                 if rows.num_rows:
                     yield align_to_schema(rows, target)

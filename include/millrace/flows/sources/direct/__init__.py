@@ -1,1 +1,0 @@
-"""Messages of UDP and ZeroMQ, as they arrive, at most once (docs/direct-messaging.md)."""
