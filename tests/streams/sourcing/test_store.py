@@ -16,6 +16,7 @@ import pytest
 import millrace.testing
 from millrace.base.errors import (
     AppendRejected,
+    EntryTooLarge,
     EventStreamDamaged,
     EventUndecodable,
     InvalidArgument,
@@ -26,7 +27,8 @@ from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.streams.sourcing.aggregate import Aggregate
 from millrace.streams.sourcing.events import EventTypes
-from millrace.streams.sourcing.store import EVENT_SCHEMA, Command, EventStore, Loaded
+from millrace.streams.sourcing.snapshots import Snapshot
+from millrace.streams.sourcing.store import EVENT_SCHEMA, Appended, Command, EventStore, Loaded
 from tests.streams.sourcing.conftest import Open
 from tests.streams.sourcing.flying import AIRCRAFT, EVENTS, Aircraft, Flown, Registered, after, flown
 
@@ -34,6 +36,16 @@ from tests.streams.sourcing.flying import AIRCRAFT, EVENTS, Aircraft, Flown, Reg
 @dataclass
 class _Sold:
     to: str
+
+
+@dataclass
+class _Unstable:
+    """Its JSON form gives another state."""
+
+    name: str = "a"
+
+    def __post_init__(self) -> None:
+        self.name += "!"
 
 
 @dataclass
@@ -137,6 +149,80 @@ def test_bad_commands_are_refused_before_anything_is_sent(opened: Open) -> None:
     assert store.load("N1").version == 0
 
 
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (Command("N1", [flown(1)], True), "an expected version is 0 to"),
+        (Command("N1", [flown(1)], "1"), "an expected version is 0 to"),  # type: ignore[arg-type]
+        (Command(5, [flown(1)]), "the key of an aggregate is a text"),  # type: ignore[arg-type]
+        (Command("\ud800", [flown(1)]), "the key of an aggregate is a text"),
+        (Command("N1", [flown(1)], at=datetime(2026, 1, 1)), "needs a time zone"),  # noqa: DTZ001
+        (Command("N1", [flown(1)], metadata=[1]), "metadata has names and values"),  # type: ignore[arg-type]
+        (Command("N1", [flown(1)], metadata={"by": object()}), "has no JSON form"),
+    ],
+    ids=range(7),
+)
+def test_bad_input_is_a_typed_error(opened: Open, bad: Command, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        opened().append_all([bad])
+
+
+def test_a_batch_larger_than_an_entry_is_split_and_a_command_too_large_is_refused_alone(opened: Open) -> None:
+    store = opened()
+    large = [Command(f"N{number}", [Flown("x" * (3 << 20), 1, 1, "B")]) for number in range(7)]
+    found = store.append_all([*large, Command("N9", [Flown("x" * (17 << 20), 1, 1, "B")]), Command("N8", [flown(1)])])
+    assert [isinstance(each, Appended) for each in found] == [True] * 7 + [False, True]
+    assert isinstance(found[7], EntryTooLarge)
+
+
+def test_an_aggregate_that_cannot_be_loaded_fails_its_own_command_alone(opened: Open) -> None:
+    first = EventTypes()
+    first.register(name="Sold")(_Sold)
+    opened(aggregate=Aggregate(events=first, initial=Aircraft, fold=lambda state, event: state)).append(
+        "N1", _Sold("B")
+    )
+    found = opened().append_all([Command("N0", [flown(1)]), Command("N1", [flown(1)]), Command("N2", [flown(1)])])
+    assert isinstance(found[1], EventUndecodable)
+    assert [isinstance(each, Appended) for each in found] == [True, False, True]
+
+
+def test_a_fold_that_fails_after_its_events_are_in_the_log_is_no_failure_of_the_command(opened: Open) -> None:
+    def fold(state: Aircraft, event: Flown) -> Aircraft:
+        if event.distance < 0:
+            raise ValueError("negative")
+        return after(state, event)
+
+    store = opened(aggregate=Aggregate(events=EVENTS, initial=Aircraft, fold=fold))
+    assert store.append("N1", flown(1, distance=-1)).version == 1
+    with pytest.raises(ValueError, match="negative"):
+        store.load("N1")
+
+
+# --- the collection ---------------------------------------------------------------------------------------------------
+
+
+def test_by_an_alias_a_store_has_the_snapshots_of_its_collection(
+    opened: Open, deployment: millrace.testing.Deployment
+) -> None:
+    store = opened(snapshot_every=2)
+    store.append("N1", flown(1), flown(2))
+    deployment.create_alias("planes", store.collection.name)
+    other = EventStore.open(deployment, "planes", AIRCRAFT, snapshot_every=2)
+    assert other.append("N1", flown(1), flown(2), expected_version=2).version == 4
+    assert [each["version"] for each in snapshots_of(store)] == [4]
+    assert "planes_snapshots" not in list(deployment)
+
+
+def test_a_collection_may_have_further_columns_that_are_null(opened: Open) -> None:
+    store = opened()
+    store.append("N1", flown(1))
+    store.collection.add_field("region", "string?")
+    assert store.append("N1", flown(2), expected_version=1).version == 2
+    other = opened()
+    assert other.append("N1", flown(3), expected_version=2).version == 3
+    assert store.rebuild().digest == other.rebuild().digest
+
+
 # --- answers that are lost --------------------------------------------------------------------------------------------
 
 
@@ -175,6 +261,63 @@ def test_a_call_whose_outcome_is_unknown_is_repeated_with_its_id(opened: Open, m
     assert store.load("N1").version == 2
     with pytest.raises(VersionConflict):
         store.append("N1", flown(1), expected_version=0)
+
+
+def test_a_repeated_decision_has_one_effect(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, command = opened(), uuid4()
+    with monkeypatch.context() as patched:
+        losing(patched, store, lambda number: True)
+        with pytest.raises(LogUnavailable):
+            store.execute("N1", lambda state: [flown(1)], command=command)
+    for each in (store, opened()):
+        assert each.execute("N1", lambda state: [flown(1)], command=command).version == 1
+    assert store.execute("N1", lambda state: [flown(1)]).version == 2
+
+
+# --- decisions on an old state ----------------------------------------------------------------------------------------
+
+
+def test_to_do_nothing_is_decided_on_what_is_there_now(opened: Open) -> None:
+    away, other = opened(), opened()
+    away.append("N1", flown(1))
+    other.append("N1", flown(2))
+    assert away.execute("N1", lambda state: [flown(3)] if state.flights == 2 else []).state.flights == 3
+
+
+def test_to_refuse_is_decided_on_what_is_there_now(opened: Open) -> None:
+    away, other = opened(), opened()
+    away.append("N1", flown(1))
+    other.append("N1", flown(2))
+    seen = []
+
+    def decide(state: Aircraft) -> list[Flown]:
+        seen.append(state.flights)
+        if state.flights != 2:
+            raise ValueError(f"{state.flights} flights")
+        return [flown(3)]
+
+    assert away.execute("N1", decide).version == 3
+    assert seen == [1, 2]
+    with pytest.raises(ValueError, match="3 flights"):
+        away.execute("N1", decide)
+
+
+def test_after_a_conflict_only_the_new_events_are_read(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    away, other = opened(), opened()
+    for number in range(10):
+        away.append("N1", flown(number))
+    other.append("N1", flown(10), flown(11))
+    seen = decoded(monkeypatch)
+    assert (away.load("N1").version, len(seen)) == (12, 2)
+    other.erase("N1")
+    assert (away.load("N1").state, away.load("N1").version) == (Aircraft(), 13)
+    other.append("N1", flown(1))
+    monkeypatch.setattr(away.collection, "get", None)  # whole aggregates are not read
+    commands = [Command("N1", [flown(2)], 13 + number) for number in range(20)]
+    outcomes = away.append_all(commands)
+    assert isinstance(outcomes[0], VersionConflict)
+    assert outcomes[0].current_version == 14
+    assert [each.version for each in outcomes[1:]] == list(range(15, 34))  # type: ignore[union-attr]
 
 
 # --- what the chain forgets and refuses -------------------------------------------------------------------------------
@@ -371,6 +514,13 @@ def test_a_state_that_json_changes_has_no_snapshot(opened: Open) -> None:
     kept = Aggregate(events=EVENTS, initial=lambda: {"at": ()}, fold=lambda state, event: {"at": {1: 2}})
     store = opened(snapshot_every=1, aggregate=kept)
     store.append("N1", flown(1))  # a number as a key comes back as a text, and is the same text again
+    tuples = opened(
+        snapshot_every=1,
+        aggregate=Aggregate(events=EVENTS, initial=_Unstable, fold=lambda state, event: _Unstable("b")),
+    )
+    assert tuples.append("N3", flown(1)).version == 1, "its events are in the log"
+    assert tuples.snapshots is not None
+    assert tuples.snapshots.skipped == 1
     limited = opened(
         snapshot_every=1, aggregate=Aggregate(events=EVENTS, initial=str, fold=lambda s, e: "x" * (2 << 20))
     )
@@ -392,6 +542,9 @@ def test_an_erased_aggregate_goes_on_with_its_version(opened: Open) -> None:
     assert erased.version == 3
     assert (store.load("N1").state, store.load("N1").version) == (Aircraft(), 3)
     assert snapshots_of(store) == []
+    store.snapshots.save([Snapshot("N1", 2, uuid4(), Aircraft("Ada"))])  # type: ignore[union-attr]
+    assert opened(snapshot_every=1).load("N1").state == Aircraft()
+    assert snapshots_of(store) == [], "an erasure that stopped before its snapshot is finished by the next load"
     assert store.append("N1", Registered("Bob"), expected_version=3).version == 4
     assert store.load("N1").state == Aircraft("Bob")
     assert [each.type for each in store.history("N1")] == ["$erased", "Registered"]

@@ -101,6 +101,11 @@ class StreamFolder(Generic[S]):
         state = self._folded(state, ((row["type"], row["type_version"], row["data"]) for row in rest))
         return state, versions[-1]
 
+    def extend(self, state: S, rows: Sequence[Mapping[str, Any]]) -> S:
+        """Return the state after further events of its aggregate, in any order. Raises EventUndecodable."""
+        ordered = sorted(rows, key=lambda row: row["version"])
+        return self._folded(state, ((row["type"], row["type_version"], row["data"]) for row in ordered))
+
     def folded(self, table: pa.Table) -> Iterator[tuple[str, S, int, int]]:
         """Yield key, state, version and number of events of each aggregate of sorted events."""
         if not table.num_rows:
