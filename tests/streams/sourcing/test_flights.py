@@ -87,7 +87,7 @@ def check(database: Database, name: str, rows: Sequence[dict[str, Any]], *, batc
         shares[(number // CONTESTED if number % CONTESTED == 0 else own) % WRITERS].append(row)
     with ThreadPoolExecutor(WRITERS) as pool:
         found = list(pool.map(lambda share: write(database, name, share, batch), shares))
-    assert sum(conflicts for _, conflicts in found) >= len(rows) // CONTESTED // 2
+    assert sum(conflicts for _, conflicts in found) >= len(rows) // CONTESTED // 5
     store = EventStore(database, database.collection(name), AIRCRAFT)
     changes = store.collection.changes_between().read_all()
     assert changes.num_rows == len(rows)
