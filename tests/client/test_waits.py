@@ -72,8 +72,8 @@ def test_a_read_of_the_past_appends_nothing(
     shop.new_producer().insert(items, item_rows(*range(10, 60)))
     ingest_to_end(shop.settings, shop.log)
 
-    def tick(client: AppendClient, pchannel: str) -> int:
-        raise AssertionError(f"a tick was appended to {pchannel}")
+    def tick(client: AppendClient, pchannel: str, *, persist: bool = True) -> int:
+        raise AssertionError(f"a tick was made on {pchannel}")
 
     monkeypatch.setattr(AppendClient, "tick", tick)
     assert shop.collection(items.name).read(at=then).num_rows == 10
@@ -94,7 +94,7 @@ def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> N
     class Parked:
         service: LogService
 
-        def tick(self, pchannel: str) -> int:
+        def tick(self, pchannel: str, *, persist: bool = True) -> int:
             raise ChannelParked(f"{pchannel} is parked at entry 0:7")
 
         def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 0) -> TailBatch:

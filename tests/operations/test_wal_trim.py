@@ -25,7 +25,7 @@ from millrace.operations.compaction.vacuum import tables_to_vacuum
 from millrace.operations.quality.checks import TableCheckResult
 from millrace.operations.quality.results import record_run
 from millrace.operations.verification import verify_channel, verify_collections
-from millrace.rpc.tail import Evicted
+from millrace.rpc.tail import Evicted, TimeTick
 from millrace.runtime.progress import Progress
 from millrace.tables.collections.bases import read_bases
 from millrace.tables.collections.changes import table_changes
@@ -120,7 +120,7 @@ class Gone:
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Evicted:
         return Evicted(1 << 62)
 
-    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
+    def time_tick(self, pchannel: str, *, persist: bool = True, deadline: float = 30.0) -> TimeTick:
         raise AssertionError("nobody waits for a tick here")
 
 

@@ -25,6 +25,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable, NotSupportedRemotely
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.channel_router import MARGIN, ChannelRouter
+from millrace.message.ids import MessageId
 from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Entries, as_values
 from millrace.rpc.calls import ServerCall
@@ -33,7 +34,7 @@ from millrace.rpc.link import ConnectionLost, Link
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection, keys_to_text
-from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, from_wire_rows
+from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, TimeTick, from_wire_rows
 from millrace.rpc.tasks import LeasedTasks, WireTasks, decode_tasks
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
 from millrace.wal.definitions import PChannelDefinitions
@@ -125,6 +126,26 @@ class AppendClient(Closeable):
         """
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
         return int(self.call(calls.TICK, request, seconds=deadline)["tick"])
+
+    def time_tick(
+        self,
+        pchannel: str,
+        *,
+        tick: int = 0,
+        persist: bool = True,
+        source_id: int = 0,
+        deadline: float = DEFAULT_DEADLINE,
+    ) -> TimeTick:
+        """Make a time tick, of exactly `tick` if given; see :meth:`millrace.node.append.host.AppendHost.time_tick`."""
+        request = {"pchannel": pchannel, "deadline": deadline, "persist": persist, "tick": tick, "source_id": source_id}
+        found = self.call(calls.TICK, request, seconds=deadline)
+        if (
+            "last_confirmed" not in found
+        ):  # a server of an earlier build: whoever starts at the beginning misses nothing
+            begin = MessageId(0, 0, 0, 0)
+            return TimeTick(int(found["tick"]), begin, begin, persist)
+        confirmed, own = (MessageId(*found[name]) for name in ("last_confirmed", "id"))
+        return TimeTick(int(found["tick"]), confirmed, own, bool(found["persisted"]), int(found["term"]))
 
     def mvcc(self, vchannel: str) -> Mvcc:
         """Return the tick up to which a VChannel is readable now.

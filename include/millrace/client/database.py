@@ -762,7 +762,7 @@ class Database(Closeable):
 
     def _reset_tick(self, lane: str, to: Moment | Literal["earliest", "latest"]) -> int:
         pchannel = split_channel(lane)[0]
-        now = self.connection.tick(pchannel)
+        now = self.connection.tick(pchannel, persist=False)
         if to == "latest":
             return now
         wal = self.tables.wal_opener([lane])()
@@ -788,7 +788,7 @@ class Database(Closeable):
 
     def current_tick(self, pchannels: Iterable[str]) -> int:
         """Return a tick after every acknowledged append to these PChannels."""
-        return max(self.connection.tick(name) for name in pchannels)
+        return max(self.connection.tick(name, persist=False) for name in pchannels)
 
     @cached_property
     def tables(self) -> Tables:

@@ -107,7 +107,7 @@ class RemoteTables:
             referenced_columns,
         )
 
-        tick = max(self._append.tick(name) for name in collection.pchannels) if at is None else at
+        tick = max(self._append.tick(name, persist=False) for name in collection.pchannels) if at is None else at
         with self.stream(collection, at=tick, seconds=seconds, selection=Selection(limit=0)) as nothing:
             fields = nothing.schema
 

@@ -22,7 +22,7 @@ from millrace.message.types import BEHAVIOUR, MessageType
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.rpc.tail import TailBatch, TailSource
+    from millrace.rpc.tail import TailBatch, TailSource, TimeTick
     from millrace.wal.scanner import DeliverPolicy
 
 _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
@@ -116,8 +116,11 @@ class _NoTail:
 
         return TailBatch([], after_tick)
 
-    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
-        return 0  # without a server no tick is appended
+    def time_tick(self, pchannel: str, *, persist: bool = True, deadline: float = 30.0) -> TimeTick:
+        from millrace.rpc.tail import TimeTick
+
+        nowhere = MessageId(0, 0, 0, 0)
+        return TimeTick(0, nowhere, nowhere, False)  # without a server no tick is made
 
 
 def _sources(

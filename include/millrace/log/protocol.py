@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import LogCorrupted, LogUnavailable
 from millrace.message.ids import LogId
-from millrace.message.log_entries import LogDescription, LogEntries, VerifyReport
+from millrace.message.log_entries import LogDescription, LogEntries, StampFloor, VerifyReport
 
 
 class Log(Protocol):
@@ -100,6 +100,20 @@ class Switchable(Protocol):
         Returns False if no next generation is known yet.
         """
         ...
+
+
+@runtime_checkable
+class StampPromising(Protocol):
+    """A log that stamps its entries by a clock of its own."""
+
+    def stamp_floor(self) -> StampFloor | None:
+        """Return what it promises now, or None. The promise outlives the process and a power loss."""
+        ...
+
+
+def stamp_floor(log: Log) -> StampFloor | None:
+    """Return what a log promises about the stamps of entries to come; None if it promises nothing, as brokers do."""
+    return log.stamp_floor() if isinstance(log, StampPromising) else None
 
 
 class LogService(Protocol):

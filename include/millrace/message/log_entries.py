@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -56,6 +56,15 @@ class LogDescription:
     begin: LogId
     end: LogId
     bytes: int
+
+
+class StampFloor(NamedTuple):
+    """What a log promises about the entries to come."""
+
+    end: LogId
+    """The position after the last entry."""
+    ms: int
+    """No entry at or after `end` has an earlier append stamp, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

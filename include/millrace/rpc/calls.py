@@ -134,6 +134,14 @@ DESCRIBE: Final = _call(
     request="pchannel",
     answer="begin end bytes",
 )
+FLOOR: Final = _call(
+    "floor",
+    Role.READ,
+    ResourceKind.PCHANNEL,
+    "show the end of a log, and what it promises about later timestamps",
+    request="pchannel",
+    answer="end ms",
+)
 ENDS: Final = _call("ends", Role.READ, Scope.EVERYTHING, "show the ends of logs", request="pchannels", answer="ends")
 GROUPS: Final = _call("groups", Role.READ, Scope.EVERYTHING, "list the log's consumer groups", answer="groups")
 GROUP_POSITION: Final = _call(
@@ -346,8 +354,8 @@ TICK: Final = _call(
     ANY_ROLE,
     Scope.ANYTHING,
     "append a time tick",
-    request="pchannel deadline? persist? forwarded?",
-    answer="tick",
+    request="pchannel deadline? persist? forwarded? tick? source_id?",
+    answer="tick last_confirmed id persisted term",
     repeat=Repeat.IDEMPOTENT,
 )
 CONFIRM: Final = _call(

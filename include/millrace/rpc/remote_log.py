@@ -24,7 +24,7 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, ServerStopping
 from millrace.message.ids import LogId
-from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
+from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, StampFloor, VerifyReport
 from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Connector, as_values
 from millrace.rpc.calls import Repeat, ServerCall
@@ -399,6 +399,17 @@ class RemoteLog:
     def end(self) -> LogId:
         """Return the position after the last entry."""
         return self.describe().end
+
+    def stamp_floor(self) -> StampFloor | None:
+        """Return what the server's log promises about later stamps.
+
+        None if it promises nothing, or if a server of an earlier build does not know the call.
+        """
+        try:
+            found = self._service.call(calls.FLOOR, {"pchannel": self.pchannel})
+        except InvalidArgument:
+            return None
+        return StampFloor(log_id(found["end"]), int(found["ms"])) if found else None
 
     def enforce_retention(self, *, allowed: LogId) -> int:
         """Remove whole files beyond the server's retention settings; return the bytes freed.

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.message.ids import MessageId, tick_physical_ms
+from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
 from millrace.wal.schema import ROW_SCHEMA
 
@@ -59,9 +61,37 @@ class TailSource(Protocol):
         """Return what comes after `after_tick`; wait up to `timeout` seconds if there is nothing."""
         ...
 
-    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
-        """Append a time tick and return a tick up to which every earlier append is decided."""
+    def time_tick(self, pchannel: str, *, persist: bool = True, deadline: float = 30.0) -> TimeTick:
+        """Append a time tick and return one up to which every earlier append is decided.
+
+        Without `persist`, append nothing; the tick of a broker's log then moves with its entries alone.
+        """
         ...
+
+
+class TimeTick(NamedTuple):
+    """A time tick as it was made: everything up to `time_tick` is decided."""
+
+    time_tick: int
+    last_confirmed: MessageId
+    """A reader that starts there misses nothing that becomes visible after `time_tick`."""
+    id: MessageId
+    """The message's id; of a tick that is not persisted, `last_confirmed`."""
+    persisted: bool
+    """Whether the log has an entry of it."""
+    term: int = 0
+
+    def message(self) -> ImmutableMessage:
+        """Return it as readers get it."""
+        return ImmutableMessage(
+            id=self.id,
+            last_confirmed=self.last_confirmed,
+            type=MessageType.TIME_TICK,
+            term=self.term,
+            time_tick=self.time_tick,
+            physical_ms=tick_physical_ms(self.time_tick),
+            not_persisted=not self.persisted,
+        )
 
 
 class Mvcc(NamedTuple):

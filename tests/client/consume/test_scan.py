@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import PositionTruncated, TickNotReached, WalGap
+from millrace.base.errors import InvalidArgument, PositionTruncated, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
@@ -36,7 +36,7 @@ from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.server import AppendExtension
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.rpc.tail import Evicted, TailBatch, TailSource
+from millrace.rpc.tail import Evicted, TailBatch, TailSource, TimeTick
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX, WalSnapshot
@@ -322,8 +322,8 @@ class _Counting:
             self.tailed += 1
         return found
 
-    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
-        return self._source.tick(pchannel, deadline=deadline)
+    def time_tick(self, pchannel: str, *, persist: bool = True, deadline: float = 30.0) -> TimeTick:
+        return self._source.time_tick(pchannel, persist=persist, deadline=deadline)
 
 
 def trim_first_commit(made: Deployment) -> int:
@@ -366,13 +366,38 @@ def test_who_begins_or_stands_where_retention_has_been_hears_of_it(deployment: D
 
 def test_a_scan_up_to_a_tick_ends_on_a_pchannel_where_nothing_more_happens(deployment: Deployment) -> None:
     last = deployment.host.tick(PCHANNEL)
+    end = deployment.service.open(PCHANNEL).end()
     until = compose_tick(tick_physical_ms(last) + 100)
     with scan(PCHANNEL, All(), wal=deployment.history, tail=deployment.tail, until_tick=until) as found:
         units = list(found)
     assert units
     assert found.ended
     assert found.confirmed_tick >= until
-    assert deployment.host.describe(PCHANNEL)["last_tick"] >= until
+    assert deployment.service.open(PCHANNEL).end() == end, "no entry was needed for it"
+
+
+def test_a_scan_with_ticks_gives_them_while_nothing_happens_and_none_before_a_row(deployment: Deployment) -> None:
+    with scan(
+        PCHANNEL, Latest(), wal=deployment.history, tail=deployment.tail, filters=[TypeFilter([MessageType.INSERT])],
+        tick_interval=0.01,
+    ) as found:  # fmt: skip
+        units = iter(found)
+        first, second = next(units), next(units)
+        for tick in (first, second):
+            assert isinstance(tick, ImmutableMessage)
+            assert (tick.type, tick.not_persisted) == (MessageType.TIME_TICK, True)
+        assert first.time_tick < second.time_tick
+        [written] = deployment.host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
+        seen = second.time_tick
+        while True:
+            unit = next(units)
+            assert unit.time_tick > seen
+            seen = unit.time_tick
+            if isinstance(unit, ImmutableMessage) and unit.type == MessageType.INSERT:
+                break
+        assert seen == written.time_tick
+    with pytest.raises(InvalidArgument, match="interval of ticks"):
+        scan(PCHANNEL, All(), wal=deployment.history, tail=deployment.tail, tick_interval=0.0)
 
 
 def test_a_closed_scan_ends(deployment: Deployment) -> None:

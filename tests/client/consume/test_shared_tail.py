@@ -23,7 +23,7 @@ from millrace.message.ids import LogId, MessageId
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits
-from millrace.rpc.tail import Evicted, TailBatch
+from millrace.rpc.tail import Evicted, TailBatch, TimeTick
 from millrace.wal.scanner import (
     Filter,
     Latest,
@@ -118,8 +118,9 @@ class World:
         # As the server does: one batch, whose rows were published one by one.
         return TailBatch(pa.Table.from_batches(found.batches).combine_chunks().to_batches(), found.confirmed_tick)
 
-    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
-        return self.ticks[self.published - 1] if self.published else 0
+    def time_tick(self, pchannel: str, *, persist: bool = True, deadline: float = 30.0) -> TimeTick:
+        tick, begin = self.ticks[self.published - 1] if self.published else 0, MessageId(0, 0, 0, 0)
+        return TimeTick(tick, begin, begin, persist)
 
     # --- for its table ---
 

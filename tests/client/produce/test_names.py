@@ -371,8 +371,8 @@ class InProcess:
         self.catalog = Coordinator(self.settings, log=self.service, append=SingleEntryAppender(self.host, 30.0))
         self.catalog.ensure_pchannels(1)
 
-    def tick(self, pchannel: str) -> int:
-        return self.host.tick(pchannel)
+    def tick(self, pchannel: str, *, persist: bool = True) -> int:
+        return self.host.tick(pchannel, persist=persist)
 
     def decided(
         self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int

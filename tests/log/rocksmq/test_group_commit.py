@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import LogUnavailable
+from millrace.log.protocol import stamp_floor
 from millrace.log.rocksmq.disk import Buffer, OsDisk
 from millrace.log.rocksmq.group_commit import PendingAppend
+from millrace.log.rocksmq.id_allocator import TickIdAllocator
 from millrace.log.rocksmq.manifest import encode_file_name
 from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
+from millrace.message.ids import LOGICAL_BITS
 from tests.log.crash_images import CHANNEL, SETTINGS, Entry, append, opened, read, records_of
 
 DEADLINE = 20.0
@@ -182,6 +185,53 @@ def test_a_group_holds_so_many_bytes_and_what_is_larger_goes_alone(tmp_path: Pat
         assert read(log) == sorted(entries + gathered.entries())
 
 
+def test_a_floor_is_not_past_a_group_that_has_its_ids_and_does_not_show_yet(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    with RocksMQ(tmp_path, settings=SETTINGS, disk=disk) as service:
+        service.create(CHANNEL)
+        log = service.open(CHANNEL)
+        append(log, [b"first"])
+        with gathering(log, disk, [[b"leads"], [b"follows"]]) as gathered:
+            time.sleep(0.005)  # the clock goes on while the group is written
+            floor = log.stamp_floor()
+        assert floor is not None
+        leads, follows = sorted(entry_id for entry_id, _ in gathered.entries())
+        assert floor.end <= leads
+        assert floor.ms == leads.entry >> LOGICAL_BITS <= follows.entry >> LOGICAL_BITS
+        after = log.stamp_floor()
+        assert after is not None
+        assert after.end == follows.following()
+        assert after.ms > floor.ms, "once the group shows, the clock tells"
+
+
+def test_a_log_whose_write_failed_promises_nothing_until_it_is_reopened(tmp_path: Path) -> None:
+    disk = GatedDisk()
+
+    def fail() -> None:
+        raise OSError("injected")
+
+    with RocksMQ(tmp_path, settings=SETTINGS, disk=disk) as service:
+        service.create(CHANNEL)
+        log = service.open(CHANNEL)
+        append(log, [b"first"])
+        disk.at_sync = fail
+        with pytest.raises(LogUnavailable):
+            log.append([b"in the file or not"])
+        assert log.stamp_floor() is None
+        disk.at_sync = lambda: None
+        floor = service.open(CHANNEL).stamp_floor()
+        assert floor is not None
+        (after,) = service.open(CHANNEL).append([b"goes on"])
+        assert floor.ms <= after.entry >> LOGICAL_BITS
+
+
+def test_a_log_with_a_foreign_clock_or_foreign_ids_promises_nothing(tmp_path: Path) -> None:
+    for name, given in (("clock", {"now_ms": lambda: 7}), ("ids", {"id_allocator": TickIdAllocator()})):
+        with RocksMQ(tmp_path / name, settings=SETTINGS, **given) as service:  # type: ignore[arg-type]
+            service.create(CHANNEL)
+            assert stamp_floor(service.open(CHANNEL)) is None
+
+
 def test_a_full_disk_refuses_its_group_alone_and_what_waits_behind_it_is_tried(tmp_path: Path) -> None:
     class Full(GatedDisk):
         def allocate(self, fd: int, size: int) -> None:
@@ -202,6 +252,12 @@ def test_a_full_disk_refuses_its_group_alone_and_what_waits_behind_it_is_tried(t
             disk.full = True
         assert {value[:6] for _, value in gathered.entries()} == {b"leads", b"behind"}
         append(log, [b"goes on"])
+        floor = log.stamp_floor()
+        time.sleep(0.002)
+        after = log.stamp_floor()
+        assert floor is not None
+        assert after is not None
+        assert after.ms > floor.ms, "no group that was refused holds it back"
 
 
 def test_alone_an_append_is_one_write_and_one_sync(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.log.clock import log_clock, log_or_wall_time_ms, log_time_ms
 from millrace.log.rocksmq.disk import OsDisk
 from millrace.log.rocksmq.service import RocksMQ
-from millrace.log.rocksmq.stamp_clock import MAX_LEAP_SECONDS, PERSIST_SECONDS, StampClock
+from millrace.log.rocksmq.stamp_clock import MAX_LEAP_SECONDS, PERSIST_SECONDS, PROMISE_SECONDS, StampClock
 from millrace.log.server.flight import LogServer
 from millrace.message.ids import LOGICAL_BITS
 from millrace.rpc.remote_log import RemoteLogService
@@ -457,3 +457,111 @@ class StampsUnderAnyClock(RuleBasedStateMachine):
 
 StampsUnderAnyClock.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 test_stamps_keep_the_law_under_any_clock = StampsUnderAnyClock.TestCase
+
+
+# --- promises ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_is_stored_before_it_is_given_and_once_for_many(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(OsDisk, "sync", lambda disk, fd: synced.append(fd))
+    clock = host.open()
+    assert synced == []
+    floors = [clock.floor_ms() for _ in range(100)]
+    assert (set(floors), len(synced)) == ({round(host.true * 1000)}, 1)
+    host.true += PROMISE_SECONDS / 2
+    clock.floor_ms()
+    assert len(synced) == 1
+    host.true += PROMISE_SECONDS
+    clock.floor_ms()
+    assert len(synced) == 2
+
+
+def test_no_floor_is_given_whose_promise_the_disk_did_not_take(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = host.open()
+
+    def full(disk: OsDisk, fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OsDisk, "sync", full)
+        with pytest.raises(OSError, match="full"):
+            clock.floor_ms()
+    assert clock.floor_ms() == round(host.true * 1000)
+
+
+def test_a_state_without_a_promise_is_that_of_earlier_builds(host: Host) -> None:
+    host.open().close()
+    assert b'"version": 1' in (host.folder / "clock.json").read_bytes()
+    clock = host.open()
+    clock.floor_ms()
+    assert b'"version": 2' in (host.folder / "clock.json").read_bytes()
+    clock.close()
+    assert host.open().now_ms() == round(host.true * 1000), "closed in order, it leaves nothing ahead of the clock"
+
+
+class FloorsUnderAnyClock(RuleBasedStateMachine):
+    """Any wall clock, kills, boots and power losses: no stamp is before a floor that was given.
+
+    A power loss leaves the last state that was written durably.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.host = Host(Path(self._folder.name))
+        self.path = self.host.folder / "clock.json"
+        self.durable: bytes | None = None
+        self.patch = pytest.MonkeyPatch()
+
+        def sync_directory(disk: OsDisk, path: Path) -> None:
+            self.durable = self.path.read_bytes()
+
+        self.patch.setattr(OsDisk, "sync", lambda disk, fd: None)
+        self.patch.setattr(OsDisk, "sync_directory", sync_directory)
+        self.clock = self.host.open()
+        self.floor = 0
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        self._folder.cleanup()
+
+    @rule(passed=_PASSED)
+    def time_passes(self, passed: float) -> None:
+        self.host.true += passed
+
+    @rule(jump=_JUMPS)
+    def the_wall_clock_is_set(self, jump: float) -> None:
+        self.host.error = max(-1000 * DAY, self.host.error + jump)
+
+    @rule()
+    def a_floor_is_given(self) -> None:
+        self.floor = max(self.floor, self.clock.floor_ms())
+
+    @rule()
+    def the_clock_is_read(self) -> None:
+        self.clock.now_ms()
+
+    @rule(closed=st.booleans())
+    def the_process_starts_anew(self, closed: bool) -> None:
+        if closed:
+            self.clock.close()
+        self.clock = self.host.open()
+
+    @rule(passed=_PASSED, lost=st.booleans())
+    def the_machine_starts_anew(self, passed: float, lost: bool) -> None:
+        self.host.reboot(off=passed, boot=self.host.boot + "'")
+        if lost:
+            self.path.unlink()
+            if self.durable is not None:
+                self.path.write_bytes(self.durable)
+        self.clock = self.host.open()
+
+    @invariant()
+    def no_stamp_is_before_a_floor(self) -> None:
+        with self.clock._lock:  # a look that stores nothing
+            assert self.clock._look() // 1_000_000 >= self.floor
+
+
+FloorsUnderAnyClock.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+test_no_stamp_is_before_a_floor_under_any_clock = FloorsUnderAnyClock.TestCase

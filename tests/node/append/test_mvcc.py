@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from millrace.base.errors import ChannelNotFound
+from millrace.base.errors import ChannelNotFound, InvalidArgument
 from millrace.log.protocol import LogService
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.stamp_clock import StampClock
 from millrace.message import builders
-from millrace.message.ids import compose_tick
+from millrace.message.ids import MessageId, compose_tick
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
+from millrace.rpc.outcome import AppendResult
 from millrace.rpc.tail import TailBatch
 from millrace.wal.state import ChannelState
-from tests.node.append.samples import PCHANNEL, VCHANNELS, insert, keys_of, open_log, opening, transaction
+from tests.node.append.samples import (
+    PCHANNEL,
+    SMALL_FILES,
+    VCHANNELS,
+    insert,
+    keys_of,
+    open_log,
+    opening,
+    transaction,
+)
 
 V0, V1 = VCHANNELS
 
@@ -71,16 +91,142 @@ def test_a_tick_that_is_not_to_be_kept_appends_nothing(host: AppendHost, service
     log = service.open(PCHANNEL)
     [written] = host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
     end = log.end()
-    assert host.tick(PCHANNEL, persist=False) == written.time_tick
+    first = host.tick(PCHANNEL, persist=False)
+    assert first >= written.time_tick
     # What another process appended without asking the host is decided first.
     log.append([encode_entry([insert(keys_of(V0, 2)[1])])])
     behind = log.end()
     tick = host.tick(PCHANNEL, persist=False)
-    assert tick > written.time_tick
-    assert host.mvcc(V0) == (V0, tick, True)
+    assert tick >= host.mvcc(V0).time_tick > first
+    assert host.mvcc(V0).confirmed
     assert (log.end(), behind > end) == (behind, True), "nothing was appended"
     assert host.tick(PCHANNEL) > tick
     assert log.end() > behind
+
+
+def test_a_tick_that_is_not_persisted_reaches_the_readers_that_wait(host: AppendHost, service: LogService) -> None:
+    [written] = host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
+    end, found = service.open(PCHANNEL).end(), []
+    seen = host.tick(PCHANNEL, persist=False)
+    reader = threading.Thread(target=lambda: found.append(host.tail(PCHANNEL, seen, timeout=20.0)))
+    reader.start()
+    while not host._follower(PCHANNEL).tail._readers:
+        time.sleep(0.001)
+    time.sleep(0.002)  # the clock goes on
+    tick = host.time_tick(PCHANNEL, persist=False)
+    reader.join(20.0)
+    assert found == [TailBatch([], tick.time_tick)]
+    assert tick.time_tick > seen >= written.time_tick
+    assert (tick.persisted, tick.message().not_persisted, tick.id) == (False, True, tick.last_confirmed)
+    assert service.open(PCHANNEL).end() == end, "nothing was written for it"
+
+
+def test_last_confirmed_of_a_tick_is_the_first_open_begin(host: AppendHost, service: LogService) -> None:
+    begin, body, commit = transaction(1, keys_of(V0, 1), vchannel=V0)
+    [begun, _] = host.append(PCHANNEL, encode_entry([begin, body])).results()
+    for persist in (False, True):
+        assert host.time_tick(PCHANNEL, persist=persist).last_confirmed == begun.message_id
+    host.append(PCHANNEL, encode_entry([commit])).results()
+    end = service.open(PCHANNEL).end()
+    assert host.time_tick(PCHANNEL, persist=False).last_confirmed == MessageId(*end, 0, 0)
+    kept = host.time_tick(PCHANNEL)
+    assert kept.persisted
+    assert kept.last_confirmed == kept.id >= MessageId(*end, 0, 0)
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_a_time_tick_is_exactly_the_one_that_is_asked_for(host: AppendHost, persist: bool) -> None:
+    wanted = compose_tick(int(time.time() * 1000) + 150) + 7
+    assert host.time_tick(PCHANNEL, tick=wanted, persist=persist).time_tick == wanted
+    assert host.time_tick(PCHANNEL, persist=False).time_tick >= wanted
+    with pytest.raises(InvalidArgument, match="has passed the tick"):
+        host.time_tick(PCHANNEL, tick=wanted - 1, persist=persist)
+
+
+def test_a_log_that_promises_nothing_has_ticks_of_its_entries_alone(tmp_path: Path) -> None:
+    """As a broker's: its clock is not here."""
+    with RocksMQ(tmp_path / "log", settings=SMALL_FILES, now_ms=lambda: int(time.time() * 1000)) as service:
+        service.create(PCHANNEL)
+        with AppendHost(service, ChannelState.new) as host:
+            host.append(PCHANNEL, opening()).results()
+            [written] = host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
+            end = service.open(PCHANNEL).end()
+            assert {host.tick(PCHANNEL, persist=False) for _ in range(3)} == {written.time_tick}
+            assert service.open(PCHANNEL).end() == end
+            assert host.confirm(PCHANNEL, written.time_tick + 1) > written.time_tick
+            assert service.open(PCHANNEL).end() > end, "somebody waited for it"
+
+
+# --- the law: whoever has seen tick T has seen every message up to T --------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 1)),
+        st.tuples(st.just("begin"), st.integers(0, 1)),
+        st.tuples(st.just("commit"), st.integers(0, 1)),
+        st.tuples(st.just("tick"), st.booleans()),
+        st.tuples(st.just("time passes"), st.sampled_from([0.0004, 0.002, 1.0])),
+        st.tuples(st.just("the clock is set"), st.sampled_from([-3600.0, -0.003, 0.5])),
+        st.tuples(st.just("the host starts anew"), st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_nothing_becomes_visible_at_or_below_a_tick_that_a_reader_has_seen(steps: list[tuple[str, Any]]) -> None:
+    now, off, begun, numbers = 1_800_000_000.0, 0.0, dict[int, int](), itertools.count(1)
+    seen, visible = 0, list[int]()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+        def start() -> tuple[RocksMQ, AppendHost]:
+            clock = StampClock(
+                Path(folder) / "clock.json",
+                wall=lambda: round((now + off) * 1e9),
+                steady=lambda: round((now - 1_700_000_000.0) * 1e9),
+                boot="one",
+            )
+            service = stack.enter_context(RocksMQ(Path(folder) / "log", settings=SMALL_FILES, clock=clock))
+            return service, stack.enter_context(AppendHost(service, ChannelState.new))
+
+        service, host = start()
+        service.create(PCHANNEL)
+        host.append(PCHANNEL, opening()).results()
+        for what, value in steps:
+            match what:
+                case "append":
+                    [row] = host.append(PCHANNEL, encode_entry([insert(keys_of(VCHANNELS[value], 1)[0])])).results()
+                    visible.append(row.time_tick)
+                    assert row.time_tick > seen
+                case "begin" if value not in begun:
+                    begun[value] = next(numbers)
+                    messages = transaction(begun[value], keys_of(VCHANNELS[value], 1), vchannel=VCHANNELS[value])
+                    host.append(PCHANNEL, encode_entry(messages[:2])).results()
+                case "commit" if value in begun:
+                    messages = transaction(begun.pop(value), [], vchannel=VCHANNELS[value])
+                    [end] = host.append(PCHANNEL, encode_entry(messages[1:])).message_outcomes()
+                    if isinstance(end, AppendResult):  # it may be past its lease
+                        visible.append(end.time_tick)
+                        assert end.time_tick > seen
+                case "tick":
+                    tick = host.time_tick(PCHANNEL, persist=value)
+                    assert tick.time_tick >= seen
+                    seen = tick.time_tick
+                    first_row = tick.last_confirmed
+                    assert all(each <= seen for each in visible)
+                    assert begun or value or first_row == MessageId(*service.open(PCHANNEL).end(), 0, 0)
+                case "time passes":
+                    now += value
+                case "the clock is set":
+                    off += value
+                case "the host starts anew":
+                    host.close()
+                    if value:  # the process, too
+                        service.close()
+                        service, host = start()
+                    else:
+                        host = stack.enter_context(AppendHost(service, ChannelState.new))
 
 
 def test_a_time_tick_says_who_wanted_it_and_how_far_it_goes(host: AppendHost) -> None:

@@ -38,7 +38,7 @@ from millrace.base.metrics import Metrics
 from millrace.client.consume.shared_tail import SharedBatch, SharedRows, SharedTail, VisibleRows
 from millrace.message.ids import LogId, MessageId, split_channel, tick_physical_ms
 from millrace.message.model import ImmutableMessage
-from millrace.rpc.tail import Evicted, TailSource
+from millrace.rpc.tail import Evicted, TailSource, TimeTick
 from millrace.wal.scanner import (
     All,
     DeliverPolicy,
@@ -64,8 +64,10 @@ STALL_TIMEOUT: Final = 30.0
 """Seconds without progress after which a scan raises TickNotReached."""
 _HANDED_PIECES: Final = 8
 """Most pieces that are handed over at once: a longer run is for the reader's own thread."""
-_ASK_MS: Final = 200
-"""Minimum time between two time ticks that a scan requests."""
+_ASK_SECONDS: Final = 0.2
+"""Minimum time between two time ticks that a scan requests to reach its `until_tick`."""
+_PERSISTED_SECONDS: Final = 10.0
+"""Minimum time between two time ticks that a scan has a broker's log persist, because nothing else moves its time."""
 _ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
 
 
@@ -140,12 +142,16 @@ def scan(
     metrics: Metrics | None = None,
     log: UncommittedReader | None = None,
     stall_timeout: float = STALL_TIMEOUT,
+    tick_interval: float | None = None,
 ) -> Scan:
     """Scan the units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order.
 
     `policy` is All by default. `wal` is the table's URI (it need not exist yet) or an opener, `tail` the append host or
     its client. The scan runs until it is closed or has delivered everything up to `until_tick`; on an idle PChannel it
     requests a time tick to get there.
+
+    With `tick_interval`, iteration also yields TimeTick messages that are not persisted: while the PChannel is idle,
+    one about every so many seconds. Everything up to its `time_tick` was yielded before it.
 
     Raises what the sources raise.
     Raises TickNotReached if for `stall_timeout` seconds neither the tail nor the table (nor the `log`) has the next
@@ -166,6 +172,7 @@ def scan(
         metrics=metrics,
         log=log,
         stall_timeout=stall_timeout,
+        tick_interval=tick_interval,
     )
 
 
@@ -184,7 +191,10 @@ class Scan(Closeable):
         metrics: Metrics | None = None,
         log: UncommittedReader | None = None,
         stall_timeout: float = STALL_TIMEOUT,
+        tick_interval: float | None = None,
     ) -> None:
+        if tick_interval is not None and tick_interval <= 0:
+            raise InvalidArgument(f"the interval of ticks is {tick_interval} s: it must be greater than 0")
         self._pchannel = pchannel
         self._log = log
         self._untaken: Iterator[tuple[pa.RecordBatch, int]] | None = None
@@ -209,8 +219,13 @@ class Scan(Closeable):
         after = self._scanner.after_tick  # a tick filter may start after the policy
         snapshot = self._snapshot
         start = snapshot.confirmed_at(pchannel, after) if snapshot is not None else None
-        self._asked = 0
-        """When a tick was last requested, in Unix milliseconds."""
+        self._tick_interval = tick_interval
+        self._asked = self._persisted = -_PERSISTED_SECONDS
+        """When a tick, and one that is persisted, was last requested, by the monotonic clock."""
+        self._time_stands = False
+        """Whether the last tick that was not persisted showed no progress: the log is a broker's, perhaps."""
+        self._idle_tick: TimeTick | None = None
+        """The tick to be yielded once everything up to it was."""
         self._seen = 0
         """Every row up to this tick was pushed, or is before the start."""
         self._delivered = after
@@ -247,7 +262,7 @@ class Scan(Closeable):
         deadline = Deadline.after(timeout)
         while not self.ended:
             parts = self._next(deadline.remaining())
-            if parts or (parts is None and deadline.expired()):
+            if parts or self._tick_is_due() or (parts is None and deadline.expired()):
                 return parts or []
         return []
 
@@ -279,8 +294,14 @@ class Scan(Closeable):
 
     def __iter__(self) -> Iterator[ImmutableMessage | ImmutableTxn]:
         """Yield units as objects until the scan ends."""
-        for rows in self.tables():
-            yield from visible_units(rows)
+        while not self.ended:
+            rows = self.poll(timeout=_WAIT)
+            if rows is not None:
+                yield from visible_units(rows)
+            tick = self._idle_tick
+            if tick is not None and self._tick_is_due():
+                self._idle_tick = None
+                yield tick.message()
 
     def close(self) -> None:
         """Close the scan; a waiting reader returns within a second. Idempotent."""
@@ -313,7 +334,7 @@ class Scan(Closeable):
 
     def _now(self) -> int:
         try:
-            return self._tail.tick(self._pchannel)
+            return self._tail.time_tick(self._pchannel, persist=False).time_tick
         except InvalidArgument:
             return 0  # no term is open yet, so every message is new
 
@@ -335,7 +356,7 @@ class Scan(Closeable):
             return self._next_of_table()
         if self._untaken is not None:
             return self._next_of_log(self._untaken)
-        found = self._reader.tail(self._seen, timeout=min(timeout, _WAIT))
+        found = self._reader.tail(self._seen, timeout=min(timeout, self._tick_interval or _WAIT, _WAIT))
         if isinstance(found, Evicted):
             self._caught_up = False
             self._table = self._newer_table()
@@ -387,12 +408,25 @@ class Scan(Closeable):
         return self._pushed([rows.filter(pc.greater(rows.column("time_tick"), self._seen))], through)
 
     def _ask_for_a_tick(self) -> None:
-        """Have an idle PChannel pass `until_tick` once its time has come."""
-        now = time.time_ns() // 1_000_000
-        if self._until is None or tick_physical_ms(self._until) > now or now < self._asked + _ASK_MS:
+        """Have an idle PChannel pass `until_tick` once its time has come, or give the next tick to yield."""
+        ends = self._until is not None and tick_physical_ms(self._until) <= time.time_ns() // 1_000_000
+        interval = _ASK_SECONDS if ends else self._tick_interval
+        now = time.monotonic()
+        if interval is None or now < self._asked + interval:
             return
         self._asked = now
-        self._tail.tick(self._pchannel)
+        # A log that promises its later stamps needs no entry. A broker's stands still without one.
+        persist = self._time_stands and (ends or now >= self._persisted + _PERSISTED_SECONDS)
+        if persist:
+            self._persisted = now
+        found = self._tail.time_tick(self._pchannel, persist=persist)
+        self._time_stands = not found.persisted and found.time_tick <= self._seen
+        if self._tick_interval is not None and not found.persisted and not self._time_stands:
+            self._idle_tick = found
+
+    def _tick_is_due(self) -> bool:
+        """Return whether the idle tick is next: everything up to it was delivered."""
+        return self._idle_tick is not None and self._delivered >= self._idle_tick.time_tick
 
     def _next_of_table(self) -> list[VisibleRows] | None:
         assert self._table is not None
@@ -434,6 +468,8 @@ class Scan(Closeable):
                 for part in visible
             ]
         parts = [part for part in visible if part.rows.num_rows]
+        if parts:
+            self._idle_tick = None  # they may come after it, and tell the time
         if self._metrics is not None:
             self._metrics.wal_scan_pass_message_total.labels(self._pchannel).inc(
                 self._scanner.filtered_count - left_out

@@ -37,7 +37,7 @@ from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import OBJECT_BYTES
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
-from millrace.rpc.tail import Evicted, TailBatch, TailSource
+from millrace.rpc.tail import Evicted, TailBatch, TailSource, TimeTick
 from millrace.wal.scanner import ImmutableTxn, Scanner, visible_units
 
 WINDOW_BYTES: Final = 16 << 20
@@ -148,9 +148,9 @@ class SharedTail:
         """Return `source`, or a tail of it that nobody else shares."""
         return source if isinstance(source, SharedTail) else cls(source)
 
-    def tick(self, pchannel: str) -> int:
-        """Append a time tick and return it."""
-        return self._source.tick(pchannel)
+    def time_tick(self, pchannel: str, *, persist: bool) -> TimeTick:
+        """See :meth:`millrace.rpc.tail.TailSource.time_tick`."""
+        return self._source.time_tick(pchannel, persist=persist)
 
     def held_bytes(self) -> int:
         """Return the approximate size of all windows."""

@@ -17,9 +17,9 @@ import pyarrow as pa
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.generations.generation_file import Generations, GenerationSpan
-from millrace.log.protocol import Log, is_local
+from millrace.log.protocol import Log, is_local, stamp_floor
 from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
-from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, StampFloor
 from millrace.message.tombstones import TombstoneMap, apply_tombstones
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
@@ -196,6 +196,16 @@ class GenerationLog:
         """See :meth:`millrace.log.protocol.Log.end`."""
         span = self._span()
         return log_position(self.backend_log(span.current).end(), span.current, origin=span.origin)
+
+    def stamp_floor(self) -> StampFloor | None:
+        """See :meth:`millrace.log.protocol.StampPromising.stamp_floor`.
+
+        A switch ends a generation with an entry of its own, whose stamp holds what was promised before: the entries
+        of the next one have later ticks than it, whatever their stamps.
+        """
+        span = self._span()
+        floor = stamp_floor(self.backend_log(span.current))
+        return floor and floor._replace(end=log_position(floor.end, span.current, origin=span.origin))
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None

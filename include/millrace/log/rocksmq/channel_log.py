@@ -35,7 +35,7 @@ from millrace.log.rocksmq.recovery import rebuild_index, recover
 from millrace.log.rocksmq.segment import Segment, SegmentFiles, segment_header_record, walk_records
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import LOGICAL_BITS, LogId
-from millrace.message.log_entries import LogDescription, LogEntries, VerifyReport
+from millrace.message.log_entries import LogDescription, LogEntries, StampFloor, VerifyReport
 
 _SPARSE_BYTES: Final = 64 << 10
 """Distance of two indexed records of the active segment: a reader scans at most this far from one of them."""
@@ -60,6 +60,7 @@ class ChannelLog:
         settings: RocksMQSettings,
         now_ms: Callable[[], int],
         id_allocator: IdAllocator | None = None,
+        floor_ms: Callable[[], int] | None = None,
         read_only_guard: Callable[[], None] | None = None,
     ) -> None:
         """Recover the channel in `directory`.
@@ -89,6 +90,7 @@ class ChannelLog:
         self._settings = settings
         self._now_ms = now_ms
         self._ids = id_allocator
+        self._floor_ms = floor_ms if id_allocator is None else None
         self._last = max(manifest.floor, self._segments[-1].last if self._segments else -1)
         self._next_number = self._segments[-1].number + 1 if self._segments else manifest.first_segment
         self._lock = threading.Lock()
@@ -98,6 +100,8 @@ class ChannelLog:
         self._commit = GroupCommit(
             self._lock, name=self._channel, group_bytes=settings.group_bytes, commit=self._commit_group
         )
+        self._writing: int | None = None
+        """The first id of the group that is being written."""
         self._closed = False
         self._fd = -1  # of the active segment, the last one; -1: none, the next append creates one
         self._capacity = 0  # of the active segment's file
@@ -147,7 +151,7 @@ class ChannelLog:
         size = sum(append.framed.size for append in group)
         previous = self._segments[-1] if self._segments else None
         rolls = self._fd < 0 or previous is None or previous.end + size > self._capacity
-        base = self._first_id(sum(append.framed.count for append in group))
+        base = self._writing = self._first_id(sum(append.framed.count for append in group))
         for append in group:
             append.base = base
             base += append.framed.count
@@ -163,6 +167,9 @@ class ChannelLog:
         self._lock.release()
         try:
             fd, pointers, end = self._write(group, segment, previous if rolls else None, size, rolls=rolls)
+        except DiskFull:
+            self._writing = None  # nothing was written: the next group takes its ids anew
+            raise
         finally:
             self._lock.acquire()
         if rolls:
@@ -241,6 +248,7 @@ class ChannelLog:
             self._last = append.base + framed.count - 1
             append.done = True
         segment.last = self._last
+        self._writing = None
         self._grown.notify_all()
         self._pending += pointers
         if len(self._pending) >= _POINTERS_PENDING:
@@ -462,6 +470,23 @@ class ChannelLog:
             kept = sum(segment.end for segment in self._segments)
             return LogDescription(LogId(0, self._manifest.begin), LogId(0, self._last + 1), kept)
 
+    def stamp_floor(self) -> StampFloor | None:
+        """See :meth:`millrace.log.protocol.StampPromising.stamp_floor`."""
+        if self._floor_ms is None:
+            return None
+        try:
+            # Before the lock: a group that takes its ids later has a later stamp, one that has them is seen below.
+            floor = self._floor_ms()
+        except OSError:
+            return None  # the promise could not be stored
+        with self._lock:
+            self._check_open()
+            if self._commit.failure is not None:
+                return None  # recovery decides what the failed write left
+            if self._writing is not None:
+                floor = min(floor, self._writing >> LOGICAL_BITS)
+            return StampFloor(LogId(0, self._last + 1), floor)
+
     def verify(self) -> VerifyReport:
         """Read everything and verify each checksum."""
         records = entries = size = 0
@@ -513,6 +538,7 @@ class ChannelLog:
                 if active is not None:
                     self._files.truncate(active.number, active.end)
                 self._files.remove(self._next_number)
+            self._writing = None
             self._commit.resume()
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ from millrace.log.rocksmq.pointer_index import IndexDamaged, PointerIndex
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.log.rocksmq.stamp_clock import StampClock
 from millrace.message.ids import LOGICAL_BITS, LogId, LogIds
-from millrace.message.log_entries import VerifyReport
+from millrace.message.log_entries import StampFloor, VerifyReport
 
 CLOCK_FILE: Final = "clock.json"
 _CONSUME_BYTES = 4 << 20
@@ -58,6 +58,10 @@ class RocksMQLog(LogHandle[ChannelLog]):
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> LogIds:
         """See :meth:`millrace.log.protocol.Log.append`."""
         return LogIds(0, self._open().append(values))
+
+    def stamp_floor(self) -> StampFloor | None:
+        """See :meth:`millrace.log.protocol.StampPromising.stamp_floor`."""
+        return self._open().stamp_floor()
 
     def wake(self) -> None:
         """See :meth:`millrace.log.protocol.LocalLog.wake`."""
@@ -361,6 +365,7 @@ class RocksMQ(Closeable):
             settings=self._settings,
             now_ms=self._now_ms,
             id_allocator=self._id_allocator,
+            floor_ms=None if self._clock is None else self._clock.floor_ms,
         )
 
     def _directory(self, channel: str) -> Path:

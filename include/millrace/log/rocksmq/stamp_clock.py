@@ -11,6 +11,10 @@ The clock's state is stored beside the log for the next process, with the id of 
 lost, or after another boot, the wall clock is accepted, but no stamp is older than one in the log; a leap that was
 held at shutdown stays held. Only this clock judges time: the chain takes stamps as they are, and a broker's stamps
 are the broker's.
+
+The clock also promises (:meth:`StampClock.floor_ms`): no later stamp is before a time that it returned there, not even
+after a power loss with the wall clock set back. So a reader can be told that nothing earlier will come, although no
+entry says so. The promise is stored ahead, a second at a time, as a timestamp oracle stores its window.
 """
 
 from __future__ import annotations
@@ -36,7 +40,12 @@ MAX_LEAP_SECONDS: Final = 300.0
 PERSIST_SECONDS: Final = 5.0
 """Longest time between two writes of the state; the begin and the end of a held leap are written at once."""
 
+PROMISE_SECONDS: Final = 1.0
+"""How far ahead a promise is stored: one durable write in this time, while somebody asks for floors."""
+
 _VERSION: Final = 1
+_PROMISE_VERSION: Final = 2
+"""The version of a state with a promise. An older build would not keep it."""
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
 _NO_BOUND: Final = 1 << 62
@@ -60,6 +69,8 @@ class _Kept:
     believed: int
     stamp: int
     held_since: int | None
+    promised: int = 0
+    """No stamp at or below it may be given after this state was read; 0: nothing was promised."""
 
 
 class StampClock:
@@ -86,6 +97,7 @@ class StampClock:
         self._lock = threading.Lock()
         self._keeping = threading.Lock()
         self._keep_at = 0
+        self._promised = 0
         # The last reading: steady clock, wall clock, and the resulting stamp.
         self._now, self._shown = steady(), wall()
         self._given = 0
@@ -96,6 +108,8 @@ class StampClock:
         kept = self._load()
         if kept is not None:
             self._go_on_from(kept)
+            self._promised = kept.promised
+            self._give_from(kept.promised)
         self.now_ms()
 
     def _go_on_from(self, kept: _Kept) -> None:
@@ -124,9 +138,34 @@ class StampClock:
         """Record that the log holds this stamp: no earlier one is given from now on."""
         with self._lock:
             # Recovery calls this with the newest stamp of the log: the state file may be older than that, or lost.
-            if stamp_ms * _MS > self._look():
-                self._base, self._since = stamp_ms * _MS, self._now
-                self._believe_stamp()
+            self._give_from(stamp_ms * _MS)
+
+    def _give_from(self, stamp: int) -> None:
+        """Give no earlier stamp from now on. Called with the lock held, or by the constructor."""
+        if stamp > self._look():
+            self._base, self._since = stamp, self._now
+            self._believe_stamp()
+
+    def floor_ms(self) -> int:
+        """Return the current stamp and promise that no later one is earlier, whatever happens to process and machine.
+
+        Stores the promise first, at most once in PROMISE_SECONDS. Raises OSError if it cannot be stored.
+        """
+        with self._lock:
+            stamp = self._look()
+            if stamp <= self._promised:
+                return stamp // _MS
+        with self._keeping:
+            with self._lock:
+                stamp = self._look()
+                promised = max(self._promised, stamp + round(PROMISE_SECONDS * _SECOND))
+                kept = self._state(promised)
+            # Only once it is on the disk may a stamp up to it be given as a floor.
+            self._store(kept, durable=True)
+            with self._lock:
+                self._promised = promised
+            hit("clock.promised")
+        return stamp // _MS
 
     def _believe_stamp(self) -> None:
         """Keep the accepted time at or after the last stamp, so that a wall clock that recovers from being set back is
@@ -150,7 +189,7 @@ class StampClock:
     def close(self) -> None:
         """Store the state. Idempotent."""
         with self._lock:
-            self._look()
+            self._promised = min(self._promised, self._look())
         self._keep()
 
     def _look(self) -> int:
@@ -197,13 +236,11 @@ class StampClock:
             return  # another thread writes it
         try:
             with self._lock:
-                self._keep_at = self._now + round(PERSIST_SECONDS * _SECOND)
-                believed = self._now + self._offset
-                kept = _Kept(self._boot, self._now, self._shown, believed, self._given, self._held_since)
-                # Begin and end of a held leap must survive a power loss.
-                durable, self._turned = self._turned or self._held_since is not None, False
-            text = json.dumps({"version": _VERSION, **asdict(kept)}, sort_keys=True).encode()
-            write_checksummed(self._path, text, OsDisk(), durable=durable)
+                kept = self._state(self._promised)
+                # Begin and end of a held leap must survive a power loss, and so must a promise: this replaces its file.
+                durable = self._turned or self._held_since is not None or self._promised > 0
+                self._turned = False
+            self._store(kept, durable=durable)
             hit("clock.kept")
         except OSError as error:
             self._turned = True
@@ -211,11 +248,24 @@ class StampClock:
         finally:
             self._keeping.release()
 
+    def _state(self, promised: int) -> _Kept:
+        """Return the state to store now. Called with the lock held."""
+        self._keep_at = self._now + round(PERSIST_SECONDS * _SECOND)
+        believed = self._now + self._offset
+        return _Kept(self._boot, self._now, self._shown, believed, self._given, self._held_since, promised)
+
+    def _store(self, kept: _Kept, *, durable: bool) -> None:
+        fields = {"version": _PROMISE_VERSION, **asdict(kept)}
+        if not kept.promised:
+            fields["version"] = _VERSION
+            del fields["promised"]
+        write_checksummed(self._path, json.dumps(fields, sort_keys=True).encode(), OsDisk(), durable=durable)
+
     def _load(self) -> _Kept | None:
         """Read the state file; None if there is none, or if this build cannot read it."""
         try:
             fields = json.loads(read_checksummed(self._path))
-            if (version := fields.pop("version")) != _VERSION:
+            if (version := fields.pop("version")) not in (_VERSION, _PROMISE_VERSION):
                 _log.warning(
                     "%s has version %s, which this build cannot read: accepting the wall clock", self._path, version
                 )

@@ -31,7 +31,7 @@ from millrace.base.errors import (
     ServerFull,
 )
 from millrace.log.clock import require_log_clock
-from millrace.log.protocol import Log, LogService
+from millrace.log.protocol import Log, LogService, stamp_floor
 from millrace.log.server.append_stream import serve_appends
 from millrace.log.server.authentication import MIDDLEWARE_KEY, TokenAuthentication
 from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
@@ -585,6 +585,12 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with self.gate.admit():
             found = self._open(_name(request, "pchannel")).describe()
         return {"begin": found.begin, "end": found.end, "bytes": found.bytes}
+
+    @handles(calls.FLOOR)
+    def _act_floor(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.admit():
+            floor = stamp_floor(self._open(_name(request, "pchannel")))
+        return {} if floor is None else floor._asdict()
 
     @handles(calls.ENDS)
     def _act_ends(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class _Own:
     host: AppendHost
     service: LogService
 
-    def tick(self, pchannel: str) -> int:
-        return self.host.tick(pchannel)
+    def tick(self, pchannel: str, *, persist: bool = True) -> int:
+        return self.host.tick(pchannel, persist=persist)
 
     def decided(
         self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int

@@ -7,9 +7,10 @@ came another way, brokers, ticks, errors. An error that a retry cannot cure park
 with that error.
 
 Time ticks: the follower appends one when a timer of the state is due by the log's clock (the lease of an open
-transaction, an idle or old segment), on request (AppendHost.confirm), and otherwise every `tick_interval` seconds if
+transaction, an idle or old segment), on request (AppendHost.tick), and otherwise every `tick_interval` seconds if
 messages arrived since the last. The clock only decides when to append. The effect of a tick depends on its position in
-the log alone.
+the log alone. Readers that wait for time to pass need no entry where the log promises its later stamps
+(:meth:`Follower.confirm_time`).
 
 If a newer writer takes the log over (LogFenced, on a backend with a single writer), the follower keeps reading and
 appends nothing until a term is opened through it, which takes the log back. If the nodes of a cluster take the appends
@@ -33,10 +34,17 @@ import pyarrow.compute as pc
 
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
-from millrace.base.errors import ChannelParked, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
+from millrace.base.errors import (
+    AppendRejected,
+    ChannelParked,
+    DeadlineExceeded,
+    LogFenced,
+    LogUnavailable,
+    MillraceError,
+)
 from millrace.base.metrics import Metrics
 from millrace.log.clock import wall_clock_ms
-from millrace.log.protocol import Log, Switchable, is_local
+from millrace.log.protocol import Log, Switchable, is_local, stamp_floor
 from millrace.message.builders import time_tick
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, value_bytes
@@ -48,7 +56,8 @@ from millrace.node.append.pending import ChainDecisions, PendingOutcome
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits
 from millrace.node.ingest.ingester import check_not_regressed, process_until_failure
 from millrace.rpc.outcome import AppendOutcome, accepted_rows, outcome_rows
-from millrace.wal.chain import Chain, ChainOutcome
+from millrace.rpc.tail import TimeTick
+from millrace.wal.chain import Chain, ChainOutcome, last_confirmed
 from millrace.wal.entry_chunks import chunk_entries
 from millrace.wal.segments import NEVER
 from millrace.wal.state import ChannelState
@@ -303,10 +312,38 @@ class Follower:
             # The thread hits the same error and decides what it means for the PChannel.
             _log.warning("cannot reach the log of %s", self.pchannel, exc_info=True)
 
-    def tick(self, *, barrier_tick: int = 0, timeout: float) -> int:
-        """Append a time tick. Returns the tick up to which everything is decided after it."""
+    def tick(self, *, barrier_tick: int = 0, source_id: int = 0, timeout: float) -> TimeTick:
+        """Append a time tick. Returns it, with the tick up to which everything is decided after it."""
         self._note_tick("asked")
-        return self.append(self._tick_entry(barrier_tick), timeout=timeout).last_tick
+        answer = self.append(self._tick_entry(barrier_tick, source_id), timeout=timeout)
+        own = next(answer.message_outcomes())
+        if isinstance(own, AppendRejected):  # of a term that has ended: the answer tells the tick all the same
+            return self.confirmed()
+        return TimeTick(answer.last_tick, own.last_confirmed, own.message_id, True, self._state.term)
+
+    def confirmed(self) -> TimeTick:
+        """Return the tick up to which everything is decided, as a time tick that is not persisted."""
+        # The state first: the tail is never behind it, so the later tick needs no earlier place in the log.
+        state = self._state
+        place = last_confirmed(state)
+        return TimeTick(self.tail.confirmed_tick, place, place, False, state.term)
+
+    def confirm_time(self, *, timeout: float) -> int | None:
+        """Confirm, without an entry, the time that has passed in the log: a time tick that is not persisted.
+
+        Waits until all current entries are decided. The log's promise about later stamps then excludes any message
+        with a tick at or below the confirmed one. Returns that tick; None if the log promises nothing (a broker's), or
+        has moved to another backend just now. Raises as :meth:`reach_end`.
+        """
+        # The promise first, then the wait: entries that are in the log before the promise may have earlier stamps.
+        floor = stamp_floor(self._log)
+        if floor is None or not self._state.term:
+            return None
+        self._reach(floor.end, timeout=timeout)
+        if self._position.generation != floor.end.generation:
+            return None
+        self.tail.confirm((floor.ms << LOGICAL_BITS) - 1)
+        return self.tail.confirmed_tick
 
     def _note_tick(self, reason: str) -> None:
         if self._metrics is not None:
@@ -321,7 +358,10 @@ class Follower:
 
         Raises DeadlineExceeded, and the error that parked the PChannel.
         """
-        end, deadline = self._log.end(), Deadline.after(timeout)
+        self._reach(self._log.end(), timeout=timeout)
+
+    def _reach(self, end: LogId, *, timeout: float) -> None:
+        deadline = Deadline.after(timeout)
         while self._position < end:
             if deadline.expired():
                 raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: retry")
@@ -555,8 +595,8 @@ class Follower:
             with suppress(LogFenced):
                 self._append(self._tick_entry(0))
 
-    def _tick_entry(self, barrier_tick: int) -> pa.LargeBinaryArray:
-        entry = encode_entry([time_tick(term=self._state.term, barrier_tick=barrier_tick)])
+    def _tick_entry(self, barrier_tick: int, source_id: int = 0) -> pa.LargeBinaryArray:
+        entry = encode_entry([time_tick(term=self._state.term, barrier_tick=barrier_tick, source_id=source_id)])
         return pa.array([entry], pa.large_binary())
 
 

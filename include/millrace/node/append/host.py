@@ -48,12 +48,14 @@ from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.append_pipeline import Entries, as_values
 from millrace.rpc.outcome import AppendOutcome
-from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, messages_of
+from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, TimeTick, messages_of
 from millrace.rpc.wire import DEFAULT_DEADLINE
 from millrace.wal.definitions import OpenFigures, PChannelDefinitions
 from millrace.wal.state import ChannelState
 
 _log: Final = logging.getLogger(__name__)
+
+_MILLISECOND: Final = 0.001
 
 _NAMES_SECONDS: Final = 1.0
 """How long the deployment's PChannel names are cached. A message stream's log is not one, and gets frequent appends."""
@@ -235,9 +237,28 @@ class AppendHost(Closeable):
         """Append a time tick now. Returns a tick up to which everything in the PChannel is decided, including all
         earlier appends.
 
-        Without `persist`, append nothing: wait until the current log is decided, and return that tick, which does not
-        move while nothing is written. Without `forward`, append here even if another process owns the PChannel. Raises
+        Without `persist`, append nothing: wait until the current log is decided, and return the tick that is confirmed
+        then. In the embedded log it moves with time, and tailing readers get it; in a broker's it does not move while
+        nothing is written. Without `forward`, append here even if another process owns the PChannel. Raises
         InvalidArgument if no term is open, and as :meth:`append`.
+        """
+        return self.time_tick(pchannel, persist=persist, deadline=deadline, forward=forward).time_tick
+
+    def time_tick(
+        self,
+        pchannel: str,
+        *,
+        tick: int = 0,
+        persist: bool = True,
+        source_id: int = 0,
+        deadline: float = DEFAULT_DEADLINE,
+        forward: bool = True,
+    ) -> TimeTick:
+        """Make a time tick, as :meth:`tick` does, and return it with its LastConfirmed (Milvus' `NewTimeTickMsg`).
+
+        With `tick`, it has exactly that tick, once the clock has reached it. Appended, it has a later one if other
+        messages come first. `source_id` says in an appended one who asked.
+        Raises InvalidArgument also if what is decided has passed `tick`.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
@@ -245,19 +266,27 @@ class AppendHost(Closeable):
             follower.reach_end(timeout=deadline)  # the follower may have started just before the log's first term
         if not follower.state.term:
             raise InvalidArgument(f"no term is open on {pchannel} yet: it is empty")
+        before = follower.confirmed()
+        if tick and tick < before.time_tick:
+            raise InvalidArgument(f"{pchannel} has passed the tick {tick}: it has decided up to {before.time_tick}")
         if not persist:
-            follower.reach_end(timeout=end.remaining(minimum=0.001))
-            return follower.state.last_tick
+            if tick:
+                self.confirm(pchannel, tick, deadline=end.remaining(minimum=0.001))
+                return before._replace(time_tick=tick)
+            if follower.confirm_time(timeout=end.remaining(minimum=0.001)) is None:
+                follower.reach_end(timeout=end.remaining(minimum=0.001))
+            return follower.confirmed()
         if forward and self._owners is not None and not self._owners.is_local(pchannel):
             self._owners.tick(pchannel, deadline=end.remaining(minimum=0.001))
             follower.reach_end(timeout=end.remaining(minimum=0.001))
-            return follower.state.last_tick
-        return follower.tick(timeout=end.remaining(minimum=0.001))
+            return follower.confirmed()._replace(persisted=True)
+        barrier = max(0, tick - 1)
+        return follower.tick(barrier_tick=barrier, source_id=source_id, timeout=end.remaining(minimum=0.001))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
-        """Wait until everything up to `tick` is decided, appending a time tick if needed. Returns the confirmed tick,
-        >= `tick`.
+        """Wait until everything up to `tick` is decided. Returns the confirmed tick, >= `tick`.
 
+        Appends a time tick only to a log that promises nothing about later stamps (a broker's).
         Raises DeadlineExceeded if the clock does not reach `tick` in time.
         """
         follower = self._follower(pchannel)
@@ -269,8 +298,13 @@ class AppendHost(Closeable):
             if early > 0:
                 # The tick is ahead of the clock: other messages may reach it first.
                 follower.tail.tail(tick - 1, timeout=end.remaining(maximum=early))
-            else:
-                self.tick(pchannel, deadline=end.remaining())
+                continue
+            passed = follower.confirm_time(timeout=end.remaining(minimum=0.001)) if follower.state.term else None
+            if passed is None:
+                self.tick(pchannel, deadline=end.remaining(minimum=0.001))
+            elif passed < tick:
+                # The clock is in the tick's own millisecond, in which other messages may still come.
+                follower.tail.tail(tick - 1, timeout=end.remaining(maximum=_MILLISECOND))
         return confirmed
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:

@@ -438,10 +438,14 @@ class AppendExtension:
         """
         pchannel, deadline = _pchannel(request), _deadline(request)
         persist, forwarded = request.get("persist", True) is not False, request.get("forwarded") is True
+        said = {name: int(request_number(request, name, 0)) for name in ("tick", "source_id")}
         if not persist or self._placing is None or (self._host.forwards and not forwarded):
-            return {"tick": self._host.tick(pchannel, persist=persist, deadline=deadline)}
-        with self._placing.appending(pchannel):
-            return {"tick": self._host.tick(pchannel, deadline=deadline, forward=False)}
+            found = self._host.time_tick(pchannel, persist=persist, deadline=deadline, **said)
+        else:
+            with self._placing.appending(pchannel):
+                found = self._host.time_tick(pchannel, deadline=deadline, forward=False, **said)
+        answer = found._asdict()
+        return {"tick": answer.pop("time_tick"), **answer}
 
     @handles(calls.TOMBSTONE)
     def _tombstone(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:

@@ -94,6 +94,14 @@ class TailBuffer:
             if self._readers:
                 self._changed.notify_all()
 
+    def confirm(self, tick: int) -> None:
+        """Record that no message with a tick at or below `tick` will be published any more."""
+        with self._changed:
+            if tick > self._confirmed:
+                self._confirmed = tick
+                if self._readers:
+                    self._changed.notify_all()
+
     def fail(self, error: MillraceError) -> None:
         """End the buffer. Readers that have taken everything get `error`."""
         with self._changed:

@@ -64,7 +64,7 @@ class HostTaskSource:
         """Return the tick after which a queue begins that has no position yet."""
         pchannel = split_channel(lane)[0]
         if start == "latest":
-            return self._host.tick(pchannel)
+            return self._host.time_tick(pchannel, persist=False).time_tick
         if isinstance(start, int):
             return start
         wal = wal_opener(self._settings.wal_uri)()

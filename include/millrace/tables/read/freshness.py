@@ -50,7 +50,7 @@ class TickSource(Protocol):
     @property
     def service(self) -> LogService: ...
 
-    def tick(self, pchannel: str) -> int: ...
+    def tick(self, pchannel: str, *, persist: bool = True) -> int: ...
 
     def decided(
         self, collection_id: int, after: Mapping[str, int], *, at: int | None, max_bytes: int
@@ -99,7 +99,9 @@ def confirm_ticks(
         for name in pchannels:
             try:
                 if ticks.get(name, 0) < max(1, target):
-                    ticks[name] = client.tick(name)
+                    ticks[name] = client.tick(name, persist=False)
+                    if ticks[name] < target:  # a broker's log stands still without an entry
+                        ticks[name] = client.tick(name)
                     unasked.pop(name, None)
             except MillraceError as error:
                 unasked[name] = error
