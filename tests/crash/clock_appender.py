@@ -2,7 +2,8 @@
 
 Appends to two channels for ever, under a wall clock and a boot that a file says.
 
-Lines: ``A <channel> <id> <value> <held>`` once an append is acknowledged, each one write. The file ``host`` holds the
+Lines: ``A <channel> <id> <value> <held> <floor>`` once an append is acknowledged, each one write. No later stamp of
+the channel is before the floor. The file ``host`` holds the
 boot's name and the wall clock's error in seconds; the clock looks at it each time.
 """
 
@@ -46,7 +47,9 @@ def main(folder: Path, run: int) -> None:
             value = b"%s.%d.%d" % (channel.encode(), run, number)
             (entry,) = service.produce(channel, [value])
             held = clock.view().held_since_ms is not None
-            os.write(1, b"A %s %d %s %d\n" % (channel.encode(), entry, value, held))
+            floor = service.open(channel).stamp_floor()
+            assert floor is not None
+            os.write(1, b"A %s %d %s %d %d\n" % (channel.encode(), entry, value, held, floor.ms))
             number += 1
 
     for channel in CHANNELS:

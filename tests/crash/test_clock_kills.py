@@ -32,6 +32,7 @@ class Rig:
         self.folder = folder
         self.boot, self.error = "first", 0.0
         self.acknowledged: dict[str, dict[int, bytes]] = {channel: {} for channel in CHANNELS}
+        self.floors = dict.fromkeys(CHANNELS, 0)
         self.runs = 0
         self.set_clock(0.0)
 
@@ -62,8 +63,10 @@ class Rig:
         for line in child.stdout:
             if not line.endswith(b"\n"):
                 break
-            _, channel, entry, value, said = line.split()
+            _, channel, entry, value, said, floor = line.split()
             known = self.acknowledged[channel.decode()]
+            assert int(entry) >> LOGICAL_BITS >= self.floors[channel.decode()], "a promise holds, across processes too"
+            self.floors[channel.decode()] = int(floor)
             assert int(entry) > max(known, default=-1), "in a channel ids increase, across processes too"
             known[int(entry)] = value
             taken += 1
@@ -113,6 +116,21 @@ def test_a_process_that_dies_between_keeping_and_appending_is_gone_on_from(tmp_p
     rig.take(child, None)
     assert child.wait(30) == -9
     rig.set_clock(DAY)
+    child = rig.start()
+    rig.take(child, 20)
+    rig.kill(child)
+    rig.check()
+
+
+@pytest.mark.parametrize("visit", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_a_process_promised_before_it_died_holds_though_the_clock_was_set_back(tmp_path: Path, visit: int) -> None:
+    rig = Rig(tmp_path)
+    child = rig.start(failpoint=f"clock.promised@{visit}")
+    rig.take(child, None)
+    assert child.wait(30) == -9
+    rig.set_clock(-HOUR)
+    if visit == 3:
+        rig.reboot()
     child = rig.start()
     rig.take(child, 20)
     rig.kill(child)

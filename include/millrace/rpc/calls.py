@@ -373,7 +373,7 @@ MVCC: Final = _call(
     Scope.ANYTHING,
     "show how far VChannels with that role can be read",
     request="vchannel",
-    answer="vchannel time_tick confirmed",
+    answer="vchannel time_tick confirmed unconfirmed updates",
 )
 FLOW: Final = _call(
     "append/flow",

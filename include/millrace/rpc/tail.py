@@ -101,10 +101,17 @@ class Mvcc(NamedTuple):
     time_tick: int
     """The greatest tick at which something became visible there, as far as the log is decided (docs/chain.md)."""
     confirmed: bool
-    """Whether everything in the log at the time of the call is decided.
+    """Whether everything on the VChannel that was in the log at the time of the call is decided.
 
     A read at `time_tick` then sees every earlier append.
     """
+    unconfirmed: int = 0
+    """The least tick that a message which is not decided yet can have there.
+
+    A read below it is complete, whatever the other VChannels of the PChannel wait for.
+    """
+    updates: int = 0
+    """How often the host saw `time_tick` move since it follows the PChannel."""
 
 
 TAIL_SCHEMA: Final = pa.schema(

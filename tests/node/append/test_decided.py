@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from millrace.base.errors import DeadlineExceeded
 from millrace.client.append_client import AppendClient
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.server.flight import LogServer
+from millrace.message import builders
 from millrace.message.ids import LogId, compose_tick
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost, HostSettings
@@ -20,7 +23,7 @@ from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.tail import DecidedMessages
 from millrace.wal.state import ChannelState
-from tests.node.append.samples import SMALL_FILES, insert, keys_of, open_log, opening, transaction
+from tests.node.append.samples import SCHEMA, SMALL_FILES, insert, keys_of, open_log, opening, transaction
 
 TOKEN = "token"
 P0, P1 = "p0", "p1"
@@ -118,6 +121,24 @@ def test_a_read_at_a_tick_needs_one_only_beyond_what_is_decided(host: AppendHost
     assert min(ask(host, at=ahead).ticks.values()) < ahead
     assert ends(service) == before, "the clock has not reached it, so a tick does not help"
     assert time.monotonic() - began < 60, "and waiting does not, either"
+
+
+def test_undecided_entries_of_another_collection_delay_no_read(host: AppendHost, service: LogService) -> None:
+    made = builders.create_collection(
+        "others", SCHEMA, vchannel=f"{P0}_2v0", vchannels=[f"{P0}_2v0"], collection_id=2, partitions={"all": 1}, term=1
+    )
+    host.append(P0, encode_entry([made])).results()
+    first, second = write(host, P0), write(host, P1)
+    busy = replace(insert(1, vchannel=f"{P0}_2v0"), collection_id=2)
+    with host._follower(P0)._turn:  # the chain of p0 stands still
+        service.open(P0).append([encode_entry([busy])] * 100)
+        found = host.decided(1, {P0: 0, P1: 0}, at=None, max_bytes=BYTES, deadline=5.0)
+        assert inserts(found) == {P0: [first], P1: [second]}
+        assert min(found.ticks.values()) >= second > first
+        with pytest.raises(DeadlineExceeded):
+            host.decided(2, {P0: 0}, at=None, max_bytes=BYTES, deadline=0.05)
+    host._follower(P0)._awake.set()
+    assert host.decided(2, {P0: 0}, at=None, max_bytes=BYTES).ticks[P0] > second
 
 
 def test_what_another_process_appended_is_decided_first(host: AppendHost, service: LogService) -> None:

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.stamp_clock import StampClock
 from millrace.message import builders
-from millrace.message.ids import MessageId, compose_tick
+from millrace.message.ids import LOGICAL_BITS, MessageId, compose_tick
+from millrace.message.model import MutableMessage
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.rpc.outcome import AppendResult
@@ -56,13 +57,13 @@ def host(service: LogService) -> Iterator[AppendHost]:
 def test_a_vchannels_mvcc_is_the_tick_of_what_became_visible_there_last(host: AppendHost) -> None:
     [written] = host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
     other = host.mvcc(V1).time_tick
-    assert host.mvcc(V0) == (V0, written.time_tick, True)
+    assert host.mvcc(V0)[:3] == (V0, written.time_tick, True)
     assert other < written.time_tick
     begin, body, commit = transaction(1, keys_of(V1, 1), vchannel=V1)
     host.append(PCHANNEL, encode_entry([begin, body])).results()
     assert host.mvcc(V1).time_tick == other, "an open transaction shows nothing"
     [committed] = host.append(PCHANNEL, encode_entry([commit])).results()
-    assert host.mvcc(V1) == (V1, committed.time_tick, True)
+    assert host.mvcc(V1)[:3] == (V1, committed.time_tick, True)
     host.tick(PCHANNEL)
     assert host.mvcc(V0).time_tick == written.time_tick, "time alone makes nothing visible"
 
@@ -74,12 +75,82 @@ def test_it_is_not_confirmed_while_the_log_holds_what_is_not_decided(host: Appen
     follower.stop()  # the chain stands still, and the log goes on
     follower._thread.join(10.0)
     service.open(PCHANNEL).append([encode_entry([insert(keys_of(V0, 1)[0])])])
-    assert host.mvcc(V0) == (V0, before.time_tick, False)
+    assert host.mvcc(V0)[:3] == (V0, before.time_tick, False)
     host.restart(PCHANNEL)
     host.tick(PCHANNEL)
     found = host.mvcc(V0)
     assert found.confirmed
     assert found.time_tick > before.time_tick
+
+
+@contextmanager
+def standing(host: AppendHost) -> Iterator[None]:
+    """The chain stands still inside, and the log goes on."""
+    turn = host._follower(PCHANNEL)._turn
+    with turn:
+        yield
+    host._follower(PCHANNEL)._awake.set()
+
+
+def test_what_waits_on_one_vchannel_does_not_hold_up_another(host: AppendHost, service: LogService) -> None:
+    host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
+    log = service.open(PCHANNEL)
+    with standing(host):
+        [entry] = log.append([encode_entry([insert(keys_of(V1, 1)[0])])])
+        stamp = entry.entry >> LOGICAL_BITS
+        time.sleep(0.003)
+        idle, busy = host.mvcc(V0), host.mvcc(V1)
+        assert (idle.confirmed, busy.confirmed) == (True, False)
+        assert busy.unconfirmed >> LOGICAL_BITS == stamp
+        assert idle.unconfirmed >> LOGICAL_BITS > stamp
+    host.tick(PCHANNEL, persist=False)
+    decided = host.mvcc(V1)
+    assert decided.confirmed
+    assert decided.time_tick >= busy.unconfirmed
+
+
+def test_the_updates_of_a_vchannel_are_counted_apart(host: AppendHost) -> None:
+    assert (host.mvcc(V0).updates, host.mvcc(V1).updates) == (host.mvcc(V0).updates, host.mvcc(V1).updates)
+    first, second = host.mvcc(V0).updates, host.mvcc(V1).updates
+    for key in keys_of(V0, 3):
+        host.append(PCHANNEL, encode_entry([insert(key)])).results()
+        host.mvcc(V1)
+    host.tick(PCHANNEL)
+    assert (host.mvcc(V0).updates - first, host.mvcc(V1).updates - second) == (3, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_size=4), max_size=4))
+def test_nothing_that_is_undecided_has_a_tick_below_the_least_unconfirmed(
+    backlog: list[list[tuple[int, bool]]],
+) -> None:
+    """Entries with messages of both VChannels, some in a transaction, some refused."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        service = stack.enter_context(open_log(Path(folder) / "log", PCHANNEL))
+        with AppendHost(service, ChannelState.new) as host:
+            host.append(PCHANNEL, opening()).results()
+            log, numbers = service.open(PCHANNEL), itertools.count(1)
+            with standing(host):
+                for entry in backlog:
+                    messages: list[MutableMessage] = []
+                    for which, whole in entry:
+                        key = keys_of(VCHANNELS[which], 1)[0]
+                        messages += (
+                            transaction(next(numbers), [key], vchannel=VCHANNELS[which]) if whole else [insert(key)]
+                        )
+                    log.append([encode_entry(messages)])
+                before = host.tail(PCHANNEL, 0, timeout=0.0)
+                found = {name: host.mvcc(name) for name in VCHANNELS}
+            host.tick(PCHANNEL, persist=False)
+            assert isinstance(before, TailBatch)
+            after = host.tail(PCHANNEL, before.confirmed_tick, timeout=0.0)
+            assert isinstance(after, TailBatch)
+            rows = [row for batch in after.batches for row in batch.to_pylist() if row["type"] != "CREATE_SEGMENT"]
+            for name, mvcc in found.items():
+                ticks = [row["time_tick"] for row in rows if row["vchannel"] == name]
+                assert mvcc.confirmed == (not ticks)
+                assert min(ticks, default=mvcc.unconfirmed) >= mvcc.unconfirmed
 
 
 def test_a_vchannel_that_is_none_is_told_of(host: AppendHost) -> None:

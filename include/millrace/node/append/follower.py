@@ -24,11 +24,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,7 +50,7 @@ from millrace.message.builders import time_tick
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, value_bytes
 from millrace.message.types import MessageType
-from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.decode import decode_entries, decode_header_summary, framed_counts
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.metrics import HostMetrics
 from millrace.node.append.pending import ChainDecisions, PendingOutcome
@@ -65,6 +66,8 @@ from millrace.wal.state import ChannelState
 READ_BYTES: Final = 4 << 20
 GROUP_BYTES: Final = 1 << 20
 """Waiting appends are appended together up to this size. Beyond it, the copy costs more than a disk sync."""
+BACKLOG_BYTES: Final = 8 << 20
+"""Most undecided bytes whose headers a read looks at; it waits for longer ones."""
 _HELPED: Final = 0.05
 """Seconds after an appender judged its own append in which the thread leaves the log to appenders."""
 _SLICE: Final = 0.25
@@ -78,6 +81,15 @@ _STOP: Final = 10.0
 """Longest time in seconds that `close` waits for the thread."""
 
 _log = logging.getLogger(__name__)
+
+
+class Unconfirmed(NamedTuple):
+    """What is not decided yet on some VChannels."""
+
+    tick: int
+    """The least tick that it can have."""
+    in_log: bool
+    """Whether the log has an entry of it; False: it may come."""
 
 
 class Follower:
@@ -141,6 +153,10 @@ class Follower:
         self._turn.acquire()
         self._helped = 0.0
         """When an appender last judged what it had appended."""
+        self._updates: dict[str, int] = {}
+        """By VChannel how often its MVCC tick moved."""
+        self._counted = state
+        """The state up to which they are counted."""
         self._chain = Chain() if self._metrics is None else Chain(wrap=self._metrics.wrap_interceptor)
         self._ticked = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"follow-{self.pchannel}", daemon=True)
@@ -319,7 +335,7 @@ class Follower:
         own = next(answer.message_outcomes())
         if isinstance(own, AppendRejected):  # of a term that has ended: the answer tells the tick all the same
             return self.confirmed()
-        return TimeTick(answer.last_tick, own.last_confirmed, own.message_id, True, self._state.term)
+        return TimeTick(answer.last_tick, own.last_confirmed or own.message_id, own.message_id, True, self._state.term)
 
     def confirmed(self) -> TimeTick:
         """Return the tick up to which everything is decided, as a time tick that is not persisted."""
@@ -344,6 +360,50 @@ class Follower:
             return None
         self.tail.confirm((floor.ms << LOGICAL_BITS) - 1)
         return self.tail.confirmed_tick
+
+    def least_unconfirmed(self, vchannels: Collection[str]) -> Unconfirmed | None:
+        """Return the least tick that a message on these VChannels can have which is not decided yet.
+
+        Everything below is decided there, although other VChannels' entries may wait. None if that cannot be told
+        without waiting: the log is in another process, promises nothing, or holds more than BACKLOG_BYTES undecided.
+        Costs a look at the headers of what is undecided.
+        """
+        log = self._log
+        floor = stamp_floor(log) if self._local else None
+        if floor is None:
+            return None
+        with self._lock:  # one state and its position
+            position, last = self._position, self._state.last_tick
+        size = 0
+        while position < floor.end:
+            if position.generation != floor.end.generation or size >= BACKLOG_BYTES:
+                return None
+            run = log.read(position, end=floor.end, max_bytes=READ_BYTES)
+            if not run.batch.num_rows:
+                return None
+            first = _first_entry_of(run.batch, vchannels)
+            if first is not None:
+                stamp = run.batch.column("physical_ms")[first].as_py()
+                return Unconfirmed(max(last + 1, stamp << LOGICAL_BITS), True)
+            size += value_bytes(run.batch)
+            position = run.next
+        if position.generation != floor.end.generation:
+            return None
+        return Unconfirmed(max(last + 1, floor.ms << LOGICAL_BITS), False)
+
+    def updates(self, vchannel: str) -> int:
+        """Return how often a VChannel's MVCC tick moved since the follower began. Costs what changed since it was asked
+        last, of all VChannels.
+        """
+        with self._lock:
+            before, self._counted = self._counted, self._state
+            for name in self._counted.vchannels.changed_keys(before.vchannels):
+                old, new = before.vchannels.get(name), self._counted.vchannels.get(name)
+                if new is None:
+                    self._updates.pop(name, None)
+                elif old is None or new.mvcc > old.mvcc:
+                    self._updates[name] = self._updates.get(name, 0) + 1
+            return self._updates.get(vchannel, 0)
 
     def _note_tick(self, reason: str) -> None:
         if self._metrics is not None:
@@ -604,6 +664,17 @@ def _ended(state: ChannelState) -> LogId | None:
     """Return the AlterWAL entry if `state` is right after one, at the beginning of a generation."""
     last, position = state.last_entry, state.position
     return last if last is not None and last.generation < position.generation else None
+
+
+def _first_entry_of(entries: pa.RecordBatch, vchannels: Collection[str]) -> int | None:
+    """Return the place of the first entry with a message of these VChannels, or that ends the log's generation."""
+    values = entries.column("value")
+    heads = decode_header_summary(values)
+    if isinstance(heads, str):
+        return 0  # the chain says which entry is invalid
+    wanted = [place for place, name in enumerate(heads.names) if name in vchannels]
+    found = np.flatnonzero(np.isin(heads.vchannels, wanted) | (heads.types == MessageType.ALTER_WAL))
+    return int(np.searchsorted(np.cumsum(framed_counts(values)), found[0], side="right")) if len(found) else None
 
 
 def _opens_term(values: pa.LargeBinaryArray) -> bool:

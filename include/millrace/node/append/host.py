@@ -324,35 +324,54 @@ class AppendHost(Closeable):
     ) -> DecidedMessages:
         """Return what a read of a collection takes from its PChannels' tails: by PChannel, the messages after a tick.
 
-        Without `at`, the ticks cover every append to the collection that was answered before the call. A time tick is
-        appended only to a PChannel that is behind what is visible on another one, or behind `at`; none is if the log's
-        clock has not reached `at`. Raises as :meth:`tick`.
+        Without `at`, the ticks cover every append to the collection that was answered before the call. Entries of other
+        collections that are not decided yet delay nothing. A time tick is appended only to a broker's log that is
+        behind what is visible on another PChannel, or behind `at`; none is if the log's clock has not reached `at`.
+        Raises as :meth:`tick`.
         """
         end = Deadline.after(deadline)
         followers = {name: self._follower(name) for name in after}
+        own = {name: _vchannels_of(follower.state, collection_id) for name, follower in followers.items()}
         if at is None:
-            for follower in followers.values():
-                follower.reach_end(timeout=end.remaining(minimum=0.001))
+            for name, follower in followers.items():
+                found = follower.least_unconfirmed(own[name]) if own[name] else None
+                if found is None or found.in_log:
+                    follower.reach_end(timeout=end.remaining(minimum=0.001))
         visible = (_visible_tick(follower.state, collection_id) for follower in followers.values())
         target = max(visible, default=0) if at is None else at
-        for name, follower in followers.items():
-            if follower.tail.confirmed_tick < target and target >> LOGICAL_BITS <= self._now_ms():
-                self.confirm(name, target, deadline=end.remaining(minimum=0.001))
         ticks = {name: follower.tail.confirmed_tick for name, follower in followers.items()}
+        for name, follower in followers.items():
+            if ticks[name] < target and target >> LOGICAL_BITS <= self._now_ms():
+                ticks[name] = self._confirm_for(follower, own[name], target, end)
         messages: dict[str, list[pa.RecordBatch]] = {name: [] for name in after}
         left = max_bytes
         for name, begin in after.items():
             seen = begin
             while seen < ticks[name]:
-                found = followers[name].tail.tail(seen, timeout=0.0)
-                if isinstance(found, Evicted) or left <= 0:
+                piece = followers[name].tail.tail(seen, timeout=0.0)
+                if isinstance(piece, Evicted) or left <= 0:
                     return DecidedMessages(ticks, {}, False)
-                for batch in found.batches:
+                if piece.confirmed_tick <= seen:
+                    break  # what is not decided yet is of other collections
+                for batch in piece.batches:
                     messages[name].append(messages_of(collection_id, batch))
                     left -= messages[name][-1].nbytes
-                seen = found.confirmed_tick
+                seen = piece.confirmed_tick
         kept = {name: [each for each in batches if each.num_rows] for name, batches in messages.items()}
         return DecidedMessages(ticks, kept, True)
+
+    def _confirm_for(self, follower: Follower, vchannels: Collection[str], tick: int, end: Deadline) -> int:
+        """Wait until everything up to `tick` is decided on these VChannels. Returns the tick up to which it is."""
+        while True:
+            idle = follower.state.position >= follower.log_end()
+            found = follower.least_unconfirmed(vchannels) if vchannels and not idle else None
+            if found is None or found.in_log:
+                return self.confirm(follower.pchannel, tick, deadline=end.remaining(minimum=0.001))
+            if found.tick > tick:
+                return found.tick - 1
+            if end.expired():
+                raise DeadlineExceeded(f"{follower.pchannel} has confirmed {found.tick - 1}, not {tick}: retry")
+            time.sleep(_MILLISECOND)  # the clock is in the tick's own millisecond
 
     def state(self, pchannel: str) -> ChannelState:
         """Return the newest channel state, read-only. Raises the error that parked the PChannel."""
@@ -366,11 +385,15 @@ class AppendHost(Closeable):
         PChannel.
         """
         follower = self._follower(pchannel_of(vchannel))
-        end = follower.log_end()
+        end, found = follower.log_end(), follower.least_unconfirmed((vchannel,))
+        confirmed = follower.tail.confirmed_tick
         state = self.state(follower.pchannel)
         if vchannel not in state.vchannels:
             raise ChannelNotFound(f"there is no collection on {vchannel!r}")
-        return Mvcc(vchannel, state.vchannels[vchannel].mvcc, state.position >= end)
+        tick, updates = state.vchannels[vchannel].mvcc, follower.updates(vchannel)
+        if found is None:
+            return Mvcc(vchannel, tick, state.position >= end, confirmed + 1, updates)
+        return Mvcc(vchannel, tick, not found.in_log or state.position >= end, found.tick, updates)
 
     def states(self) -> dict[str, ChannelState]:
         """Return the newest states of the followed PChannels, read-only, without parked ones."""
@@ -497,6 +520,11 @@ class AppendHost(Closeable):
                     on_fenced=partial(self._on_fenced, pchannel),
                 )
             return follower
+
+
+def _vchannels_of(state: ChannelState, collection_id: int) -> frozenset[str]:
+    """Return a collection's VChannels on a PChannel."""
+    return frozenset(name for name, _ in state.channels_of(collection_id))
 
 
 def _visible_tick(state: ChannelState, collection_id: int) -> int:

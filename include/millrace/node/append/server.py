@@ -438,12 +438,13 @@ class AppendExtension:
         """
         pchannel, deadline = _pchannel(request), _deadline(request)
         persist, forwarded = request.get("persist", True) is not False, request.get("forwarded") is True
-        said = {name: int(request_number(request, name, 0)) for name in ("tick", "source_id")}
+        tick, source = (int(request_number(request, name, 0)) for name in ("tick", "source_id"))
+        made = partial(self._host.time_tick, pchannel, tick=tick, source_id=source, deadline=deadline)
         if not persist or self._placing is None or (self._host.forwards and not forwarded):
-            found = self._host.time_tick(pchannel, persist=persist, deadline=deadline, **said)
+            found = made(persist=persist)
         else:
             with self._placing.appending(pchannel):
-                found = self._host.time_tick(pchannel, deadline=deadline, forward=False, **said)
+                found = made(forward=False)
         answer = found._asdict()
         return {"tick": answer.pop("time_tick"), **answer}
 
