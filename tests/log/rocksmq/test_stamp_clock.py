@@ -500,6 +500,9 @@ def test_a_state_without_a_promise_is_that_of_earlier_builds(host: Host) -> None
     assert host.open().now_ms() == round(host.true * 1000), "closed in order, it leaves nothing ahead of the clock"
 
 
+_ENDS = ("kill", "boot", "power loss")
+
+
 class FloorsUnderAnyClock(RuleBasedStateMachine):
     """Any wall clock, kills, boots and power losses: no stamp is before a floor that was given.
 
@@ -556,6 +559,16 @@ class FloorsUnderAnyClock(RuleBasedStateMachine):
             if self.durable is not None:
                 self.path.write_bytes(self.durable)
         self.clock = self.host.open()
+
+    @rule(passed=st.sampled_from([0.0, 0.001, 0.4, 0.9]), back=st.sampled_from([0.2, HOUR]), how=st.sampled_from(_ENDS))
+    def it_ends_right_after_a_floor_and_the_wall_clock_is_set_back(self, passed: float, back: float, how: str) -> None:
+        self.host.true += passed
+        self.a_floor_is_given()
+        self.host.error -= back
+        if how == "kill":
+            self.the_process_starts_anew(closed=False)
+        else:
+            self.the_machine_starts_anew(passed=0.0, lost=how == "power loss")
 
     @invariant()
     def no_stamp_is_before_a_floor(self) -> None:
