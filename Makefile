@@ -70,7 +70,7 @@ run: jars ## Run the demo without Airflow: a year of flights through the whole f
 
 # --- check -----------------------------------------------------------------------------------------------------
 
-.PHONY: lint format test test-all test-slow test-system nightly soak mutants bench
+.PHONY: lint format test coverage test-all test-slow test-system nightly soak mutants bench
 lint: $(STAMP) ## Lint; check the format, the imports between rooms, and the types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "Not formatted as ruff would: run 'make format'." >&2; exit 1; }
@@ -83,6 +83,9 @@ format: $(STAMP) ## Format, and fix what the linter can
 
 test: lint jars broker-jars servers ## Run lint, types and all tests that are not slow (ARGS="-k name" selects; WORKERS=0: one process)
 	@TEST_PROFILE=quick $(PYTEST) -m "not slow and not soak" $(ARGS)
+
+coverage: jars broker-jars servers ## Run the tests of `make test`, and report which lines they run (build/coverage.xml; COVERED=folder)
+	@mkdir -p build && TEST_PROFILE=quick $(PYTEST) -m "not slow and not soak" --cov$(if $(COVERED),=$(COVERED)) --cov-report=term --cov-report=xml:build/coverage.xml $(ARGS)
 
 test-all: test-slow test-system ## Run the slow tests too
 
@@ -105,7 +108,7 @@ bench: jars broker-jars servers ## Measure against baselines of the same run (do
 
 # --- keep ------------------------------------------------------------------------------------------------------
 
-.PHONY: lock docs wheel sbom chart clean clean-data
+.PHONY: lock docs wheel environment sbom chart clean clean-data
 lock: $(STAMP) ## Resolve requirements.in into requirements.txt
 	@tools/lock.sh "$(BIN)"
 
@@ -118,6 +121,9 @@ wheel: $(STAMP) ## Build dist/millrace-*.whl, with its extras (docs/clients.md)
 
 chart: ## Lint, render and validate the pipelines' Helm chart (builds helm from Go; ARGS=--check changes nothing)
 	tools/pipelines/chart.sh $(ARGS)
+
+environment: $(STAMP) ## Pack Python, libraries and this code for Spark's executors: dist/environment.tar.gz (docs/clusters.md)
+	@tools/pack_environment.sh "$(BIN)" dist/environment.tar.gz
 
 sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md from the locks
 	@$(BIN)/python tools/sbom.py dist

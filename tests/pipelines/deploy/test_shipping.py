@@ -170,7 +170,7 @@ def test_the_ci_file_runs_what_there_is() -> None:
     scripts = [step["script"] for step in steps if "script" in step]
     targets = set(re.findall(r"^([a-z-]+):", (HOME / "Makefile").read_text(), re.MULTILINE))
     asked = {words[1] for words in map(str.split, scripts) if words[0] == "make"}
-    assert {"lint", "test", "chart"} <= asked <= targets
+    assert {"lint", "coverage", "chart"} <= asked <= targets
     for script in scripts:
         for word in shlex.split(script):
             if word.startswith("tools/"):
@@ -188,13 +188,34 @@ def test_the_ci_file_runs_what_there_is() -> None:
         ('tests="300" failures="0" errors="0" skipped="0"', "$(SONARQUBE_QUALITY_GATE)", []),
         ('tests="300" failures="2" errors="0" skipped="1"', "", ["2 failures", "1 skipped"]),
         ('tests="3" failures="0" errors="0" skipped="0"', "ERROR",
-            ["3 tests ran, expected at least 200", "SonarQube's gate is ERROR"]),
+            ["3 tests ran, expected at least 140", "SonarQube's gate is ERROR"]),
     ],
 )  # fmt: skip
 def test_the_quality_gate_says_what_is_wrong(tmp_path: Path, suite: str, sonar: str, words: list[str]) -> None:
-    report = tmp_path / "tests.xml"
+    report, coverage = tmp_path / "tests.xml", tmp_path / "coverage.xml"
     report.write_text(f"<testsuites><testsuite {suite}/></testsuites>")
-    assert problems(report, sonar) == words
+    coverage.write_text('<coverage lines-valid="100" lines-covered="90"><package name="a" line-rate="0.9"/></coverage>')
+    assert problems(report, coverage, sonar) == words
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ('lines-valid="0"', ["no line was measured"]),
+        ('lines-valid="80" lines-covered="80" branches-valid="20" branches-covered="4"',
+            ["84.0% of lines and branches ran, expected at least 85%"]),
+    ],
+)  # fmt: skip
+def test_the_quality_gate_fails_below_its_coverage(tmp_path: Path, measured: str, words: list[str]) -> None:
+    report, coverage = tmp_path / "tests.xml", tmp_path / "coverage.xml"
+    report.write_text('<testsuites><testsuite tests="300" failures="0" errors="0" skipped="0"/></testsuites>')
+    package = '<package name="store" line-rate="0.59"/><package name="api" line-rate="0.6"/>'
+    coverage.write_text(f"<coverage {measured}>{package}</coverage>")
+    low = [] if "no line" in words[0] else ["store: 59.0% of its lines ran, expected at least 60%"]
+    assert problems(report, coverage, "") == [*words, *low]
+    gate = [sys.executable, str(SHIPPED / "quality_gate.py"), str(report), str(coverage)]
+    done = subprocess.run(gate, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (1, [*words, *low])
 
 
 @pytest.mark.parametrize("service", ["", "pipeline-other"])
