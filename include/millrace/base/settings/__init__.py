@@ -32,6 +32,7 @@ RESERVED: Final = frozenset(
         "MILLRACE_HOME",
         "MILLRACE_FLOW_FOLDER",
         "MILLRACE_RUN_FOLDER",
+        "MILLRACE_TASK_FOLDER",
         "MILLRACE_INSTALLATION",
         "MILLRACE_METRICS_TOKEN",
         "MILLRACE_PIPELINES",
@@ -46,10 +47,10 @@ RESERVED: Final = frozenset(
 )
 """``MILLRACE_*`` variables that are not settings.
 
-They name the settings file, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
-installation that a process belongs to and the pipeline service. The others are secrets, which no file and no listing
-shows: the tokens for metrics and for the log, the logins of brokers and of the meta store, and the keys that encrypt
-pipelines' secrets.
+They name the settings file, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the folder of
+tasks on another machine, the installation that a process belongs to and the pipeline service. The others are secrets,
+which no file and no listing shows: the tokens for metrics and for the log, the logins of brokers and of the meta store,
+and the keys that encrypt pipelines' secrets.
 """
 
 TEST_PREFIX: Final = "MILLRACE_TEST_"
@@ -58,6 +59,7 @@ TEST_PREFIX: Final = "MILLRACE_TEST_"
 _TABLES: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://).*[^/]")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
 _PLACES: Final = re.compile(r"|(/|[a-z0-9]+://)[^:]*(:(/|[a-z0-9]+://)[^:]*)*")
+_ARCHIVE: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://)\S+\.(?:tar\.gz|tgz)")
 _FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
 _META_STORE: Final = re.compile(
@@ -339,6 +341,13 @@ class Settings:
         pattern=_SPARK_MASTER,
         allowed="empty, spark://host:port, k8s://... or yarn",
     )
+    spark_environment: str = setting(
+        "",
+        "Packed Python environment for executors whose machines share no folder with this one: path or URI of a"
+        " .tar.gz (make environment). Empty: they have this environment at the same path, and the data folder.",
+        pattern=_ARCHIVE,
+        allowed="empty, or the absolute path or URI of a .tar.gz",
+    )
     spark_cores: int = setting(0, "Cores of a Spark driver; 0: all that this process may use.", low=0, high=1024)
     spark_memory: str = setting(
         "1g", "Heap of a Spark driver.", pattern=_MEMORY, allowed="a number with m or g, such as 800m or 2g"
@@ -389,6 +398,9 @@ class Settings:
             named = variable if spec.name == "data_dir" else named
         check_data_folder(values["data_dir"], named)
         return cls(**values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_task, ({spec.name: getattr(self, spec.name) for spec in _SPECS.values()},)
 
     def environment(self) -> dict[str, str]:
         """Return these settings as ``MILLRACE_*`` variables, for child processes."""
@@ -492,6 +504,16 @@ class Settings:
     def spark_slots(self) -> int:
         """The number of operations that may run Spark at once."""
         return self.operations_at_once or max(1, self.cores // 2)
+
+
+TASK_FOLDER: Final = "MILLRACE_TASK_FOLDER"
+"""Set on executors that do not share the driver's data folder: where their tasks have one."""
+
+
+def _of_task(values: dict[str, Any]) -> Settings:
+    """Restore pickled settings: with the driver's data folder, or a folder of this process where that is not shared."""
+    folder = os.environ.get(TASK_FOLDER)
+    return Settings(**values | ({"data_dir": Path(folder).absolute() / str(os.getpid())} if folder else {}))
 
 
 _SPECS: Final[dict[str, SettingSpec]] = {

@@ -16,7 +16,12 @@ from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.node.ingest.committer import KEPT_STATES, WalCommitter
 from millrace.node.ingest.ingester import IngestPlan, IngestReport, run_ingest
-from millrace.node.ingest.log_connection import LogConnection, worker_connection
+from millrace.node.ingest.log_connection import (
+    LogConnection,
+    require_reachable_log,
+    service_of_task,
+    shipped_generations,
+)
 from millrace.node.ingest.planner import LogPlanner
 from millrace.node.range_loop.definition import LoopDefinition, OwnershipCheck, always_owned
 from millrace.node.range_loop.failure import RangeFailure
@@ -58,6 +63,7 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
 
     def prepare(self) -> None:
         settings = self.settings
+        require_reachable_log(settings)
         # Brokers are read directly, but the append host and retention live in the log's server on every backend.
         RemoteLogService.connect(
             settings.log_path, deadline=settings.start_deadline, launch=launch_of(settings)
@@ -79,13 +85,14 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
             parked=self.parked,
             linger=self.settings.wal_linger,
             is_followed=partial(is_followed, self.settings),
+            generations=partial(shipped_generations, self.settings),
             on_close=connection.close,
         )
 
     def run(self, plan: IngestPlan) -> IngestReport:
         settings, base = self.settings, plan.base
         try:
-            log = (self.service or worker_connection(settings).service()).open(base.pchannel)
+            log = (self.service or service_of_task(settings, plan.generations)).open(base.pchannel)
         except MillraceError as error:
             position = base.position or EARLIEST
             return IngestReport.without_effect(base, position, RangeFailure.of(error, position))

@@ -46,6 +46,8 @@ class IngestPlan:
     max_bytes: int
     peeked: int | None = None
     """How many bytes of the log that is, if the planner read them."""
+    generations: bytes = b""
+    """The list of the log's backends and tombstones, for a task that does not share the data folder."""
 
     @property
     def channel(self) -> str:

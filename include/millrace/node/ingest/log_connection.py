@@ -2,6 +2,9 @@
 
 A log that was switched to or from the embedded backend is reached through the server too. The next call notices a
 switch.
+
+Executors that do not share the data folder get the list of backends and tombstones with each plan: it decides what a
+task reads.
 """
 
 from __future__ import annotations
@@ -9,8 +12,11 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 
+from millrace.base.errors import InvalidSettings
+from millrace.base.files import replace_file
 from millrace.base.log_backends import backend_of, is_in_data_folder
 from millrace.base.settings import Settings
+from millrace.log.generations.generation_file import FILE as GENERATIONS_FILE
 from millrace.log.generations.generation_file import GenerationFile
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
@@ -58,7 +64,41 @@ class LogConnection:
             self._service = None
 
 
+def shipped_generations(settings: Settings) -> bytes:
+    """Return the list of the log's backends for tasks that do not share the data folder; empty if they do."""
+    if not settings.spark_environment:
+        return b""
+    try:
+        return (settings.log_path / GENERATIONS_FILE).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def service_of_task(settings: Settings, generations: bytes) -> LogService:
+    """Return the log service that all tasks of a Python worker share, with the list that came with the plan."""
+    path = settings.log_path / GENERATIONS_FILE
+    if generations and not (path.exists() and path.read_bytes() == generations):
+        replace_file(path, generations)
+    return _worker_connection(settings).service()
+
+
 @lru_cache(maxsize=4)
-def worker_connection(settings: Settings) -> LogConnection:
-    """Return the connection that all tasks of a Python worker share."""
+def _worker_connection(settings: Settings) -> LogConnection:
     return LogConnection(settings)
+
+
+def require_reachable_log(settings: Settings) -> None:
+    """Raise InvalidSettings if executors cannot reach the deployment's log or tables."""
+    if not settings.spark_environment:
+        return
+    if "://" not in settings.tables:
+        raise InvalidSettings(
+            "executors with an environment of their own (MILLRACE_SPARK_ENVIRONMENT) share no folder with this machine:"
+            " set MILLRACE_TABLES to an object store"
+        )
+    urls = [item.url for item in GenerationFile(settings.log_path, settings.log).generations.items]
+    if is_in_data_folder(settings.log) or any(backend_of(url).local for url in urls):
+        raise InvalidSettings(
+            "executors with an environment of their own (MILLRACE_SPARK_ENVIRONMENT) cannot read an embedded log: set"
+            " MILLRACE_LOG to a broker, or move the log to one with `millrace log switch`"
+        )

@@ -84,12 +84,17 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         parked: Path,
         linger: float = 0.0,
         is_followed: Callable[[], bool] = lambda: True,
+        generations: Callable[[], bytes] = bytes,
         clock: Callable[[], float] = time.monotonic,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Plan over the logs of `service`. Few rows wait up to `linger` seconds for more, unless `is_followed()`."""
+        """Plan over the logs of `service`. Few rows wait up to `linger` seconds for more, unless `is_followed()`.
+
+        `generations` returns the list of the log's backends that goes with each plan.
+        """
         self._linger = linger
         self._is_followed = is_followed
+        self._generations = generations
         self._connect = service
         self._service: LogService | None = None
         self._table = table
@@ -168,14 +173,14 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         self._looked()
         self._table.refresh()
         plans = []
+        generations = self._generations()
         for name, base in self._bases(ends).items():
             stands = base.position or EARLIEST
             if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
                 peek = self._peeks.get(name)
                 known = peek is not None and peek.commits == base.commits and peek.end >= ends[name]
-                plans.append(
-                    IngestPlan(base, ends[name], max_bytes, peek.bytes if peek is not None and known else None)
-                )
+                peeked = peek.bytes if peek is not None and known else None
+                plans.append(IngestPlan(base, ends[name], max_bytes, peeked, generations))
         return plans
 
     def _bases(self, names: Iterable[str]) -> dict[str, WalPosition]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from millrace.base.files import make_folder, replace_file
 from millrace.base.package import ROOT
-from millrace.base.settings import Settings
+from millrace.base.settings import TASK_FOLDER, Settings
 from millrace.runtime.java import find_java
 from millrace.runtime.spark.jars import session_jars
 from millrace.storage.store import store_at
@@ -23,6 +25,11 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 _LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options for a JVM that only plans and does bookkeeping. Its optimising compiler took a fifth of a core in the first
 minutes of a streaming job and gained nothing, since Python processes the rows."""
+
+_UNPACKED = "environment"
+"""Folder of the unpacked environment in an executor's folder."""
+_PYTHON = "millrace-python"
+"""Name of the environment's Python (tools/pack_environment.sh)."""
 
 TASK_ATTEMPTS = 3
 """Attempts of one task.
@@ -54,7 +61,7 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
         "spark.python.worker.reuse": "true",
         # A JVM on a busy machine may answer its worker late; the default of 15 s would fail the query.
         "spark.python.authenticate.socketTimeout": "120s",
-        "spark.executorEnv.PYTHONPATH": _python_path(),
+        **_code(settings),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": str(settings.spark_ui).lower(),
         "spark.ui.showConsoleProgress": "false",
@@ -66,6 +73,37 @@ def _tables(settings: Settings) -> dict[str, str]:
     if not settings.tables.startswith("s3://"):
         return {}
     return {f"spark.hadoop.{name}": value for name, value in store_at(settings.tables).spark_options.items()}
+
+
+def _code(settings: Settings) -> dict[str, str]:
+    """Return how executors get Python and Millrace: from the driver's paths, or unpacked from an environment.
+
+    Then their tasks have a data folder of their own, in the executor's folder, which Spark removes.
+    """
+    if not settings.spark_environment:
+        return {"spark.executorEnv.PYTHONPATH": _python_path()}
+    return {
+        "spark.archives": f"{settings.spark_environment}#{_UNPACKED}",
+        "spark.executorEnv.PATH": f"./{_UNPACKED}/bin:{os.defpath}",
+        f"spark.executorEnv.{TASK_FOLDER}": "./tasks",
+    }
+
+
+def _make_python(settings: Settings) -> str:
+    """Return the program that runs Python in the driver's planners and in executors: a path, or a name on their PATH.
+
+    Spark has one name for both. Executors find it in the unpacked environment, the driver in a folder of its own.
+    """
+    if not settings.spark_environment:
+        return sys.executable
+    program = settings.data_dir / "spark" / "bin" / _PYTHON
+    make_folder(program.parent)
+    replace_file(program, f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    program.chmod(0o700)
+    folder = str(program.parent)
+    others = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if part != folder]
+    os.environ["PATH"] = os.pathsep.join([folder, *others])
+    return _PYTHON
 
 
 def _master(settings: Settings) -> dict[str, str]:
@@ -104,7 +142,8 @@ def session(
     assert spark_home.origin is not None
     os.environ["SPARK_HOME"] = str(Path(spark_home.origin).parent)
     os.environ["JAVA_HOME"] = str(find_java())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = _make_python(settings)
     os.environ["PYTHONPATH"] = _python_path()
     builder = SparkSession.builder.appName(app_name)
     for key, value in {**spark_configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
