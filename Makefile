@@ -9,6 +9,7 @@ ARGS ?=
 LOG ?=
 NODES ?=
 META ?=
+CLUSTER ?=
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
@@ -65,8 +66,8 @@ status: $(STAMP) ## Show the state of the system: components, rows/s, lag, memor
 demo: jars ## Send a year of flights through the system (started if necessary), and print where to look
 	@$(BIN)/python -m millrace.demo.running $(ARGS)
 
-run: jars ## Run the demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3 META=etcd|mariadb; STORE=s3; PIPELINE=1; STREAMS=1; CDC=1; ARGS="--fresh", "--help")
-	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(if $(META),--meta $(META)) $(if $(STORE),--store $(STORE)) $(if $(PIPELINE),--pipeline) $(if $(STREAMS),--streams) $(if $(CDC),--capture) $(ARGS)
+run: jars ## Run the demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3 META=etcd|mariadb; STORE=s3; CLUSTER=2; PIPELINE=1; STREAMS=1; CDC=1; ARGS="--fresh", "--help")
+	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(if $(META),--meta $(META)) $(if $(STORE),--store $(STORE)) $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(PIPELINE),--pipeline) $(if $(STREAMS),--streams) $(if $(CDC),--capture) $(ARGS)
 
 # --- check -----------------------------------------------------------------------------------------------------
 

@@ -16,5 +16,5 @@ wheel=$(echo "$folder"/wheel/*.whl)
     "millrace[executor] @ file://$wheel"
 ln -s python "$folder/environment/bin/millrace-python"
 mkdir -p "$(dirname "$archive")"
-tar -C "$folder/environment" -czf "$archive.new" .
+tar -C "$folder/environment" -c . | gzip -1 >"$archive.new"
 mv "$archive.new" "$archive"

@@ -2,88 +2,49 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 
+from millrace.base.package import ROOT
 from millrace.base.settings import Settings
-from millrace.client.database import connect
+from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.spark import SparkMaster, SparkWorker, spark_home
+from millrace.brokers.versitygw import VersityGateway
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.runtime.java import find_java
 from millrace.runtime.launch.launcher import Launcher, RunState
+from tests.network_namespaces import HOST, Machine, machines, require_namespaces
+from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
 
-class Daemon:
-    """A process of Spark's standalone cluster, with its log."""
-
-    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
-        spec = importlib.util.find_spec("pyspark")
-        assert spec is not None
-        assert spec.origin is not None
-        home = Path(spec.origin).parent
-        self._log = folder / f"{name}.log"
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name.lower()}.{name}", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "SPARK_HOME": str(home),
-                    "JAVA_HOME": str(find_java()),
-                    "SPARK_DAEMON_MEMORY": "256m",
-                    "SPARK_LOCAL_IP": "127.0.0.1",
-                },
-            )
-
-    def says(self, pattern: str, *, seconds: float = 60.0) -> str:
-        """The first group of `pattern` in its log."""
-        end = time.monotonic() + seconds
-        while (match := re.search(pattern, self._log.read_text(errors="replace"))) is None:
-            assert self._process.poll() is None, self._log.read_text(errors="replace")
-            assert time.monotonic() < end, self._log.read_text(errors="replace")
-            time.sleep(0.05)
-        return match[1]
-
-    def end(self) -> None:
-        self._process.terminate()
-        self._process.wait(30)
-
-
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """A standalone master with one worker; its address."""
-    made = [Daemon(tmp_path, "Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")]
-    try:
-        address = made[0].says(r"Starting Spark master at (spark://\S+)")
-        work = str(tmp_path / "work")
-        size = ["--cores", "2", "--memory", "1g", "--work-dir", work, "--host", "127.0.0.1", "--webui-port", "0"]
-        made.append(Daemon(tmp_path, "Worker", *size, address))
-        made[1].says(r"Successfully registered with master (\S+)")
-        yield address
-    finally:
-        for daemon in reversed(made):
-            daemon.end()
-
-
-def test_a_streaming_job_runs_its_tasks_on_the_master(
-    settings: Settings, master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def master(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkMaster]:
+    """A standalone master with one worker, which shares this machine's folders."""
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    launcher = Launcher(replace(settings, spark_master=master, spark_memory="512m"))
+    with (
+        SparkMaster(tmp_path / "master", settings=settings) as started,
+        SparkWorker(tmp_path / "worker", master=started.url, cores=2, memory="1g", settings=settings),
+    ):
+        until(lambda: started.workers() == 1, "the worker is registered")
+        yield started
+
+
+def test_a_streaming_job_runs_its_tasks_on_the_master(settings: Settings, master: SparkMaster, tmp_path: Path) -> None:
+    launcher = Launcher(replace(settings, spark_master=master.url, spark_memory="512m"))
     with connect(settings=settings) as client:
         try:
             client.catalog.ensure_pchannels(1)
@@ -96,6 +57,110 @@ def test_a_streaming_job_runs_its_tasks_on_the_master(
         finally:
             launcher.stop("once")
             client.connection.service.shutdown()
-    executors = list((tmp_path / "work").glob("app-*/*/stderr"))
-    assert executors
-    assert "Running task" in "".join(path.read_text(errors="replace") for path in executors)
+    assert _tasks_run_in(tmp_path / "worker")
+
+
+class Cluster:
+    """Kafka, an S3 and a master on this machine; workers on machines that share nothing with it but these."""
+
+    def __init__(self, folder: Path, settings: Settings, stack: ExitStack, away: list[Machine]) -> None:
+        enter = stack.enter_context
+        store = enter(VersityGateway(folder / "s3", settings=settings, host=HOST))
+        os.environ.update(store.client_environment)
+        kafka = enter(KafkaBroker(folder / "kafka", settings=settings, host=HOST))
+        self.master = enter(SparkMaster(folder / "master", settings=settings, host=HOST))
+        archive = folder / "environment.tar.gz"
+        pack = [ROOT.parent / "tools" / "pack_environment.sh", ROOT.parent / ".venv" / "bin", archive]
+        subprocess.run(pack, cwd=ROOT.parent, timeout=300, check=True)
+        self.folders = [folder / f"worker{machine.number}" for machine in away]
+        self.workers = [
+            enter(self._worker(machine, home, settings)) for machine, home in zip(away, self.folders, strict=True)
+        ]
+        until(lambda: self.master.workers() == len(away), "the workers are registered")
+        self.settings = replace(
+            settings,
+            tables=store.url,
+            log=kafka.url,
+            spark_master=self.master.url,
+            spark_environment=str(archive),
+            spark_cores=2,
+            spark_memory="512m",
+        )
+
+    def _worker(self, machine: Machine, home: Path, settings: Settings) -> SparkWorker:
+        within = machine.within(home, shown=spark_home(), hidden=[settings.data_dir])
+        worker = SparkWorker(
+            home, master=self.master.url, cores=2, memory="2g", host=machine.host, within=within, settings=settings
+        )
+        worker.home = home / "spark"
+        return worker
+
+    def kill_executor(self, number: int) -> None:
+        """SIGKILL to the executor of a worker, with its Python workers."""
+        below = psutil.Process(self.workers[number].pid).children(recursive=True)
+        (executor,) = [each for each in below if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())][:1]
+        for each in [*executor.children(recursive=True), executor]:
+            os.kill(each.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Cluster, list[Machine]]]:
+    require_namespaces()
+    for name in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "")  # what it is set to goes at the end
+    monkeypatch.setenv("SPARK_LOCAL_IP", HOST)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with machines(2) as away, ExitStack() as stack:
+        yield Cluster(tmp_path, settings, stack, away), away
+
+
+def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a_partition(
+    cluster: tuple[Cluster, list[Machine]],
+) -> None:
+    """Rows are acknowledged all the time; each is in the collection once at the end."""
+    spark, away = cluster
+    launcher = Launcher(spark.settings)
+    with connect(settings=spark.settings) as client:
+        try:
+            client.catalog.ensure_pchannels(4)
+            collection = client.catalog.create_collection("c", SCHEMA, vchannels=4)
+            launcher.start("node", "streaming_node", arguments=["--with-flusher"])
+            sent = _send(client, collection, range(20_000))
+            _wait_for(client, sent, launcher)
+            spark.kill_executor(0)
+            sent = _send(client, collection, range(20_000, 40_000))
+            _wait_for(client, sent, launcher)
+            away[1].cut_off()
+            sent = _send(client, collection, range(40_000, 60_000))
+            time.sleep(15)
+            away[1].join()
+            sent = _send(client, collection, range(60_000, 80_000))
+            _wait_for(client, sent, launcher)
+        finally:
+            launcher.stop("node")
+            client.connection.service.shutdown()
+        assert sorted(client.collection("c").read()["id"].to_pylist()) == list(range(80_000))
+    assert all(_tasks_run_in(folder) for folder in spark.folders)
+
+
+def _send(client: Database, collection: object, ids: range) -> int:
+    producer = client.new_producer()
+    for begin in range(ids.start, ids.stop, 1000):
+        producer.insert(collection, pa.table({"id": list(range(begin, begin + 1000))}))  # type: ignore[arg-type]
+    return ids.stop
+
+
+def _wait_for(client: Database, rows: int, launcher: Launcher) -> None:
+    def all_there() -> bool:
+        (status,) = launcher.runs()
+        assert status.state is RunState.RUNNING, f"{status.error}\n{status.tail(60)}"
+        return client.collection("c").read(columns=["id"]).num_rows >= rows
+
+    until(all_there, f"{rows} rows are in the collection", seconds=240)
+
+
+def _tasks_run_in(folder: Path) -> bool:
+    logs = (folder / "work").glob("app-*/*/stderr")
+    return "Running task" in "".join(path.read_text(errors="replace") for path in logs)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers.jars import broker_jars
-from millrace.brokers.server import LocalServer, java_command
+from millrace.brokers.server import LOOPBACK, LocalServer, java_command
 
 USER: Final = "millrace"
 CLUSTER: Final = "bWlsbHJhY2UtYnJva2VyMQ"
@@ -54,10 +54,11 @@ class KafkaBroker(LocalServer):
         settings: Settings | None = None,
         heap: str = "",
         properties: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
         sasl: bool = False,
     ) -> None:
         """With `sasl`, clients log in by SASL/PLAIN. The other parameters are those of `LocalServer`."""
-        super().__init__(data, settings=settings, heap=heap, properties=properties)
+        super().__init__(data, settings=settings, heap=heap, properties=properties, host=host)
         self._sasl = sasl
 
     @property

@@ -14,6 +14,9 @@ is suspended beyond its lease and resumed, one is drained and one is added.
 ``--store s3`` (``make run STORE=s3``) puts the tables into an object store, a versitygw that runs beside the demo, and
 compares them at the end with tables that the same log gives on a disk.
 
+``--cluster 2`` (``make run STORE=s3 CLUSTER=2``) runs the streaming jobs' tasks on a Spark master with two workers, which
+use no folder of the demo; the log is Kafka unless ``--log`` says otherwise. Each worker is killed once.
+
 ``--pipeline`` (``make run PIPELINE=1``) sends the flights from a Kafka topic into OpenSearch instead, through a
 pipeline that its service stores in MariaDB, and runs a search.
 
@@ -58,6 +61,7 @@ from millrace.demo.load_phases import (
     stopping_on_signals,
 )
 from millrace.demo.object_store import equal_on_disk, running_store
+from millrace.demo.spark_cluster import running_spark
 from millrace.demo.summary import JOB, DemoInterrupted, LoadMonitor, summarise
 from millrace.installation.config import airflow_home
 from millrace.installation.keeper import read_record
@@ -102,6 +106,7 @@ def main() -> int:
                 running_log(settings, options.log, console) as settings,
                 running_meta_store(settings, options.meta, console) as settings,
                 running_store(settings, options.store, console) as settings,
+                running_spark(settings, options.cluster, ROOT, console) as settings,
             ):
                 return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
         except DemoInterrupted:
@@ -251,13 +256,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="who reads the published table (default: all)"
     )
+    parser.add_argument(
+        "--cluster", type=int, default=0, metavar="WORKERS", help="run Spark's tasks on a master with so many workers"
+    )
     add_load_options(parser)
     options = parser.parse_args()
+    if options.cluster:
+        options.log, options.store = options.log or "kafka", options.store or "s3"
     check_load_options(parser, options)
     if options.meta and not options.nodes:
         parser.error("--meta needs a cluster: pass --nodes as well")
     if options.store and (options.pipeline or options.streams or options.capture):
         parser.error("--store is for the flights, alone or with --log, --nodes and --meta")
+    if options.cluster < 0 or (options.cluster and options.log == EMBEDDED):
+        parser.error("--cluster needs a number of workers, and a log on brokers")
     if options.nodes and options.nodes < MIN_NODES:
         parser.error(f"--nodes must be at least {MIN_NODES}: one node is killed while another is suspended")
     return options

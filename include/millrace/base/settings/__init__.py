@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from millrace.base.data_folder import check_data_folder
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings, UnsupportedVersion
 from millrace.base.log_backends import EMBEDDED
+from millrace.base.package import VERSION
 from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
@@ -400,7 +401,7 @@ class Settings:
         return cls(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of_task, ({spec.name: getattr(self, spec.name) for spec in _SPECS.values()},)
+        return _of_task, (VERSION, {spec.name: getattr(self, spec.name) for spec in _SPECS.values()})
 
     def environment(self) -> dict[str, str]:
         """Return these settings as ``MILLRACE_*`` variables, for child processes."""
@@ -510,10 +511,17 @@ TASK_FOLDER: Final = "MILLRACE_TASK_FOLDER"
 """Set on executors that do not share the driver's data folder: where their tasks have one."""
 
 
-def _of_task(values: dict[str, Any]) -> Settings:
+def _of_task(version: str, values: dict[str, Any]) -> Settings:
     """Restore pickled settings: with the driver's data folder, or a folder of this process where that is not shared."""
     folder = os.environ.get(TASK_FOLDER)
-    return Settings(**values | ({"data_dir": Path(folder).absolute() / str(os.getpid())} if folder else {}))
+    if not folder:
+        return Settings(**values)
+    if version != VERSION:
+        raise UnsupportedVersion(
+            f"the driver is Millrace {version}, the executors' environment has {VERSION}: pack it again"
+            " (make environment)"
+        )
+    return Settings(**values | {"data_dir": Path(folder).absolute() / str(os.getpid())})
 
 
 _SPECS: Final[dict[str, SettingSpec]] = {
