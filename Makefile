@@ -123,7 +123,7 @@ wheel: $(STAMP) ## Build dist/millrace-*.whl, with its extras (docs/clients.md)
 chart: ## Lint, render and validate the pipelines' Helm chart (builds helm from Go; ARGS=--check changes nothing)
 	tools/pipelines/chart.sh $(ARGS)
 
-environment: $(STAMP) ## Pack Python, libraries and this code for Spark's executors: dist/environment.tar.gz (docs/clusters.md)
+environment: $(STAMP) ## Pack Python, libraries and this code for Spark's executors: dist/environment.tar.gz (docs/spark-cluster.md)
 	@tools/pack_environment.sh "$(BIN)" dist/environment.tar.gz
 
 sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md from the locks

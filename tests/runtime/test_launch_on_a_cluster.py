@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +23,14 @@ from millrace.brokers.versitygw import VersityGateway
 from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.runtime.launch.launcher import Launcher, RunState
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
 from tests.network_namespaces import HOST, Machine, machines, require_namespaces
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+PARTITION_SECONDS = 15.0
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
 
@@ -85,6 +88,7 @@ class Cluster:
             spark_environment=str(archive),
             spark_cores=2,
             spark_memory="512m",
+            flush_interval=1.0,
         )
 
     def _worker(self, machine: Machine, home: Path, settings: Settings) -> SparkWorker:
@@ -98,9 +102,16 @@ class Cluster:
     def kill_executor(self, number: int) -> None:
         """SIGKILL to the executor of a worker, with its Python workers."""
         below = psutil.Process(self.workers[number].pid).children(recursive=True)
-        (executor,) = [each for each in below if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())][:1]
-        for each in [*executor.children(recursive=True), executor]:
-            os.kill(each.pid, signal.SIGKILL)
+        executors = [each for each in below if "CoarseGrainedExecutorBackend" in _command(each)]
+        for each in [*executors[0].children(recursive=True), executors[0]]:
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+
+
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 @pytest.fixture
@@ -125,19 +136,16 @@ def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a
     with connect(settings=spark.settings) as client:
         try:
             client.catalog.ensure_pchannels(4)
-            collection = client.catalog.create_collection("c", SCHEMA, vchannels=4)
+            client.catalog.create_collection("c", SCHEMA, vchannels=4)
             launcher.start("node", "streaming_node", arguments=["--with-flusher"])
-            sent = _send(client, collection, range(20_000))
-            _wait_for(client, sent, launcher)
+            _wait_until_flushed(spark.settings, _send(client, range(20_000)), launcher)
             spark.kill_executor(0)
-            sent = _send(client, collection, range(20_000, 40_000))
-            _wait_for(client, sent, launcher)
+            _wait_until_flushed(spark.settings, _send(client, range(20_000, 40_000)), launcher)
             away[1].cut_off()
-            sent = _send(client, collection, range(40_000, 60_000))
-            time.sleep(15)
+            _send(client, range(40_000, 60_000))
+            time.sleep(PARTITION_SECONDS)
             away[1].join()
-            sent = _send(client, collection, range(60_000, 80_000))
-            _wait_for(client, sent, launcher)
+            _wait_until_flushed(spark.settings, _send(client, range(60_000, 80_000)), launcher)
         finally:
             launcher.stop("node")
             client.connection.service.shutdown()
@@ -145,20 +153,23 @@ def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a
     assert all(_tasks_run_in(folder) for folder in spark.folders)
 
 
-def _send(client: Database, collection: object, ids: range) -> int:
-    producer = client.new_producer()
-    for begin in range(ids.start, ids.stop, 1000):
-        producer.insert(collection, pa.table({"id": list(range(begin, begin + 1000))}))  # type: ignore[arg-type]
-    return ids.stop
+def _send(client: Database, ids: range) -> int:
+    """Insert rows, and return the tick of the last one."""
+    collection = client.collection("c")
+    begins = range(ids.start, ids.stop, 1000)
+    return max(collection.insert(pa.table({"id": list(range(at, at + 1000))})).last_tick for at in begins)
 
 
-def _wait_for(client: Database, rows: int, launcher: Launcher) -> None:
-    def all_there() -> bool:
+def _wait_until_flushed(settings: Settings, tick: int, launcher: Launcher) -> None:
+    """Wait until the tables have everything up to `tick`, which only tasks write there."""
+
+    def flushed() -> bool:
         (status,) = launcher.runs()
         assert status.state is RunState.RUNNING, f"{status.error}\n{status.tail(60)}"
-        return client.collection("c").read(columns=["id"]).num_rows >= rows
+        found = read_checkpoints(open_table(settings.checkpoints_uri))
+        return len(found) == 4 and all(each.time_tick >= tick for each in found.values())
 
-    until(all_there, f"{rows} rows are in the collection", seconds=240)
+    until(flushed, f"the rows up to {tick} are in the tables", seconds=240)
 
 
 def _tasks_run_in(folder: Path) -> bool:

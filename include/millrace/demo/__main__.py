@@ -14,8 +14,8 @@ is suspended beyond its lease and resumed, one is drained and one is added.
 ``--store s3`` (``make run STORE=s3``) puts the tables into an object store, a versitygw that runs beside the demo, and
 compares them at the end with tables that the same log gives on a disk.
 
-``--cluster 2`` (``make run STORE=s3 CLUSTER=2``) runs the streaming jobs' tasks on a Spark master with two workers, which
-use no folder of the demo; the log is Kafka unless ``--log`` says otherwise. Each worker is killed once.
+``--cluster 2`` (``make run STORE=s3 CLUSTER=2``) runs the jobs' tasks on a Spark master with two workers, which use no
+folder of the demo; the log is Kafka unless ``--log`` says otherwise. Each worker is killed once.
 
 ``--pipeline`` (``make run PIPELINE=1``) sends the flights from a Kafka topic into OpenSearch instead, through a
 pipeline that its service stores in MariaDB, and runs a search.
