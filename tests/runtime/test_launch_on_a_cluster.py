@@ -22,6 +22,7 @@ from millrace.brokers.spark import SparkMaster, SparkWorker, spark_home
 from millrace.brokers.versitygw import VersityGateway
 from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.rpc.remote_log import RemoteLogService
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
@@ -148,7 +149,8 @@ def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a
             _wait_until_flushed(spark.settings, _send(client, range(60_000, 80_000)), launcher)
         finally:
             launcher.stop("node")
-            client.connection.service.shutdown()
+            with RemoteLogService.connect(spark.settings.log_path, start=False) as server:
+                server.shutdown()
         assert sorted(client.collection("c").read()["id"].to_pylist()) == list(range(80_000))
     assert all(_tasks_run_in(folder) for folder in spark.folders)
 
