@@ -161,6 +161,11 @@ class CaptureLost(CaptureEnded):
     retriable = False
 
 
+class CaptureBusy(CaptureEnded):
+    """Another process reads the database's log in the capture's place: the message names it. The capture tries
+    again."""
+
+
 class ServerStopping(LogUnavailable):
     """The log's server is stopping and accepted nothing of this append. Append again: the next server takes it."""
 

@@ -27,8 +27,8 @@ Names, and the state at each:
 - ``clock.kept``: the stamp clock's belief is saved; the append that read it is not.
 - ``spool.sent``, ``spool.settled``: around the record that a spooled entry was sent.
 - ``produce.sent``, ``produce.kept``: around the record that a batch of a load was sent.
-- ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.flows.sinks): after the steps of a
-  sink.
+- ``sink.journaled``, ``sink.renumbered``, ``sink.uncommitted``, ``sink.sent``, ``sink.done`` (millrace.flows.sinks):
+  after the steps of a sink; at ``uncommitted`` the log has all messages but the ends of transactions.
 - ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.flows.range_host):
   after the sink, after the error topic, before and after the commit of positions.
 - ``redrive.written``: a batch of the error topic is in the sink, but not recorded.

@@ -61,6 +61,9 @@ class Batch:
     aside: Sequence[Failure] = ()
     """Records of the range, before the batch, that are dead letters. An exactly-once sink stores them with the
     position, and returns them as failures if they come again."""
+    atomic: bool = False
+    """Whether the batch ends with a transaction of the source. A sink that can lets readers see all of it or nothing,
+    within what changes at once there."""
     frame: Callable[[], Any] | None = None
     """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
 

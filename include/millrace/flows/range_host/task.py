@@ -35,6 +35,8 @@ from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 
 BULKS: Final = 4
 """Flush limits' worth of records in one range at most, so that all lanes of a sink have work."""
+TRANSACTION_BYTES: Final = 32 << 20
+"""Of a source's transaction that is one range though it is larger than a batch."""
 _LATENCIES: Final = 200
 
 _logger: Final = logging.getLogger(__name__)
@@ -189,6 +191,7 @@ class Task:
             documents=transformed.actions,
             generation=generation,
             columns=None if self._flow.transform.steps else read.columns,  # a step may give others
+            atomic=read.atomic,
         )
         outcome = self._isolation.run(batch, self._attempts, in_a_row=total.in_a_row)
         written, failures = outcome.verdicts, transformed.failures
@@ -241,7 +244,9 @@ class Task:
         most = BULKS * flush.items // work.share
         least = self._watch.limit(work.start, min(most, self._attempts.records or most))
         self._watch.enter(work.start, work.end, least)
-        limits = Limits(max(1, least), max(1, size // work.share), flush.seconds)
+        # Smaller parts after a failure are for what is at fault: it may be the size.
+        whole = TRANSACTION_BYTES if least == BULKS * flush.items else 0
+        limits = Limits(max(1, least), max(1, size // work.share), flush.seconds, whole)
         yield from self._reader.batches(work.start, work.end, limits)
         self._attempts.grow(BULKS * flush.items)
 

@@ -44,6 +44,8 @@ class Limits(NamedTuple):
     """Bytes, about."""
     seconds: float
     """How long a batch that has records waits for more."""
+    whole: int = 0
+    """Bytes up to which a transaction of the source is read as a whole, though it is larger than a batch."""
 
 
 def task_of(topic: str, partition: int) -> str:

@@ -157,6 +157,20 @@ def test_rows_that_the_log_refuses_are_set_apart_one_by_one(db: Deployment, name
     assert effects(db, name) == Counter(range(90, 100))
 
 
+@pytest.mark.parametrize("atomic", [False, True], ids=["alone", "in a transaction"])
+def test_a_row_that_is_larger_than_an_entry_is_set_apart_from_those_after_it(
+    db: Deployment, name: str, atomic: bool
+) -> None:
+    """The log refuses it without its number, so all messages after it have none that follows."""
+    rows = [{"id": f"k{n}" + "x" * ((17 << 20) if n == 1 else 0), "n": n} for n in range(6)]
+    actions = [Action(Record("in", 0, n, b"", b"", 0), "", json.dumps(row).encode(), n) for n, row in enumerate(rows)]
+    with sink(db, name) as to:
+        done = to.write(Batch("in-0", 0, 6, documents=actions, atomic=atomic))
+    assert [each.record.offset for each in done.failures] == [1]
+    assert "exceeds the log's limit" in done.failures[0].reason
+    assert effects(db, name) == Counter({0, 2, 3, 4, 5})
+
+
 def test_a_batch_of_which_nothing_fits_is_no_loss_once_the_collection_takes_it(db: Deployment, name: str) -> None:
     older = db.definition(name)
     db.collection(name).alter(add_check={"small": "n < 100"})

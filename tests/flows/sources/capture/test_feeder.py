@@ -347,3 +347,23 @@ def test_the_lag_is_measured_on_after_a_fault_and_unknown_meanwhile(
         log.moments = 0.0
         until(lambda: spool.standing().lag_bytes == 99, "it is measured again", seconds=10)
         until(lambda: spool.standing().lag_seconds == 0.0, "an offset without a time has no age", seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ('ERROR: replication slot "millrace_a" is active for PID 4711', False),
+        ("ERROR: all replication slots are in use", False),
+        ("FATAL: must be superuser or replication role to use replication slots", False),
+        ("Failed to start replication stream; please make sure to use a distinct replication slot name", False),
+        ('ERROR: replication slot "millrace_a" does not exist', True),
+        ('ERROR: can no longer get changes from replication slot "millrace_a"', True),
+        ('ERROR: can no longer access replication slot "millrace_a"', True),
+        ("Client requested master to start replication from purged GTIDs", True),
+        ("a session logs statements in place of rows: have it SET SESSION binlog_format = 'ROW'", True),
+    ],
+)  # fmt: skip
+def test_a_slot_that_is_in_use_is_no_loss(words: str, lost: bool) -> None:
+    assert feeder.is_loss(CaptureEnded(f"the capture engine stopped: {words}")) is lost
+    assert not feeder.is_loss(LogUnavailable(words)), "what the engine says ends it"
+    assert feeder.is_loss(CaptureLost("gone"))

@@ -13,6 +13,8 @@ from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.flows.sources.source import Limits
 from millrace.message.schema import CollectionSchema
 
+PUT = b'{"o":"c","t":"d.t","k":{"id":1},"a":{"id":1}}'
+
 
 def _records(folder: Path, *lines: bytes) -> list[list[Record]]:
     with Spool(folder, write=True) as spool:
@@ -39,8 +41,7 @@ def _records(folder: Path, *lines: bytes) -> list[list[Record]]:
 
 
 def test_a_truncation_is_the_first_record_of_its_batch(tmp_path: Path) -> None:
-    put = b'{"o":"c","t":"d.t","k":{"id":1},"a":{"id":1}}'
-    found = _records(tmp_path, put, put, b'{"o":"t","t":"d.t"}', put, b'{"o":"t"}', b'{"o":"t"}', put)
+    found = _records(tmp_path, PUT, PUT, b'{"o":"t","t":"d.t"}', PUT, b'{"o":"t"}', b'{"o":"t"}', PUT)
     assert [[is_truncation(each) for each in batch] for batch in found] == [
         [False, False], [True, False], [True], [True, False],
     ]  # fmt: skip
@@ -69,3 +70,36 @@ def _schema() -> CollectionSchema:
     from millrace.client.schemas import schema
 
     return schema({"r": "string", "id": "int64", "raw": "binary?", "note": "string?"}, key=["r", "id"])
+
+
+@pytest.mark.parametrize("stored", [1, 7, 100], ids="parts of {} changes".format)
+def test_a_batch_says_whether_it_ends_with_a_transaction(tmp_path: Path, stored: int) -> None:
+    """Transactions of 1, 3, 30 and 4 changes of one table between those of another, in batches of 10."""
+    lines: list[tuple[str, bytes]] = []
+    ends: list[int] = []
+    for size in (1, 3, 30, 4):
+        lines += [each for _ in range(size) for each in (("d.t", PUT), ("d.other", PUT))]
+        ends.append(len(lines))
+    with Spool(tmp_path, write=True) as spool:
+        spool.begin_epoch()
+        for first in range(0, len(lines), stored):
+            marks = [Mark(end - first, "", 1) for end in ends if first < end <= first + stored]
+            spool.append(lines[first : first + stored], marks, partition={}, offset={}, complete=True)
+        end = spool.end_of("d.t", spool.standing().high)
+
+    def read(limits: Limits) -> list[tuple[int, bool]]:
+        rows, start, found = CapturedRows(tmp_path, "d.t"), 0, []
+        while start < end:
+            (batch,) = rows.batches(start, end, limits)
+            found.append((len(batch.records or ()), batch.atomic))
+            start = batch.end
+        rows.close()
+        return found
+
+    large = 30 * len(PUT) + 29 if stored == 1 else 1 << 20
+    assert read(Limits(10, 1 << 20, 0.0, whole=large)) == [(4, True), (30, True), (4, True)]
+    split = [(4, True), (10, False), (10, False), (10, True), (4, True)]
+    assert read(Limits(10, 1 << 20, 0.0)) == split
+    assert read(Limits(10, 1 << 20, 0.0, whole=100)) == split
+    assert read(Limits(10, 4 * len(PUT), 0.0, whole=1 << 20)) == [(4, True), (30, True), (4, True)]
+    assert read(Limits(100, 1 << 20, 0.0)) == [(38, True)]

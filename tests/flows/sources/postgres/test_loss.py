@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.errors import CaptureBusy
 from millrace.flows.sources.capture.spool import Spool
+from millrace.flows.sources.postgres import server
 from tests.flows.sources.capture.shops import kill_engine
 from tests.flows.sources.postgres.shop import Shop
 from tests.flows.sources.postgres.test_table import FULL
@@ -158,4 +160,31 @@ def test_an_idle_slot_holds_no_wal_while_another_database_writes(tmp_path: Path)
             until(lambda: shop.standing().lag_bytes is not None, "the lag is measured", seconds=20)
             other.execute("drop table noise")
         assert shop.standing().next == 0, "and nothing is a change"
+    shop.released()
+
+
+@pytest.mark.slow
+def test_a_slot_that_another_process_reads_is_waited_for_and_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_RELEASE_SECONDS", 1.0)
+    shop = Shop(tmp_path, "id int primary key, name varchar(20), amount bigint", on_loss="snapshot")
+    shop.execute(FULL, "insert into items values (1, 'x', 1)")
+    with shop.captured():
+        shop.reaches()
+    other = shop.connect(application_name="someone_else", replication="database")  # `with` would send a ROLLBACK
+    pid = other.info.backend_pid
+    place = f"START_REPLICATION SLOT {shop.slot} LOGICAL 0/0 (proto_version '1', publication_names 'none')"
+    other.pgconn.send_query(place.encode())
+    reads = f"select active_pid from pg_replication_slots where slot_name = '{shop.slot}'"
+    until(lambda: shop.execute(reads) == [(pid,)], "it reads", seconds=20)
+    with shop.captured():
+        until(lambda: f"process {pid} (someone_else on " in shop.standing().error, "the capture says who", seconds=30)
+        assert f"run `SELECT pg_terminate_backend({pid})`" in shop.standing().error
+        with pytest.raises(CaptureBusy, match=f"process {pid}"):
+            shop.released()
+        shop.execute(f"select pg_terminate_backend({pid})", "insert into items values (2, 'y', 1)")
+        shop.reaches()
+        assert shop.standing().epoch == 1, "nothing was read anew"
+    other.pgconn.finish()
     shop.released()

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,10 +45,13 @@ from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
+from millrace.client.produce.transaction import TXN_ENDED
+from millrace.flows.sinks.collection.atomic import begun_again, is_commit, transaction_of, without_transactions
 from millrace.flows.sinks.memory import Noted
 from millrace.message.ids import pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
+from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
 from millrace.tables.read.freshness import require_confirmed_ticks
@@ -67,6 +71,7 @@ _SCHEMA: Final = pa.schema(
 _NAME: Final = "batch.arrow"
 _HELD: Final = ""
 """In place of a PChannel."""
+_logger: Final = logging.getLogger(__name__)
 
 Number = tuple[str, int, int]
 """VChannel, epoch and sequence of a message."""
@@ -220,12 +225,13 @@ class Journal:
     def _number(self, batch: InFlight, pchannel: str, messages: list[MutableMessage]) -> None:
         # Sort by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(each.vchannel for each in messages))}
-        stamped = self._owned().lane(pchannel).stamp(sorted(messages, key=lambda each: order[each.vchannel]))
+        ordered = sorted(messages, key=lambda each: (is_commit(each), order[each.vchannel]))
+        stamped = self._owned().lane(pchannel).stamp(ordered)
         if not all(each.sequence for each in stamped):
             # A chain that forgets this producer must not take these messages for a new producer's (docs/chain.md).
             barrier = max(1, self._client.connection.tick(pchannel, persist=False))
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
-        batch.groups[pchannel] = list(group_messages(stamped))
+        batch.groups[pchannel] = _entries(stamped)
 
     def _renumbered(self, batch: InFlight, rest: Sequence[MutableMessage]) -> None:
         """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns."""
@@ -234,7 +240,7 @@ class Journal:
             self._producer = None
         batch.groups, batch.renumber = {}, False
         by_pchannel: dict[str, list[MutableMessage]] = {}
-        for message in rest:
+        for message in begun_again(rest):
             plain = replace(message, producer_id=0, epoch=0, sequence=0, barrier_tick=0)
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(plain)
         for pchannel, mine in by_pchannel.items():
@@ -247,10 +253,13 @@ class Journal:
     def _settle(self, batch: InFlight, producer: Producer) -> None:
         epochs = 0
         while epochs < EPOCHS:
-            answers = self._delivered(batch, producer)
+            answers = self._delivered(batch, producer, commits=False)
+            if all(is_commit(each) or _stands(each, answers) for each in batch.messages()):
+                hit("sink.uncommitted")
+                answers |= self._delivered(batch, producer, commits=True)
             if producer is not self._producer:
                 producer.close()
-            rest = [message for message in batch.messages() if not _stands(answers.get(_number_of(message)))]
+            rest = _left(batch, answers)
             if not rest:
                 return
             refused = [
@@ -262,33 +271,38 @@ class Journal:
             for _, answer in refused:
                 if isinstance(answer, ProducerFenced):
                     raise answer  # another process writes as this sink: it has the journal too
-            unknown = rest
-            if refused:
-                verdicts = {_number_of(message) for message, _ in refused}
-                unknown = [message for message in rest if _number_of(message) not in verdicts]
-            division = None if self._divide is None or not refused else self._divide(refused, batch)
-            if refused and division is None and not unknown:
-                batch.groups = _by_entries([message for message, _ in refused])
+            split = any(answer.reason == Reason.TXN_TOO_LARGE for _, answer in refused)
+            faults = [each for each in refused if each[1].reason not in TXN_ENDED or not transaction_of(each[0])]
+            unknown = [message for message in rest if not _is_known(message, answers)]
+            division = None if self._divide is None or split or not faults else self._divide(faults, batch)
+            if faults and division is None and not split and not unknown:
+                batch.groups = _by_entries(rest)
                 batch.renumber = True
                 self._keep(batch)
-                raise refused[0][1]
+                raise faults[0][1]
             standing = self._in_wal(batch) if unknown else set()
-            again = [message for message in unknown if _number_of(message) not in standing]
-            if division is None:
-                again += [message for message, _ in refused]
+            again = _left(batch, dict.fromkeys(standing, True) | _standing(answers))
+            if split:
+                _logger.warning("%s: max_txn_bytes is less than a source's transaction has: it is split", self._name)
+                again = without_transactions(again)
+            elif division is None:
                 epochs += 1
             else:
-                again += division.messages
+                verdicts = {_number_of(message) for message, _ in faults}
+                again = [*(each for each in again if _number_of(each) not in verdicts), *division.messages]
                 taken, aside = batch.noted.acknowledged - division.aside, batch.noted.rejected + division.aside
                 batch.noted = replace(batch.noted, acknowledged=taken, rejected=aside)
             self._renumbered(batch, again)
-            if not again:
-                return
             producer = self._owned()
+            if not batch.groups:
+                return
         raise DeadlineExceeded(f"{self._name!r}: the chain forgets the sink's producer again and again: start it again")
 
-    def _delivered(self, batch: InFlight, producer: Producer) -> dict[Number, object]:
-        """By number what became of each message; what is not in there has to be looked for."""
+    def _delivered(self, batch: InFlight, producer: Producer, *, commits: bool) -> dict[Number, object]:
+        """By number what became of each message; what is not in there has to be looked for.
+
+        The ends of transactions are sent by `commits`, the other messages without.
+        """
 
         def one(pchannel: str) -> dict[Number, object]:
             lane = producer.lane(pchannel)
@@ -297,6 +311,7 @@ class Journal:
             sent = [
                 OutboundEntry(list(each), ambiguous=True, entry=entry)
                 for each, entry in zip(groups, written, strict=True)
+                if is_commit(each[0]) == commits
             ]
             waiting = iter(sent)
             try:
@@ -316,7 +331,8 @@ class Journal:
             }
 
         found: dict[Number, object] = {}
-        for each in [self._pool.submit(one, pchannel) for pchannel in batch.groups]:
+        mine = [name for name, groups in batch.groups.items() if any(is_commit(each[0]) == commits for each in groups)]
+        for each in [self._pool.submit(one, pchannel) for pchannel in mine]:
             found |= each.result()
         return found
 
@@ -432,8 +448,34 @@ def read_batch(reader: pa.RecordBatchFileReader) -> tuple[InFlight, dict[str, An
     return batch, facts
 
 
-def _stands(answer: object) -> bool:
-    return answer is not None and not isinstance(answer, AppendRejected)
+def _stands(message: MutableMessage, answers: Mapping[Number, object]) -> bool:
+    answer = answers.get(_number_of(message))
+    if isinstance(answer, AppendRejected):
+        return message.type == MessageType.ROLLBACK_TXN and answer.reason in TXN_ENDED
+    return answer is not None
+
+
+def _standing(answers: Mapping[Number, object]) -> dict[Number, object]:
+    return {number: answer for number, answer in answers.items() if not isinstance(answer, AppendRejected)}
+
+
+def _left(batch: InFlight, answers: Mapping[Number, object]) -> list[MutableMessage]:
+    """Return the messages without effect. A transaction without its Commit has none, whichever bodies the log has."""
+    messages = batch.messages()
+    done = {each.txn_id for each in messages if is_commit(each) and _stands(each, answers)}
+    return [
+        each
+        for each in messages
+        if (txn_id not in done if (txn_id := transaction_of(each)) else not _stands(each, answers))
+    ]
+
+
+def _is_known(message: MutableMessage, answers: Mapping[Number, object]) -> bool:
+    """Whether it is known what became of a message, or it was not sent: the end of a transaction."""
+    answer = answers.get(_number_of(message))
+    if answer is None:
+        return is_commit(message)
+    return not isinstance(answer, AppendRejected) or answer.reason not in _UNKNOWN
 
 
 def _number_of(message: MutableMessage) -> Number:
@@ -444,7 +486,13 @@ def _by_entries(messages: Sequence[MutableMessage]) -> dict[str, list[list[Mutab
     by_pchannel: dict[str, list[MutableMessage]] = {}
     for message in messages:
         by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
-    return {name: list(group_messages(mine)) for name, mine in by_pchannel.items()}
+    return {name: _entries(mine) for name, mine in by_pchannel.items()}
+
+
+def _entries(messages: Sequence[MutableMessage]) -> list[list[MutableMessage]]:
+    """The messages of each entry. The ends of transactions, which come last, are in entries of their own."""
+    ends = [each for each in messages if is_commit(each)]
+    return [*group_messages(each for each in messages if not is_commit(each)), *group_messages(ends)]
 
 
 def _identity(folder: Path) -> int:

@@ -14,7 +14,8 @@ by the lane's own journal (millrace.flows.sinks.collection.lane), and what the s
 batches (a redrive, a source that can stop only at the end of a range) are effectively once: replayed in order, they
 give the same rows. A collection has no versions: what is sent out of order replaces what is there.
 
-A key changes at one tick, but a batch does not: readers may see a part of one. Memory: the batch, as messages.
+A key changes at one tick, but a batch does not: readers may see a part of one. Of a batch that ends with a transaction
+of its source, the documents of each VChannel change at one tick. Memory: the batch, as messages.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from millrace.flows.conversion import KeyedRow, row_of
 from millrace.flows.errors.letters import RefusedRow, RowLetters
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure, is_truncation
+from millrace.flows.sinks.collection.atomic import in_transactions
 from millrace.flows.sinks.collection.changes import KIND, Folded, fold, ordered
 from millrace.flows.sinks.collection.fit import require_fit
 from millrace.flows.sinks.collection.follow import OnSchemaChange, create, follow
@@ -443,7 +445,7 @@ class CollectionSink(Closeable):
             own = {each.record.offset: (each.kind, each.reason) for each in (*batch.aside, *failures)}
             if moves:
                 files.move(batch.end, start=batch.since, failures=own)
-            lane.journal.write(Noted(1), messages)
+            lane.journal.write(Noted(1), in_transactions(messages) if batch.atomic else messages)
             by_chain = [each for each in taken if each.record.offset in files.failures]
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)

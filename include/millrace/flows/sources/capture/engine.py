@@ -43,6 +43,8 @@ _JVM: Final = (
     "-Duser.timezone=UTC",  # drivers make moments of dates and times in the JVM's zone, where some hours are missing
 )
 _TERMINATING: Final = b"Terminating due to java.lang.OutOfMemoryError"
+TOO_LARGE: Final = "rows are too large for its memory"
+"""Said of an engine that ended so; the next one reads fewer rows of a snapshot at once."""
 _QUEUE_BYTES: Final = 32 << 20
 """Of events that the engine holds: each is in the heap several times while it is written."""
 _LOG_BYTES: Final = 16 << 20
@@ -137,9 +139,7 @@ class Engine(Closeable):
         assert stream is not None, "it has a pipe"
         header = self._exactly(stream, _HEADER.size)
         if header == _TERMINATING[: _HEADER.size]:  # the JVM writes that itself
-            raise CaptureEnded(
-                f"the capture engine ended: rows are too large for its memory ({_JVM[0]}); its log is {self._log_file}"
-            )
+            raise CaptureEnded(f"the capture engine ended: {TOO_LARGE} ({_JVM[0]}); its log is {self._log_file}")
         kind, size = _HEADER.unpack(header)
         if size > _MAX_BYTES:
             raise CaptureEnded(f"the capture engine sent a frame of {size} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sqlite3
 import threading
 import time
@@ -46,7 +47,10 @@ _LOST: Final = (
     "no longer available on the server",
     "purged",
     "could not find first log file",
-    "replication slot",
+    "can no longer get changes from replication slot",
+    "can no longer access replication slot",
+    "slot has been invalidated",
+    "cannot read from logical replication slot",
     "replica identity full",
     "parser does not know a statement",
     "a session logs statements in place of rows",
@@ -58,6 +62,8 @@ _AHEAD: Final = ("dbz-4350", "not found in result set", 'because "array" is null
 """Words of an engine that read rows of a table that a statement changes later in the log: it does not know them."""
 _AHEAD_SECONDS: Final = 20.0
 """For which an engine reads the log first. An idle log may end inside of a transaction, as its engine sees it."""
+_NO_SLOT: Final = re.compile(r"replication slot \S+ does not exist")
+"""Not a slot that is in use, or that the server has no room for."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -257,9 +263,7 @@ class Feeder(Closeable):
                     return
                 expected = isinstance(error, (MillraceError, OSError, sqlite3.Error, msgspec.MsgspecError))
                 said = str(error) if expected else f"{type(error).__name__}: {error}"
-                lost = isinstance(error, CaptureLost) or (
-                    isinstance(error, CaptureEnded) and any(words in said.lower() for words in _LOST)
-                )
+                lost = is_loss(error)
                 anew = lost and self._again
                 self._careful |= any(words in said.lower() for words in _AHEAD)
                 with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
@@ -526,6 +530,14 @@ class Feeder(Closeable):
             if now.bytes <= self._max_bytes or not self._spool.has_before(now.high):
                 return
             self._stop.wait(_FULL_PAUSE)
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether a capture that ended with `error` can go on by a new snapshot only."""
+    if isinstance(error, CaptureLost):
+        return True
+    said = str(error).lower()
+    return isinstance(error, CaptureEnded) and (any(words in said for words in _LOST) or bool(_NO_SLOT.search(said)))
 
 
 class _Taking:

@@ -172,19 +172,20 @@ class CapturedRows(LaneReader):
         if changed is not None and self._spool.end_of(self._table, changed) <= start:  # no change is before that
             columns, changed = self._spool.columns(self._table, changed)
         found, after = self._within(start, end if changed is None else min(end, changed), end, limits)
+        atomic = self._spool.is_marked(self._table, after)
         lists = _lists(columns)
         records = [self._record(each, lists) for each in found]
         for place, each in enumerate(records):
             if place and is_truncation(each):  # the first of a batch, as a sink wants it
-                records, after = records[:place], each.offset
+                records, after, atomic = records[:place], each.offset, False
                 break
         shape = None if columns is None else table_columns(columns)
-        yield Batch(task_of(self._table, 0), start, after, records=records, columns=shape)
+        yield Batch(task_of(self._table, 0), start, after, records=records, columns=shape, atomic=atomic)
 
     def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[list[Change], int]:
         """Return changes from `start` on, up to the end of a transaction within `limits`, and the position after them.
 
-        None is at or after `stop`; a transaction that is larger than a batch is split.
+        None is at or after `stop`; a transaction that is larger than a batch, and than `limits` let it be, is split.
         """
         found: list[Change] = []
         size, cut = 0, None
@@ -202,6 +203,8 @@ class CapturedRows(LaneReader):
         mark = self._spool.mark(start, cut)
         if mark is not None and mark.number > found[0].number:
             found = [each for each in found if each.number < mark.number]
+        elif (whole := self._spool.transaction_end(self._table, found[0].number, stop, limits.whole)) is not None:
+            found = [each for part in self._spool.read(self._table, start, whole) for each in part]
         return found, found[-1].number + 1
 
     def close(self) -> None:

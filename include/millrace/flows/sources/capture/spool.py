@@ -377,6 +377,28 @@ class Spool(Closeable):
         number, source, moment, whole = row
         return Mark(number, source, moment, bool(whole))
 
+    def is_marked(self, table: str, position: int) -> bool:
+        """Whether a transaction ends at a position of a table: no change of the table is before the next mark."""
+        return (end := self._end(table, position)) is not None and end <= position
+
+    def transaction_end(self, table: str, number: int, stop: int, most: int) -> int | None:
+        """Return the position of a table after the transaction that has the change `number`.
+
+        None if it is after `stop`, or if parts of more than `most` bytes lie between.
+        """
+        end = self._end(table, number + 1)
+        if end is None or end > stop:
+            return None
+        (size,) = self._db.execute(
+            "select coalesce(sum(size), 0) from parts where name = ? and after > ? and first < ?", (table, number, end)
+        ).fetchone()
+        return end if size <= most else None
+
+    def _end(self, table: str, number: int) -> int | None:
+        """Return the position of a table at the first mark from `number` on; None: there is none."""
+        (mark,) = self._db.execute("select min(number) from marks where number >= ?", (number,)).fetchone()
+        return None if mark is None else self.end_of(table, mark)
+
     def trim(self, table: str, position: int) -> None:
         """Remove the changes of a table that lie in parts before `position`, and marks that no table needs any more."""
         last = "select max(after) from parts where name = ? and after <= ?"

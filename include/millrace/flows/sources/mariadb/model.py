@@ -36,6 +36,11 @@ class MariaDbSource(TablesOfDatabase):
         "what happens if the server has removed the binary log after the position: stop, or read the table anew",
         default="stop",
     )
+    foreign_keys: Literal["refuse", "ignore"] = words(
+        "whether a table is captured though a foreign key changes its rows (ON DELETE CASCADE, SET NULL), which the"
+        " binary log does not have",
+        default="refuse",
+    )
     spool_mib: int = words(
         "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
     )

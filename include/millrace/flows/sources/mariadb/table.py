@@ -11,7 +11,7 @@ from typing import Any, Final
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.ddl import newest_gtids
-from millrace.flows.sources.capture.engine import regex_of, server_number
+from millrace.flows.sources.capture.engine import TOO_LARGE, regex_of, server_number
 from millrace.flows.sources.capture.feeder import Database, Feeder
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
 from millrace.flows.sources.capture.spool import Standing
@@ -31,7 +31,7 @@ _RIGHTS: Final = {
 }
 """Each with the rights that do."""
 _GRANT: Final = re.compile(r"GRANT (.+) ON (\S+) TO ")
-_WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL"}
+_WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "log_bin_compress": "0"}
 
 
 def source_of(
@@ -72,6 +72,7 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
     """Return Debezium's properties, without those of each start."""
     return {
         "name": group,
+        "millrace.database": declared.database,
         "topic.prefix": "millrace",
         "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
         "database.hostname": declared.host,
@@ -86,7 +87,6 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
         "include.schema.changes": "true",
         "signal.enabled.channels": "in-process",
         "signal.poll.interval.ms": "1000",
-        "snapshot.fetch.size": "10",  # rows that the driver holds; it reads them from one stream, whatever their number
         # Rows of other databases are none of the flow's, and their DDL would be kept for ever.
         "schema.history.internal.store.only.captured.databases.ddl": "true",
         "tombstones.on.delete": "false",
@@ -207,11 +207,28 @@ class MariaDb(Database):
         return {
             "database.server.id": str(server_number(name)),
             "incremental.snapshot.chunk.size": str(self._chunk(now) if now.unread else _CHUNK_ROWS),
+            # Rows that the driver holds; it reads them from one stream, whatever their number.
+            "snapshot.fetch.size": "1" if TOO_LARGE in now.error else "10",
+            "millrace.watched": "\n".join(self._others()),
         }
 
     def resume(self, offset: Any) -> Any:
         """As millrace.flows.sources.capture.feeder.Database says. MariaDB takes one GTID of each domain."""
         return offset if not (offset or {}).get("gtids") else {**offset, "gtids": ",".join(newest_gtids(offset))}
+
+    def _others(self) -> list[str]:
+        """Return what else changes the tables if it is changed: tables with a trigger, and views, that name them."""
+        declared = self._declared
+        with connected(declared) as cursor:
+            cursor.execute(
+                "select event_object_table, action_statement from information_schema.triggers"
+                " where event_object_schema = %s union all select table_name, view_definition from"
+                " information_schema.views where table_schema = %s",
+                (declared.database, declared.database),
+            )
+            found = cursor.fetchall()
+        names = [each.lower() for each in declared.relations]
+        return sorted({name for name, text in found if any(each in str(text).lower() for each in names)})
 
     def _chunk(self, now: Standing) -> int:
         """Return how many rows of the tables to be read the engine may hold."""
@@ -238,9 +255,8 @@ def check_server(declared: MariaDbSource) -> None:
             found = _one(cursor, f"select @@global.{name}")
             if str(found) != wanted:
                 how = "set log_bin in the server's configuration and restart it"
-                how = (
-                    how if name == "log_bin" else f"run `SET GLOBAL {name} = '{wanted}'`, and in the configuration too"
-                )
+                value = f"'{wanted}'" if wanted.isalpha() else wanted
+                how = how if name == "log_bin" else f"run `SET GLOBAL {name} = {value}`, and in the configuration too"
                 raise InvalidSettings(f"MariaDB {declared.host}: {name} is {found}, and capture needs {wanted}: {how}")
         for table in declared.names:
             _check_table(cursor, declared, table)
@@ -299,6 +315,8 @@ def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
             f"MariaDB {declared.host}: {table} has no primary key, by which changes find their rows:"
             f" run `ALTER TABLE {table} ADD PRIMARY KEY (...)`"
         )
+    if declared.foreign_keys == "refuse":
+        _check_foreign_keys(cursor, declared, table)
     unknown = _one(
         cursor,
         "select concat(column_name, ' has the type ', data_type) from information_schema.columns"
@@ -309,6 +327,24 @@ def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
         raise InvalidSettings(
             f"MariaDB {declared.host}: {table}.{unknown}, which the engine does not know: make it another one, such as"
             " VARCHAR or VARBINARY"
+        )
+
+
+def _check_foreign_keys(cursor: Any, declared: MariaDbSource, table: str) -> None:
+    """The engine of a table makes the changes of its foreign keys: the binary log does not have them."""
+    found = _one(
+        cursor,
+        "select concat('by the foreign key ', constraint_name, ' (ON DELETE ', delete_rule, ', ON UPDATE ',"
+        " update_rule, ') if ', referenced_table_name, ' changes') from information_schema.referential_constraints"
+        " where constraint_schema = %s and table_name = %s and (delete_rule in ('CASCADE', 'SET NULL', 'SET DEFAULT')"
+        " or update_rule in ('CASCADE', 'SET NULL', 'SET DEFAULT')) limit 1",
+        *table.split(".", 1),
+    )
+    if found:
+        raise InvalidSettings(
+            f"MariaDB {declared.host}: {table} gets changes {found}, and the binary log lacks them: make the key"
+            " RESTRICT and let the application change both tables, or declare `foreign_keys: ignore` if that table's"
+            " keys are never deleted or changed"
         )
 
 

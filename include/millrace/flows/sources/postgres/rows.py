@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PAGE_ROWS: Final = 5_000
 PAGE_BYTES: Final = 8 << 20
 _FETCHED_ROWS: Final = 200
+_FIRST_ROWS: Final = 8
+"""Until the size of a page's rows is known, so many are fetched at once."""
 _NO_DIGITS: Final = 4
 """What a modifier has more than its digits; below it there are none."""
 _LOCK_SECONDS: Final = 1
@@ -143,12 +145,13 @@ class RowReader:
         size = 0
         with db.cursor(name="page") as cursor:
             cursor.execute(f"{query} {ordered}", after)
-            whole = False
+            whole, asked = False, _FIRST_ROWS
             while not whole and size < PAGE_BYTES:
-                found = cursor.fetchmany(_FETCHED_ROWS)
+                found = cursor.fetchmany(asked)
                 rows += found
-                size += sum(len(each) for row in found for each in row if each is not None)
-                whole = len(found) < _FETCHED_ROWS
+                mine = sum(len(each) for row in found for each in row if each is not None)
+                whole, size = len(found) < asked, size + mine
+                asked = max(1, min(_FETCHED_ROWS, 2 * asked, PAGE_BYTES * len(rows) // (4 * max(1, size))))
         ((place,),) = db.execute(f"select {_PLACE}").fetchall()
         names = [each["name"] for each in columns]
         last = None

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import CaptureLost, InvalidSettings, LogUnavailable
+from millrace.base.errors import CaptureBusy, CaptureLost, InvalidSettings, LogUnavailable
 from millrace.base.extras import import_optional
+from millrace.flows.sources.capture.engine import TOO_LARGE
 from millrace.flows.sources.capture.feeder import Database
 from millrace.flows.sources.capture.rereading import TableReader
 from millrace.flows.sources.capture.spool import Standing
@@ -25,6 +26,9 @@ from millrace.flows.sources.postgres.values import SESSION
 
 _CONNECT_SECONDS: Final = 10
 _RELEASE_SECONDS: Final = 15.0
+_FETCHED_ROWS: Final = 2000
+_FETCHED_BYTES: Final = 32 << 20
+"""Of a snapshot's rows that the engine reads at once, about."""
 _OLDEST: Final = 14
 """The first version that decodes messages, by which heartbeats move an idle slot."""
 _REFUSED: Final = re.compile(
@@ -284,7 +288,22 @@ class Server(Database):
                 self._drop_slot(db)  # a snapshot is exact only with the slot that exports it
             else:
                 self._require_slot(db, now)
-            return self._columns(db)
+                self._await_slot(db)
+            return self._columns(db) | {"snapshot.fetch.size": str(self._fetched(db, now))}
+
+    def _fetched(self, db: Any, now: Standing) -> int:
+        """Return how many rows of a snapshot the engine reads at once, by the size of the tables on the disk."""
+        if TOO_LARGE in now.error:
+            return 2
+        declared = self._declared
+        (size,) = _row(
+            db,
+            "select coalesce(max(pg_table_size(c.oid) / greatest(1, reltuples)), 0)::bigint from pg_class c"
+            " join pg_namespace n on n.oid = relnamespace where nspname = %s and relname = any(%s)",
+            declared.namespace,
+            list(declared.relations),
+        )
+        return int(max(2, min(_FETCHED_ROWS, _FETCHED_BYTES // max(1, int(size)))))
 
     def _columns(self, db: Any) -> dict[str, str]:
         """Return the properties that depend on the columns: a snapshot of texts, without what the server computes.
@@ -441,6 +460,31 @@ class Server(Database):
                 f" position {_lsn(place)}: it was made anew, or moved"
             )
 
+    def _await_slot(self, db: Any) -> None:
+        """Wait until nobody reads the slot: the server may take a while to notice that an engine was killed."""
+        end = Deadline.after(_RELEASE_SECONDS)
+        while (busy := self._busy(db)) is not None:
+            if not end.pause(0.1):
+                raise busy
+
+    def _busy(self, db: Any) -> CaptureBusy | None:
+        """Return the error that says who reads the slot; None: nobody does."""
+        found = db.execute(
+            "select active_pid, coalesce(nullif(a.application_name, ''), 'a client'),"
+            " coalesce(host(a.client_addr), 'the same host'), a.backend_start::text"
+            " from pg_replication_slots s left join pg_stat_activity a on a.pid = s.active_pid"
+            " where slot_name = %s and active_pid is not null",
+            (self.slot,),
+        ).fetchone()
+        if found is None:
+            return None
+        pid, application, host, since = found
+        return CaptureBusy(
+            f"{self._declared.name}: the replication slot {self.slot} is in use by the server's process {pid}"
+            f" ({application} on {host}, since {since or 'some time'}): stop that reader, declare another slot, or"
+            f" run `SELECT pg_terminate_backend({pid})` if nobody needs it"
+        )
+
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -464,10 +508,9 @@ class Server(Database):
             except errors.UndefinedObject:
                 return
             except errors.ObjectInUse:
-                if not end.pause(0.1):
-                    raise LogUnavailable(
-                        f"{self._declared.name}: another process reads the replication slot {self.slot}"
-                    ) from None
+                busy = self._busy(db)
+                if busy is not None and not end.pause(0.1):
+                    raise busy from None
 
     # --- connections -------------------------------------------------------------------------------------------------
 

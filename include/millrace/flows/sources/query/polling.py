@@ -92,14 +92,16 @@ class QueryPoller(Poller[SqlConnection]):
         low = None if self._largest is None else before(self._largest, declared.overlap)
         after: tuple[Any, ...] | None = None
         while room():
-            rows = self._page(connection, low, after)
+            rows, asked = self._page(connection, low, after)
             self._append(spool, rows, silent=silent)
-            if len(rows) < declared.page_rows:
+            if len(rows) < asked:
                 return
             after = tuple(rows[-1][: 1 + len(self._key)])
 
-    def _page(self, connection: SqlConnection, low: Any, after: tuple[Any, ...] | None) -> list[tuple[Any, ...]]:
-        """Return rows: the column and the key as the driver has them, and then all columns."""
+    def _page(
+        self, connection: SqlConnection, low: Any, after: tuple[Any, ...] | None
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Return rows, the column and the key as the driver has them and then all columns; and how many were asked."""
         declared, mark = self._declared, connection.mark
         order = [f"r.{connection.name(each)}" for each in (declared.column, *self._key)]
         shown = [form.expression.format(connection.name(each.name)) for each, form in self._columns]
@@ -109,11 +111,13 @@ class QueryPoller(Poller[SqlConnection]):
             values = [after[0], *after]
         elif low is not None:
             where, values = [f"{order[0]} >= {mark}"], [low]
-        return connection.rows(
-            f"select {', '.join([*order, *shown])} from {connection.table(declared.table)} r"
-            f" where {' and '.join(where)} order by {', '.join(order)} limit {declared.page_rows}",
-            values,
+        source, by = f"{connection.table(declared.table)} r where {' and '.join(where)}", ", ".join(order)
+        read = [each for each, _ in self._columns]
+        asked = connection.fitting(read, source, values, order=by, most=declared.page_rows)
+        rows = connection.rows(
+            f"select {', '.join([*order, *shown])} from {source} order by {by} limit {asked}", values
         )
+        return rows, asked
 
     def _append(self, spool: Spool, rows: Sequence[tuple[Any, ...]], *, silent: bool) -> None:
         """Append those of `rows` that were not read as they are."""

@@ -20,6 +20,17 @@ SESSION: Final = {
     "extra_float_digits": "3",
 }  # fmt: skip
 """Of PostgreSQL's sessions, and of its trigger functions: values have one text."""
+PAGE_BYTES: Final = 16 << 20
+"""Of rows that are read at once."""
+_LONG: Final = ("char", "text", "blob", "binary", "json", "geometry")
+"""In types of MariaDB whose values may be long."""
+_SHORT: Final = frozenset(
+    {
+        "boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "money", "date", "interval",
+        "uuid", "oid", "inet", "cidr", "macaddr", "name",
+    }
+)  # fmt: skip
+"""Types of PostgreSQL whose values are short."""
 _MARK: Final = "\0"
 _REFUSED: Final = (1044, 1045, 1049, 1142, 1146, 1698)
 """MariaDB: the user, the database or the table is at fault."""
@@ -83,6 +94,34 @@ class SqlConnection(Closeable):
                 return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
             finally:
                 cursor.close()
+
+    def fitting(self, columns: Sequence[Column], source: str, values: Sequence[Any], *, order: str, most: int) -> int:
+        """Return how many of the next `most` rows to read at once: of about PAGE_BYTES, at least one.
+
+        `source` is what follows FROM, without its order, and calls the table ``r``. `columns` are those that are read.
+        """
+        lengths = [length for each in columns if (length := self._length(each))]
+        if not lengths or most == 1:
+            return most
+        sizes = self.rows(f"select {' + '.join(lengths)} from {source} order by {order} limit {most}", values)
+        size = 0
+        for count, (length,) in enumerate(sizes):
+            size += int(length)
+            if size > PAGE_BYTES:
+                return max(1, count)
+        return most
+
+    def _length(self, column: Column) -> str:
+        """An expression for the bytes of a column; empty: they are few."""
+        name = f"r.{self.name(column.name)}"
+        if self.engine == "sqlite":
+            return f"coalesce(length(cast({name} as blob)), 0)"
+        if self.engine == "mariadb":
+            long = any(each in column.type for each in _LONG)
+            return f"coalesce(octet_length({name}), 0)" if long else ""
+        if column.type in _SHORT or column.type.startswith(("timestamp", "time ")):
+            return ""
+        return f"coalesce(octet_length({name}{'' if column.type == 'bytea' else '::text'}), 0)"
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:

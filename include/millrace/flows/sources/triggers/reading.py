@@ -25,7 +25,7 @@ from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFe
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
-from millrace.flows.sources.sql.values import is_number, value_of
+from millrace.flows.sources.sql.values import Column, is_number, value_of
 from millrace.flows.sources.triggers.model import TriggersSource
 from millrace.flows.sources.triggers.statements import Shape, check
 
@@ -33,6 +33,12 @@ PART_PAGES: Final = 20
 """Pages of one part."""
 MOST_PAGES: Final = 200
 """Pages of a part whose transactions do not end."""
+PART_BYTES: Final = 16 << 20
+"""Of one part, about."""
+MOST_BYTES: Final = 64 << 20
+"""Of a part whose transactions do not end."""
+_TEXTS: Final = [Column("key", "text"), Column("after", "text")]
+"""The columns of a change that may be long."""
 CHECK_SECONDS: Final = 60.0
 """How often the triggers are looked at."""
 _image: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -103,19 +109,23 @@ class TriggersPoller(Poller[SqlConnection]):
         found: list[tuple[str, bytes]] = []
         numbers: list[int] = []
         last = 0
+        size = 0
         with connection.snapshot():
             for page in range(MOST_PAGES):
-                if page >= PART_PAGES and not self._begun(connection, last):
+                if (page >= PART_PAGES or size >= PART_BYTES) and not self._begun(connection, last):
                     break
-                rows = connection.rows(
-                    f"select {columns} from {changes} where id > {mark} order by id limit {declared.page_rows}", [last]
-                )
+                if size >= MOST_BYTES:
+                    break
+                source = f"{changes} r where id > {mark}"
+                asked = connection.fitting(_TEXTS, source, [last], order="id", most=declared.page_rows)
+                rows = connection.rows(f"select {columns} from {source} order by id limit {asked}", [last])
                 for _, table, operation, key, after, transaction, seconds in rows:
                     shape = self._shapes.get(table)
                     if shape is not None:  # of a table that was left out meanwhile
                         found.append(self._change(shape, operation, key, after, transaction, seconds))
                 numbers += [int(row[0]) for row in rows]
-                if len(rows) < declared.page_rows:
+                size += sum(len(row[3] or "") + len(row[4] or "") for row in rows)
+                if len(rows) < asked:
                     break
                 last = numbers[-1]
         return found, numbers
@@ -189,10 +199,11 @@ class TriggersPoller(Poller[SqlConnection]):
         after: Sequence[Any] = ()
         while True:
             where = f" where ({', '.join(key)}) > ({', '.join([mark] * len(key))})" if after else ""
+            source, by = f"{connection.table(shape.table)} r{where}", ", ".join(key)
+            read = [column for column, _ in shape.columns]
+            asked = connection.fitting(read, source, after, order=by, most=declared.page_rows)
             rows = connection.rows(
-                f"select {', '.join([*key, *shown])} from {connection.table(shape.table)} r{where}"
-                f" order by {', '.join(key)} limit {declared.page_rows}",
-                after,
+                f"select {', '.join([*key, *shown])} from {source} order by {by} limit {asked}", after
             )
             found = []
             for row in rows:
@@ -204,7 +215,7 @@ class TriggersPoller(Poller[SqlConnection]):
                 found.append((topic, line_of("r", key=its, after=values, binary=binary)))
             if found:
                 yield found
-            if len(rows) < declared.page_rows:
+            if len(rows) < asked:
                 return
             after = rows[-1][: len(key)]
 

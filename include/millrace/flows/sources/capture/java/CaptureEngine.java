@@ -24,6 +24,7 @@ import java.io.EOFException;
 import java.io.FileOutputStream;
 import java.io.FileDescriptor;
 import java.io.IOException;
+import java.io.OutputStream;
 import java.io.PrintStream;
 import java.math.BigDecimal;
 import java.nio.ByteBuffer;
@@ -44,6 +45,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.kafka.connect.data.Field;
 import org.apache.kafka.connect.data.Schema;
@@ -67,9 +69,15 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
 public final class CaptureEngine {
     private static final Object WRITING = new Object();
     private static final BlockingQueue<Boolean> ACKNOWLEDGED = new ArrayBlockingQueue<>(16);
+    private static final String ROWS_BEGIN = "^(\\s|/\\*.*?\\*/|--[^\n]*\n|#[^\n]*\n)*(set\\s+statement\\s.*?\\sfor\\s+)?";
     private static final Pattern ROWS = Pattern.compile(
-        "^(\\s|/\\*.*?\\*/|--[^\n]*\n)*(set\\s+statement\\s.*\\sfor\\s+)?(insert|update|delete|replace|with|load|call)\\b",
+        ROWS_BEGIN + "(insert|update|delete|replace|with|load|call)\\b",
         Pattern.CASE_INSENSITIVE | Pattern.DOTALL);
+    private static final Pattern INTO = Pattern.compile(
+        ROWS_BEGIN + "(?:insert|replace|load\\s+(?:data|xml)\\b.*?\\binto\\s+table)\\s+(?:(?:low_priority|delayed|high_priority|ignore|into)\\s+)*"
+            + "(?:(`[^`]+`|[\\w$]+)\\s*\\.\\s*)?(`[^`]+`|[\\w$]+)",
+        Pattern.CASE_INSENSITIVE | Pattern.DOTALL | Pattern.UNICODE_CHARACTER_CLASS);
+    private static final long FRAME_BYTES = 4 << 20;  // of lines, apart from the last one
     private static final int MAX_DIGITS = 38;  // of a collection's decimals: longer ones are texts
     private static final JsonFactory JSON = new JsonFactory();
     private static final ObjectMapper MAPPER = new ObjectMapper();
@@ -81,7 +89,7 @@ public final class CaptureEngine {
     public static void main(String[] arguments) throws Exception {
         out = new DataOutputStream(new FileOutputStream(FileDescriptor.out));
         System.setOut(new PrintStream(new FileOutputStream(FileDescriptor.err), true));  // what libraries print is no frame
-        System.setErr(new Log());
+        System.setErr(new PrintStream(new FileOutputStream(FileDescriptor.err), true));
         DataInputStream in = new DataInputStream(new BufferedInputStream(System.in));
         if (in.readUnsignedByte() != 'P') {
             throw new IOException("the first frame is none of type P");
@@ -161,6 +169,22 @@ public final class CaptureEngine {
         }
     }
 
+    /** The body of a frame, sent without another copy of it. */
+    private static final class Frame extends ByteArrayOutputStream {
+        Frame() {
+            super(1 << 16);
+        }
+
+        void send(char type) throws IOException {
+            synchronized (WRITING) {
+                out.writeByte(type);
+                out.writeInt(count);
+                out.write(buf, 0, count);
+                out.flush();
+            }
+        }
+    }
+
     private static void ended(boolean success, String message, Throwable error) {
         try {
             List<String> causes = new ArrayList<>();
@@ -177,29 +201,35 @@ public final class CaptureEngine {
         Runtime.getRuntime().halt(success ? 0 : 1);
     }
 
-    /** What libraries log. Debezium says there, and only there, that it leaves out a change that was logged as a statement. */
-    private static final class Log extends PrintStream {
-        private static final String LEFT_OUT = "Received DML '";
-
-        Log() {
-            super(new FileOutputStream(FileDescriptor.err), true);
-        }
-
-        @Override
-        public void println(String line) {
-            super.println(line);
-            int place = line == null ? -1 : line.indexOf(LEFT_OUT);
-            if (place >= 0 && isCaptured(line.substring(place))) {
-                ended(false, statementBased(line.substring(place + LEFT_OUT.length())), null);
-            }
+    /** End the engine for a statement of the log that changes rows of a captured table: the log does not have the rows. */
+    public static void requireNoRows(String database, String statement) {
+        if (ROWS.matcher(statement).find() && changes(database, statement)) {
+            ended(false, statementBased(statement), null);
         }
     }
 
-    /** Check a statement that the parser is to read. Throws if it changes rows of a captured table. */
-    public static void requireNoRows(String statement) {
-        if (ROWS.matcher(statement).find() && isCaptured(statement)) {
-            throw new DebeziumException(statementBased(statement));
+    /** End the engine for a part of the log that it cannot read. */
+    public static void stopAtCompressed() {
+        ended(false, "the server writes a compressed binary log, which the engine cannot read: run SET GLOBAL log_bin_compress = 0, and take a new snapshot", null);
+    }
+
+    /** Whether a statement may change a captured table, or one that changes it by a trigger or as a view. */
+    private static boolean changes(String database, String statement) {
+        List<String> names = new ArrayList<>();
+        begun.get("tables").forEach(each -> names.add(each.asText().toLowerCase(Locale.ROOT)));
+        JsonNode watched = begun.get("properties").get("millrace.watched");
+        if (watched != null && !watched.asText().isEmpty()) {
+            names.addAll(Arrays.asList(watched.asText().toLowerCase(Locale.ROOT).split("\n")));
         }
+        String text = statement.toLowerCase(Locale.ROOT);
+        Matcher into = INTO.matcher(statement);
+        if (!into.find()) {
+            return names.stream().anyMatch(text::contains);
+        }
+        String table = into.group(4).replace("`", "").toLowerCase(Locale.ROOT);  // what it reads is none of its changes
+        JsonNode place = begun.get("properties").get("millrace.database");
+        String of = into.group(3) == null ? database : into.group(3).replace("`", "");
+        return names.contains(table) && (place == null || place.asText().equalsIgnoreCase(of));
     }
 
     private static String statementBased(String statement) {
@@ -274,7 +304,7 @@ public final class CaptureEngine {
         }
     }
 
-    /** Writes each batch as one frame, and waits for its acknowledgement. */
+    /** Writes batches as frames of a bounded size, and waits for the acknowledgement of each. */
     private static final class Batches implements DebeziumEngine.ChangeConsumer<ChangeEvent<SourceRecord, SourceRecord>> {
         private final Map<Schema, Boolean> known = new IdentityHashMap<>();
         private final Map<String, byte[]> described = new HashMap<>();
@@ -285,28 +315,64 @@ public final class CaptureEngine {
             DebeziumEngine.RecordCommitter<ChangeEvent<SourceRecord, SourceRecord>> committer
         ) throws InterruptedException {
             try {
-                ByteArrayOutputStream lines = new ByteArrayOutputStream(1 << 16);
-                JsonGenerator json = JSON.createGenerator(lines);
-                json.setRootValueSeparator(null);
-                int boundary = events.size() - 1;
-                while (boundary >= 0 && !between(events.get(boundary).value())) {
-                    boundary--;
-                }
-                for (int place = 0; place < events.size(); place++) {
-                    SourceRecord record = events.get(place).value();
-                    event(json, record, describe(record), place == boundary || place == events.size() - 1);
-                    json.writeRaw('\n');
-                }
-                json.close();
-                send('B', lines.toByteArray());
-                ACKNOWLEDGED.take();
-                for (ChangeEvent<SourceRecord, SourceRecord> each : events) {
-                    committer.markProcessed(each);
+                for (int first = 0; first < events.size();) {
+                    first = frame(events, first, committer);
                 }
                 committer.markBatchFinished();
             } catch (IOException gone) {
                 throw new InterruptedException("the reader has ended");
             }
+        }
+
+        /** Send events from `first` on as one frame, wait for its acknowledgement, and return the place after its last one. */
+        private int frame(
+            List<ChangeEvent<SourceRecord, SourceRecord>> events,
+            int first,
+            DebeziumEngine.RecordCommitter<ChangeEvent<SourceRecord, SourceRecord>> committer
+        ) throws IOException, InterruptedException {
+            List<byte[]> lines = new ArrayList<>();
+            int after = first;
+            int boundary = -1;
+            for (long size = 0; after < events.size() && size < FRAME_BYTES; after++) {
+                SourceRecord record = events.get(after).value();
+                if (between(record)) {
+                    boundary = after;
+                }
+                lines.add(line(record, describe(record)));
+                size += lines.get(lines.size() - 1).length;
+            }
+            // Which lines have an offset is known at the end only: the last end of a transaction, and the last line.
+            Frame body = new Frame();
+            for (int place = first; place < after; place++) {
+                byte[] line = lines.set(place - first, null);
+                body.write(line, 0, line.length - 1);
+                if (place == boundary || place == after - 1) {
+                    offset(body, events.get(place).value());
+                }
+                body.write('}');
+                body.write('\n');
+            }
+            body.send('B');
+            ACKNOWLEDGED.take();
+            for (int place = first; place < after; place++) {
+                committer.markProcessed(events.get(place));
+            }
+            return after;
+        }
+
+        private static byte[] line(SourceRecord record, boolean described) throws IOException {
+            ByteArrayOutputStream line = new ByteArrayOutputStream(512);
+            JsonGenerator json = JSON.createGenerator(line);
+            event(json, record, described);
+            json.close();
+            return line.toByteArray();
+        }
+
+        private static void offset(OutputStream body, SourceRecord record) throws IOException {
+            body.write(",\"p\":".getBytes(StandardCharsets.UTF_8));
+            body.write(MAPPER.writeValueAsBytes(record.sourcePartition()));
+            body.write(",\"f\":".getBytes(StandardCharsets.UTF_8));
+            body.write(MAPPER.writeValueAsBytes(record.sourceOffset()));
         }
 
         /** Whether no transaction is open after the record: it ends one, or is a notification. */
@@ -368,8 +434,8 @@ public final class CaptureEngine {
             return source.getString(outer == null ? "db" : "schema") + "." + source.getString("table");
         }
 
-        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction, d described, n words; p, f the offset. */
-        private static void event(JsonGenerator json, SourceRecord record, boolean described, boolean offset) throws IOException {
+        /** One event: t table, o operation, k key, a after, b before, s snapshot, m milliseconds, g transaction, d described, n words. */
+        private static void event(JsonGenerator json, SourceRecord record, boolean described) throws IOException {
             json.writeStartObject();
             Struct value = record.value() instanceof Struct ? (Struct) record.value() : null;
             Schema schema = record.valueSchema();
@@ -420,12 +486,6 @@ public final class CaptureEngine {
                 json.writeStringField("o", "tombstone");
             } else {
                 json.writeStringField("o", "heartbeat");
-            }
-            if (offset) {
-                json.writeFieldName("p");
-                MAPPER.writeValue(json, record.sourcePartition());
-                json.writeFieldName("f");
-                MAPPER.writeValue(json, record.sourceOffset());
             }
             json.writeEndObject();
         }

@@ -12,7 +12,7 @@ import org.antlr.v4.runtime.RecognitionException;
 import org.antlr.v4.runtime.Recognizer;
 
 /**
- * Ends the engine for a statement that Debezium's parser does not know or that changes rows, if it may be about a captured table. Others are
+ * Ends the engine for a statement that Debezium's parser does not know, if it may be about a captured table. Others are
  * skipped.
  *
  * <p>Takes the place of Debezium's class of this name, which leaves the choice between all and none.
@@ -25,7 +25,6 @@ public class ParsingErrorListener extends BaseErrorListener {
     public ParsingErrorListener(
         String statement, BiFunction<ParsingException, Collection<ParsingException>, Collection<ParsingException>> accumulate
     ) {
-        CaptureEngine.requireNoRows(statement);
         this.statement = statement;
         this.accumulate = accumulate;
     }
