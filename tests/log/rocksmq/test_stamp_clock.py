@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from millrace.log.clock import log_clock, log_or_wall_time_ms, log_time_ms
 from millrace.log.rocksmq.disk import OsDisk
@@ -576,5 +583,6 @@ class FloorsUnderAnyClock(RuleBasedStateMachine):
             assert self.clock._look() // 1_000_000 >= self.floor
 
 
-FloorsUnderAnyClock.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
-test_no_stamp_is_before_a_floor_under_any_clock = FloorsUnderAnyClock.TestCase
+def test_no_stamp_is_before_a_floor_under_any_clock() -> None:
+    limits = settings(max_examples=150, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(FloorsUnderAnyClock, settings=limits)
