@@ -5,9 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from millrace.client.consume.delivery import CHANGES
+from millrace.client.consume.queue_consumer import Task
 from millrace.client.database import Database, connect
 from millrace.node.ingest.definition import ingest_to_end
 from tests.cli.deployment import Deployment
+from tests.waiting import until
 
 
 def read(database: Database, group: str) -> int:
@@ -59,3 +61,36 @@ def test_a_group_is_listed_shown_reset_and_dropped(deployment: Deployment) -> No
         deployment.fails("INVALID_ARGUMENT", "groups", "show", "nobody")
         assert "Dropped mail" in deployment.ok("groups", "drop", "mail")
         assert deployment.as_json("groups", "list") == []
+
+
+def test_a_queue_shows_its_tasks_and_its_dead_letters_are_redriven_and_discarded(deployment: Deployment) -> None:
+    with connect(settings=deployment.settings) as database:
+        jobs = database.create_collection("jobs", {"id": "int64"}, key="id")
+        jobs.insert([{"id": number} for number in range(4)])
+        queue = database.consumer("jobs", group="work", mode="queue", dead_letters="jobs_dead", lease=30.0)
+        tasks: list[Task] = []
+
+        def came() -> bool:
+            tasks.extend(task for _ in range(4) if (task := queue.poll(timeout=0.2)) is not None)
+            return len(tasks) == 4
+
+        until(came, "the tasks come")
+        [listed] = [each for each in deployment.as_json("groups", "list") if each["group"] == "work"]
+        assert (listed["mode"], listed["tasks"], listed["in_flight"]) == ("queue", 4, 4)
+        assert listed["oldest_s"] > 0
+        shown = deployment.as_json("groups", "show", "work")["queue"]
+        assert (shown["collection"], shown["consumers"][0]["in_flight"]) == ("jobs", 4)
+        assert "in flight" in deployment.ok("groups", "show", "work")
+        for task in tasks[:3]:
+            queue.reject(task, reason="no such customer" if task is tasks[0] else "it's late")
+        queue.acknowledge(tasks[3])
+        queue.close()
+        of = ("work", "--letters", "jobs_dead")
+        assert len(deployment.as_json("groups", "letters", *of)) == 3
+        assert len(deployment.as_json("groups", "letters", *of, "--reason", "late", "--limit", "1")) == 1
+        assert deployment.as_json("groups", "letters", "wor", "--letters", "jobs_dead") == []
+        redriven = deployment.as_json("groups", "redrive", *of, "--into", "jobs", "--reason", "customer")
+        assert redriven == {"redriven": 1}
+        assert deployment.as_json("groups", "discard", *of, "--yes") == {"discarded": 2}
+        assert deployment.as_json("groups", "letters", *of) == []
+        deployment.fails("INVALID_ARGUMENT", "groups", "discard", "work", "--letters", "jobs", "--yes")

@@ -43,6 +43,7 @@ SAID = {
         "at a moment: []",
         "too early: COLLECTION_NOT_FOUND",
     ],
+    "work_queue": ["1: resize", "2: send", "done: 2", """dead letters: ['{"id": 3, "body": "?"}']""", "discarded: 1"],
 }
 
 

@@ -44,7 +44,7 @@ from millrace.catalog.protocol import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.collection import Collection
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback
-from millrace.client.consume.dead_letters import TaskLetters, redrive_tasks
+from millrace.client.consume.dead_letters import TaskLetters, discard_tasks, redrive_tasks
 from millrace.client.consume.delivery import SchemaMode
 from millrace.client.consume.membership import ExclusivePositions, GroupMember
 from millrace.client.consume.queue_consumer import LEASE_SECONDS, PREFETCH, QueueConsumer
@@ -706,13 +706,18 @@ class Database(Closeable):
         self._opened(made)
         return made
 
-    def redrive_tasks(self, letters: str, *, group: str, into: str) -> int:
+    def redrive_tasks(self, letters: str, *, group: str, into: str, reason: str = "") -> int:
         """Send the dead letters of a work queue again, as new tasks of the collection `into`; return how many.
 
-        `letters` is the collection that its consumers named as `dead_letters`. A letter is deleted once its row is in
-        the collection; if this is interrupted, some rows are sent twice.
+        `letters` is the collection that its consumers named as `dead_letters`, `reason` a part of the reason of those
+        that are meant. A letter is deleted once its row is in the collection; if this is interrupted, some rows are
+        sent twice.
         """
-        return redrive_tasks(self, letters, group=group, into=into)
+        return redrive_tasks(self, letters, group=group, into=into, reason=reason)
+
+    def discard_tasks(self, letters: str, *, group: str, reason: str = "") -> int:
+        """Delete the dead letters of a work queue, those whose reason contains `reason`; return how many."""
+        return discard_tasks(self, letters, group=group, reason=reason)
 
     def drop_group(self, group: str) -> None:
         """Delete a consumer group with its positions; an unknown group is not an error.

@@ -53,6 +53,41 @@ class GroupMemberView(BaseView):
     """Why it has no lane, "" if it has one."""
 
 
+class QueueConsumerView(BaseView):
+    """A consumer of a work queue."""
+
+    consumer: str
+    client: str
+    """Host and process."""
+    since: float
+    in_flight: int
+    """Tasks that it has under a lease."""
+    taken: int
+    acknowledged: int
+
+
+class QueueView(BaseView):
+    """A work queue, as far as the log's server dispatches it now: tasks that it has read and that are not done."""
+
+    collection: str
+    order: str
+    tasks: int
+    ready: int
+    """Of them, those that no consumer has."""
+    in_flight: int
+    blocked: int
+    """They wait for an earlier one of their key."""
+    redelivered: int
+    """Delivered more than once."""
+    oldest_seconds: float
+    """Age of the oldest."""
+    full: int
+    """VChannels of which no more is read until something is done."""
+    errors: list[str]
+    """Why VChannels are not read."""
+    consumers: list[QueueConsumerView]
+
+
 class GroupView(BaseView):
     """One consumer group."""
 
@@ -63,6 +98,10 @@ class GroupView(BaseView):
     lanes: list[GroupLane]
     lag_messages: int
     lag_seconds: float
+    mode: str = "stream"
+    """`stream` or `queue`."""
+    queue: QueueView | None = None
+    """Of a work queue with consumers."""
 
 
 class LaneLags:
@@ -138,4 +177,28 @@ def _view(told: Mapping[str, Any], lags: Mapping[str, tuple[int, float]], *, run
         lanes=lanes,
         lag_messages=sum(each.lag_messages for each in lanes),
         lag_seconds=max((each.lag_seconds for each in lanes), default=0.0),
+        mode=told.get("mode", "stream"),
+        queue=None if told.get("queue") is None else _queue(told["queue"]),
+    )
+
+
+def _queue(told: Mapping[str, Any]) -> QueueView:
+    lanes = told["lanes"].values()
+    ready, in_flight, blocked, again = (
+        sum(lane[what] for lane in lanes) for what in ("ready", "in_flight", "blocked", "redelivered")
+    )
+    oldest = min((lane["oldest_tick"] for lane in lanes if lane["oldest_tick"] is not None), default=None)
+    age = 0.0 if oldest is None else max(0.0, time.time() - tick_physical_ms(oldest) / 1000)
+    return QueueView(
+        collection=told["collection"],
+        order=told["order"],
+        tasks=ready + in_flight + blocked,
+        ready=ready,
+        in_flight=in_flight,
+        blocked=blocked,
+        redelivered=again,
+        oldest_seconds=round(age, 3),
+        full=sum(lane["full"] for lane in lanes),
+        errors=sorted({lane["error"] for lane in lanes if lane["error"]}),
+        consumers=[QueueConsumerView(**each) for each in told["consumers"]],
     )

@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 if TYPE_CHECKING:
+    from millrace.client.collection import Collection
     from millrace.client.database import Database
 
 MAX_REASON: Final = 1_000
 """Characters of a letter's reason."""
 _AT_ONCE: Final = 500
+"""Letters that are read, sent again or deleted at a time."""
 
 LETTERS: Final = CollectionSchema(
     (
@@ -84,22 +87,65 @@ class TaskLetters:
         found.upsert(table).checked()
 
 
-def redrive_tasks(database: Database, letters: str, *, group: str, into: str) -> int:
+def redrive_tasks(database: Database, letters: str, *, group: str, into: str, reason: str = "") -> int:
     """Send the dead letters of a work queue again, as new tasks of the collection `into`; return how many.
 
-    A letter is deleted once its row is in the collection. If this is interrupted, some rows are sent twice.
+    `reason`: only those whose reason contains it. A letter is deleted once its row is in the collection. If this is
+    interrupted, some rows are sent twice.
     Raises CollectionNotFound, and what writing raises.
     """
-    source, target = database.collection(letters), database.collection(into)
-    table = source.read(where=f"stream = '{_quoted(group)}'")
-    own = [place for place, name in enumerate(table["id"].to_pylist()) if name.startswith(f"{group}/")]
-    table = table.take(pa.array(own, pa.int64()))
-    for first in range(0, table.num_rows, _AT_ONCE):
-        part = table.slice(first, _AT_ONCE)
+    source, target, count = _letters(database, letters), database.collection(into), 0
+    for part in _pages(source, group, reason):
         for rows in _rows_of(part):
             target.upsert(rows).checked()
         source.delete(part["id"].to_pylist()).checked()
-    return table.num_rows
+        count += part.num_rows
+    return count
+
+
+def discard_tasks(database: Database, letters: str, *, group: str, reason: str = "") -> int:
+    """Delete the dead letters of a work queue whose reason contains `reason`; return how many.
+
+    Raises CollectionNotFound, and what writing raises.
+    """
+    source, count = _letters(database, letters), 0
+    for part in _pages(source, group, reason):
+        source.delete(part["id"].to_pylist()).checked()
+        count += part.num_rows
+    return count
+
+
+def dead_tasks(database: Database, letters: str, *, group: str, reason: str = "", limit: int = 100) -> pa.Table:
+    """Return up to `limit` dead letters of a work queue whose reason contains `reason`, as rows of LETTERS."""
+    found: list[pa.Table] = []
+    for part in _pages(_letters(database, letters), group, reason):
+        found.append(part)
+        if sum(each.num_rows for each in found) >= limit:
+            break
+    return pa.concat_tables([LETTERS.arrow().empty_table(), *found]).slice(0, limit)
+
+
+def _letters(database: Database, name: str) -> Collection:
+    found = database.collection(name)
+    if found.definition.schema.arrow() != LETTERS.arrow():
+        raise InvalidArgument(f"{name} is no collection of dead letters: its columns are others")
+    return found
+
+
+def _pages(source: Collection, group: str, reason: str) -> Iterator[pa.Table]:
+    """Yield a queue's letters that exist now in the order of their ids, a bounded number at a time."""
+    last, at = f"{group}/", source.database.current_tick(source.definition.pchannels)
+    while True:
+        where = f"stream = '{_quoted(group)}' and id > '{_quoted(last)}' and id < '{_quoted(group)}0'"  # 0 follows /
+        page = source.read(at=at, where=where, order_by=["id"], limit=_AT_ONCE)
+        if not page.num_rows:
+            return
+        last = page["id"][-1].as_py()
+        chosen = page.filter(pc.match_substring(page["reason"], reason)) if reason else page
+        if chosen.num_rows:
+            yield chosen
+        if page.num_rows < _AT_ONCE:
+            return
 
 
 def _rows_of(letters: pa.Table) -> Iterator[pa.Table]:

@@ -385,6 +385,8 @@ class WorkQueue:
         self._synced = False
         self._called = clock()
         self._progress = clock()
+        if metrics is not None:  # so that an alert sees that nothing is acknowledged
+            metrics.queue_acknowledged_total.labels(group)
         self._turns = 0
         """Rotates the VChannels that a take begins with."""
 
