@@ -16,11 +16,11 @@ import pytest
 from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
 from millrace.client.consume.positions import FilePositions
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
-from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.server import wire_tasks
 from millrace.node.append.work_queues import TaskRows, WorkQueues
 from millrace.rpc.tasks import LeasedTasks, decode_tasks
 from millrace.rpc.wire import from_json, to_json
+from tests.node.append.group_rig import Server
 from tests.waiting import until
 
 LANES = ["dml_0_7v0", "dml_1_7v1"]
@@ -61,7 +61,8 @@ class Direct:
 
     def start(self) -> None:
         self.positions = FilePositions(self.folder)
-        self.groups = ConsumerGroups(self.folder, lambda: ["dml_0", "dml_1"], positions=lambda: self.positions)
+        # Without threads: one of a killed server must not meet its closed positions.
+        self.groups = Server(self.folder, lambda: ["dml_0", "dml_1"], positions=lambda: self.positions)
         self.queues = WorkQueues(self.groups, Tasks(self.count), name="queue-0")
 
     def kill(self) -> None:
