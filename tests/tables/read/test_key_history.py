@@ -25,9 +25,16 @@ from millrace.tables.collections.data_tables import earliest_readable_tick, rows
 from millrace.tables.read.key_history import HISTORY_COLUMNS, read_key_history
 from millrace.tables.read.plan import plan_read
 from tests.laws.profile import examples, nightly_example, spread
-from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, made, tick_everywhere
+from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.read.test_keys import FOLDS, catch_up, keys_of
 from tests.tables.read_model import OPERATIONS, do
+
+REPLACED = [
+    ("insert", ALL, 1, 0),
+    ("import", [(key, 1) for key in ALL[2:]], True),
+    ("import", [], True),
+]
+"""Two retractions: the first removes keys that the second finds gone."""
 
 Change = tuple[int, int, str, Any, int]
 """Time tick, write tick, kind, body, partition."""
@@ -78,6 +85,7 @@ def ordered(changes: dict[int, list[Change]], after: int, until: int) -> dict[in
 @example(PARTITIONS, 0, [0, 2, 3])
 @nightly_example(ACROSS, 1, [1, 0])
 @example(IMPORTS, 0, [5, 8, 3])
+@example(REPLACED, 0, [0, 5])
 @given(
     st.lists(OPERATIONS, max_size=25),
     st.integers(0, 2),

@@ -81,13 +81,14 @@ def read_key_history(
     chosen = [each for each in fields.names if each in {*names, *schema.key_names}]
     there = {each.name for each in needed_columns(schema, chosen)} | set(_PLACE)
     target = pa.schema([each.with_nullable(True) for each in rows_read_schema(schema) if each.name in there])
-    retractions = _retractions(plan, since)
+    every = _retractions(plan)
+    retractions = [each for each in every if each.tick > since]
     first = 0 if retractions else since + 1  # what a retraction removes may be older
     opened = tables or OpenTables()
     rows = _own(_rows(plan, wanted, target, opened, first), plan)
     deletes = _own(deletes_of_keys(plan, wanted, first), plan)
     parts = [_changes(rows, deletes, target, since)]
-    parts += [_removed(each, retractions, rows, deletes, named, target) for each in retractions]
+    parts += [_removed(each, every, rows, deletes, named, target) for each in retractions]
     found = pa.concat_tables(parts)
     order = np.lexsort((found["_write_tick"].to_numpy(), found["_time_tick"].to_numpy()))
     found = to_fields(found.take(pa.array(order)), schema, chosen)
@@ -118,14 +119,14 @@ def _moment(tick: int) -> str:
     return str(milliseconds.as_py().isoformat(timespec="milliseconds"))
 
 
-def _retractions(plan: ReadPlan, since: int) -> list[_Retraction]:
-    """Return those after `since` up to the plan's tick, in order."""
+def _retractions(plan: ReadPlan) -> list[_Retraction]:
+    """Return those up to the plan's tick, in order: what one removed, a later one does not remove again."""
     found = [
         _Retraction(name, number, tick)
         for name, info in plan.vchannels.items()
         for number, ticks in ((0, info.replace_ticks), *info.partition_drops.items())
         for tick in ticks
-        if max(since, info.created_tick) < tick <= plan.tick
+        if info.created_tick < tick <= plan.tick
     ]
     return sorted(found, key=lambda each: (each.tick, each.vchannel, each.partition_id))
 
