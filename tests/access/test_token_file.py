@@ -219,6 +219,11 @@ def test_what_is_no_name_is_refused(file: TokenFile, name: str) -> None:
         file.add(name, READ)
 
 
+def test_no_token_has_the_name_of_the_machine(file: TokenFile) -> None:
+    with pytest.raises(InvalidArgument, match="the machine's own tokens"):
+        file.add("machine", READ)
+
+
 def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     adders = [adder(tmp_path, name, 15) for name in ("left", "right")]
     for each in adders:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import ChannelParked, TickTooOld
+from millrace.base.errors import TickTooOld
 from millrace.client.database import Database
 from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
@@ -29,6 +29,8 @@ from millrace.message.wire.encode import encode_entry
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import read_parked, unpark
+from millrace.observe.observer import Observer
+from millrace.observe.wal_search import WalQuery
 from millrace.operations.backup.manifest import find_backup
 from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.verify import verify_backup
@@ -262,12 +264,19 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         with client.consumer("people", group=GROUP, until=txn.commit_tick) as consumer:
             for delivery in consumer:
                 consumer.acknowledge(delivery)
-        assert min(of_positions(client.settings)[GROUP].values()) >= (txn.commit_tick or 0)
+        # Those of PChannels stay as the earlier build left them.
+        positions = of_positions(client.settings)[GROUP]
+        lanes = client.definition("people").vchannels
+        assert min(positions[name] for name in lanes) >= (txn.commit_tick or 0)
     with served(root) as client:
         assert ids(client) == found, "and opens again"
+        # The entry that parked it says version 2, which the build that wrote it did not know. This one does, and
+        # rejects it, because it has no stamp.
         unpark(client.settings.parked_path, "dml_2")
-        with pytest.raises(ChannelParked, match="UNSUPPORTED_VERSION"):
-            ingest_to_end(client.settings, client.log)
+        ingest_to_end(client.settings, client.log)
+        refused = WalQuery("rejection", pchannel="dml_2", reason="MALFORMED")
+        [rejected] = Observer(client.settings).rejections(refused).items
+        assert "stamp" in (rejected.detail or "")
 
 
 def test_streams_and_their_groups_go_on(root: Path) -> None:

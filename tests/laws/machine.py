@@ -34,6 +34,8 @@ class Machine:
 
     def __init__(self, pchannel: str) -> None:
         self.pchannel, self.chain_version = pchannel, 1
+        self.principal: str | None = None
+        """Who appended the entry that is judged."""
         self.last_tick, self.term, self.opened, self.row_since_tick = 0, 0, False, True
         self.config = dict(DEFAULTS)
         self.vchannels: dict[str, VChannel] = {}
@@ -194,7 +196,7 @@ class Machine:
         )
         confirmed = min([txn.begin for txn in self.open], default=self.id())
         self.row_since_tick = True
-        self.add_row(message, tick, confirmed, detail=detail, **header)
+        self.add_row(message, tick, confirmed, detail=detail, principal=None, **header)
         self.ordinal += 1
 
     def add_row(self, message: Msg, tick: int, confirmed: Id, *, reason: Reason | None = None, **more: Any) -> None:
@@ -221,6 +223,7 @@ class Machine:
             "reason": None if reason is None else reason.value,
             "detail": None,
             "payload": message.payload,
+            "principal": None if message.type == T.UNDEFINED else self.principal,
         }
         self.rows.append(row | more)
 

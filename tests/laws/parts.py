@@ -14,7 +14,7 @@ Id = tuple[int, int, int, int]
 Row = dict[str, Any]
 
 DAY_MS = 86_400_000
-CHAIN_VERSIONS = (1, 2, 3, 4)
+CHAIN_VERSIONS = (1, 2, 3, 4, 5)
 SINCE = {T.ALTER_WAL: 2, T.IMPORT: 3, T.UPSERT: 4}
 GENERATION = 1 << 48
 """Ledgers of one generation of the log."""

@@ -19,6 +19,8 @@ from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType as T
 from millrace.message.wire.encode import encode_entry
+from millrace.message.wire.layout import ASSERTED_PREFIX
+from millrace.message.wire.stamp import stamp_entries
 from tests.laws.model import Model
 from tests.laws.ops import SCRIPTS, Frame
 from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Key, Msg, Row, VChannel, home
@@ -161,6 +163,10 @@ class Written:
         return [row for rows in self.rows[begin:end] for row in rows]
 
 
+PRINCIPALS = (None, "ada", "asserted:etl", "bo", "ada")
+"""Who appends one entry after the other."""
+
+
 def singly(ops: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """The ops, with a burst as its inserts (an upsert and a delete now and then)."""
     for op in ops:
@@ -208,16 +214,25 @@ class Scribe:
 
     def begin(self, after_ms: int) -> LogId:
         self.physical_ms += after_ms
+        self.model.principal = PRINCIPALS[len(self.written.entries) % len(PRINCIPALS)]
         return LogId(self.model.position[0] // GENERATION * GENERATION, len(self.written.entries) + 1)
 
     def end(self, log_id: LogId, messages: list[Msg] | bytes) -> None:
-        value = (
-            messages if isinstance(messages, bytes) else encode_entry([on_the_wire(message) for message in messages])
-        )
+        value = messages if isinstance(messages, bytes) else self.encoded(messages)
         self.written.entries.append((log_id, self.physical_ms, value))
         self.written.counts.append(1 if isinstance(messages, bytes) else len(messages))
         self.written.rows.append(self.model.rows)
         self.written.snapshots.append(self.model.snapshot())
+
+    def encoded(self, messages: list[Msg]) -> bytes:
+        """The entry of messages, as a server or the producer itself names who appends it."""
+        said = self.model.principal or ""
+        name = said.removeprefix(ASSERTED_PREFIX)
+        value = encode_entry([on_the_wire(message) for message in messages], principal=name if name != said else "")
+        if not said or name != said:
+            return value
+        stamped: bytes = stamp_entries(pa.array([value], pa.large_binary()), name)[0].as_py()
+        return stamped
 
     def usual_opening(self, *, replaces: bool = False, key: Any = "id", rules: int = 0) -> None:
         """Term 1 with the small limits, collections 1 (two VChannels, two partitions;

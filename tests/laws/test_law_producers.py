@@ -65,7 +65,8 @@ def send_all(sends: list[Send], *, retrying: bool) -> Scribe:
 
 
 def without_ids(rows: list[Row]) -> list[Row]:
-    left_out = {"ledger", "entry", "index", "ordinal", "lc_ledger", "lc_entry", "lc_index", "lc_ordinal"}
+    """The rows without where their entries are in the log, nor who appended those."""
+    left_out = {"ledger", "entry", "index", "ordinal", "lc_ledger", "lc_entry", "lc_index", "lc_ordinal", "principal"}
     return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 

@@ -42,6 +42,14 @@ def test_each_entry_decodes_to_its_messages_and_is_written_so(published: dict[st
         assert vectors.decoded(bytes.fromhex(vector["hex"])) == vector["messages"], vector["name"]
 
 
+def test_each_stamped_entry_names_its_principal(published: dict[str, Any]) -> None:
+    asserted, checked = published["stamped"]
+    for vector, prefix in ((asserted, "asserted:"), (checked, "")):
+        value = bytes.fromhex(vector["hex"])
+        assert vectors.decoded(value) == vector["messages"], vector["name"]
+        assert decode_entries(entries([value])).column("principal").to_pylist() == [prefix + vector["principal"]]
+
+
 def test_each_malformed_entry_is_undefined(published: dict[str, Any]) -> None:
     values = [bytes.fromhex(vector["hex"]) for vector in published["malformed"]]
     found = decode_entries(entries(values))

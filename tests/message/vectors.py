@@ -25,7 +25,8 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
-from millrace.message.wire.layout import COLUMNS, VERSION
+from millrace.message.wire.layout import COLUMNS, VERSIONS
+from millrace.message.wire.stamp import stamp_entries
 from millrace.rpc.wire import NotAccepted, failure_to_bytes
 from tests.message.samples import HEADER, entries
 from tests.message.wire.test_hostile import WRONG
@@ -150,11 +151,23 @@ def encoded_key(types: dict[str, str], values: list[Any]) -> dict[str, Any]:
 def vectors() -> dict[str, Any]:
     """The whole file."""
     values = {name: encode_entry(messages) for name, messages in good_entries().items()}
+    insert = good_entries()["one Insert of three rows"]
+    stamped = {
+        "an asserted stamp": ("etl", encode_entry(insert, principal="etl")),
+        "a server's stamp, which replaces it": (
+            "é.writer",
+            stamp_entries(pa.array([encode_entry(insert, principal="etl")], pa.large_binary()), "é.writer")[0].as_py(),
+        ),
+    }
     batch = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA.arrow())
     return {
-        "version": VERSION,
+        "versions": list(VERSIONS),
         "columns": [column.name for column in COLUMNS],
         "entries": [{"name": name, "hex": value.hex(), "messages": decoded(value)} for name, value in values.items()],
+        "stamped": [
+            {"name": name, "hex": value.hex(), "principal": principal, "messages": decoded(value)}
+            for name, (principal, value) in stamped.items()
+        ],
         "malformed": [
             {"name": name, "hex": value.hex()} for name, (value, _) in WRONG.items() if len(value) <= LONGEST_WRONG
         ],

@@ -13,7 +13,7 @@ from millrace.msgstream.factory import RmqMsgStreamFactory
 
 def main(folder: str, group: str, channels: list[str]) -> None:
     with RmqMsgStreamFactory.served(folder) as factory:
-        factory.set_params({"auto_ack": False, "timeout": 30.0})
+        factory.set_params({"auto_ack": False, "timeout": 30.0, "group_lease": 0.5})
         stream = factory.new_tt_msg_stream()
         stream.as_consumer(channels, group)
         with stream:

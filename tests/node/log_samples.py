@@ -14,7 +14,7 @@ from millrace.message.builders import flush_all, insert, term_opening, time_tick
 from millrace.message.columns import MessageColumns
 from millrace.message.wire.decode import decode_columns
 from millrace.message.wire.encode import encode_entry
-from millrace.message.wire.layout import CRC_START, PREFIX
+from millrace.message.wire.layout import CRC_START, PREFIX, VERSIONS
 from millrace.wal.chain import CHAIN_VERSION
 
 TERM = 1
@@ -45,7 +45,7 @@ def poison() -> bytes:
     """An entry of a later version of the wire form: this build must not go beyond it."""
     data = bytearray(accepted())
     version_at = struct.calcsize("<4sI")
-    data[version_at] += 1
+    data[version_at] = VERSIONS[-1] + 1
     data[version_at - 4 : version_at] = crc32c.crc32c(bytes(data[CRC_START:])).to_bytes(4, "little")
     assert len(data) > PREFIX.size
     return bytes(data)

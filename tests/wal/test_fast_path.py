@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import crc32c
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -186,3 +187,31 @@ def test_a_damaged_entry_is_never_plain(place: int) -> None:
     assert one.plain is None
     assert one.messages.equals(other.messages)
     assert one.rejections.equals(other.rejections)
+
+
+def stamped(flags: int, stamp: bytes) -> bytes:
+    """An entry of a plain message with this stamp, whatever it means, and a right checksum."""
+    plain = encode_entry([insert(KEYS[1])])
+    rest = bytes([2, flags]) + len(stamp).to_bytes(2, "little") + plain[12:] + stamp
+    return plain[:4] + crc32c.crc32c(rest).to_bytes(4, "little") + rest
+
+
+@pytest.mark.parametrize(
+    ("value", "principal"),
+    [
+        (encode_entry([insert(KEYS[1])]), None),
+        (encode_entry([insert(KEYS[1])], principal="etl"), "asserted:etl"),
+        (stamped(0, "é".encode()), "é"),
+        (stamped(0, b"\xff"), None),
+        (stamped(2, b"etl"), None),
+        (stamped(0, b""), None),
+        (stamped(0, b"x" * 256), None),
+    ],
+)
+def test_a_stamp_is_read_as_the_interceptors_read_it(value: bytes, principal: str | None) -> None:
+    fast, slow = (Log().append(value, fast=fast) for fast in (True, False))
+    assert fast.state.to_bytes() == slow.state.to_bytes()
+    for one, other in ((fast.messages, slow.messages), (fast.rejections, slow.rejections)):
+        assert one.to_pylist() == other.to_pylist()
+    assert (fast.plain is not None) == (principal is not None or value[8] == 1)
+    assert [row["principal"] for row in (*fast.messages.to_pylist(), *fast.rejections.to_pylist())] == [principal]

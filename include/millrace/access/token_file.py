@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from millrace.access.grants import Caller, Grant, Principal, Role
+from millrace.access.grants import LOCAL_ADMIN, Caller, Grant, Principal, Role
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogBusy, MillraceError, TokenFileRefused
 from millrace.base.file_lock import exclusive_lock
@@ -201,6 +201,8 @@ class TokenFile:
                 f"{name[:80]!r} is not a valid token name: use 1 to 64 letters, digits and _.@-, starting with a"
                 " letter or digit"
             )
+        if name == LOCAL_ADMIN.principal.name:
+            raise InvalidArgument(f"{name!r} is the name of the machine's own tokens: choose another one")
         principal = Principal(name, tuple(grants))
         if not grants:
             raise InvalidArgument("a token needs at least one role")

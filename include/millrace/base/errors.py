@@ -286,7 +286,14 @@ class TransactionLost(AppendRejected):
 
 
 class GroupBusy(MillraceError):
-    """Another consumer of this group reads this channel: a group has one consumer per channel."""
+    """Another consumer of this group reads this channel: a group has one consumer per channel.
+
+    ``renewals`` grows while that consumer lives.
+    """
+
+    def __init__(self, message: str, *, renewals: int = 0) -> None:
+        super().__init__(message)
+        self.renewals = renewals
 
 
 class TaskLeaseLost(MillraceError):

@@ -28,6 +28,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "spark": ("delta", "pyspark", "sqlglot"),
     "streams": (),
     "yaml": ("yaml",),
+    "zeromq": ("zmq",),
 }
 """Modules by the extra that installs them; an extra that includes another lists only its own."""
 

@@ -117,6 +117,11 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "log_denied_calls_total": MetricFamily(
         "counter", "Calls and appends denied by their token, by call (docs/access.md).", ("call",)
     ),
+    "access_log_lines_total": MetricFamily(
+        "counter",
+        "Lines of the access log, by result: written, or dropped because the queue or disk was full.",
+        ("result",),
+    ),
     "wal_parked": MetricFamily(
         "gauge", "1 if an entry that cannot be processed has parked the PChannel.", ("pchannel",)
     ),
@@ -210,6 +215,9 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "flow_source_lag_seconds": MetricFamily(
         "gauge", "Age of the newest change of a captured database that was read, if others came after it.", ("flow",)
     ),
+    "flow_source_messages": MetricFamily(
+        "gauge", "Messages of a best-effort source, by outcome; lost: by their sequence numbers.", ("flow", "outcome")
+    ),
     "flow_latency_seconds": MetricFamily(
         "histogram", "Time from a record's timestamp to its acknowledgement by the sink.", ("flow", "lane"), SLOW
     ),
@@ -297,6 +305,7 @@ class Metrics:
         self.log_clock_held = gauge("log_clock_held")
         self.log_time_ahead_seconds = gauge("log_time_ahead_seconds")
         self.log_denied_calls_total = counter("log_denied_calls_total")
+        self.access_log_lines_total = counter("access_log_lines_total")
         self.wal_parked = gauge("wal_parked")
 
         self.health_findings = gauge("health_findings")
@@ -351,6 +360,7 @@ class Metrics:
         self.flow_lag_records = gauge("flow_lag_records")
         self.flow_lag_seconds = gauge("flow_lag_seconds")
         self.flow_source_lag_bytes = gauge("flow_source_lag_bytes")
+        self.flow_source_messages = gauge("flow_source_messages")
         self.flow_source_lag_seconds = gauge("flow_source_lag_seconds")
         self.flow_latency_seconds = histogram("flow_latency_seconds")
         self.flow_running = gauge("flow_running")

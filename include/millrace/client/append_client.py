@@ -209,6 +209,7 @@ class AppendClient(Closeable):
             "after": after_tick,
             "timeout": timeout,
             "max_bytes": max_bytes,
+            "principals": True,
         }
         batches, metadata = self.service.call_with_retry(
             lambda link, deadline: link.get(request, timeout=timeout + self.service.deadline),

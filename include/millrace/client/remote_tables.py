@@ -185,6 +185,7 @@ class RemoteWalView:
             "after": after_tick,
             "up_to": self.last_tick(pchannel),
             "columns": columns if columns is None else list(columns),
+            "principals": columns is None,
             "vchannels": None if not own or pchannel in self._channels else own,
         }
         first = _read_piece(self._append.service, pchannel, request | {"max_bytes": FIRST_PIECE_BYTES})

@@ -233,6 +233,9 @@ def read(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new messages until Ctrl-C.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Include payloads: rows, keys and bodies.")] = False,
+    principal: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only messages of this principal, such as the name of a token.")
+    ] = None,
 ) -> None:
     """Print the messages of a log as they were appended, before the chain, as JSON lines.
 
@@ -260,6 +263,8 @@ def read(
             if not follow and entries.batch.num_rows == 0:
                 return
             for message in log_json(entries.batch, payload):
+                if principal is not None and message.get("principal") != principal:
+                    continue
                 print_json(message)
                 shown += 1
                 if shown == limit:

@@ -45,6 +45,9 @@ def scan(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Include payloads: rows, keys and bodies.")] = False,
+    principal: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only messages of this principal, such as the name of a token.")
+    ] = None,
 ) -> None:
     """Print a channel's accepted messages, one JSON object a line.
 
@@ -70,7 +73,7 @@ def scan(
     pchannel = channel if vchannel is None else vchannel["pchannel"]
     from millrace.client.append_client import AppendClient
     from millrace.client.consume.scan import scan as start_scan
-    from millrace.commands.parts.message_json import payload_decoder, unit_json
+    from millrace.commands.parts.message_json import payload_decoder, principals_of, unit_json
     from millrace.tables.wal.log_replay import UncommittedMessages
     from millrace.wal.scanner import TypeFilter
 
@@ -100,7 +103,8 @@ def scan(
             log=None if client is None else UncommittedMessages(settings.wal_uri, client.service),
             stall_timeout=settings.read_deadline,
         ) as found:
-            for number, unit in enumerate(found, 1):
+            of_principal = (unit for unit in found if principal is None or principal in principals_of(unit))
+            for number, unit in enumerate(of_principal, 1):
                 print_json(unit_json(unit, payload))
                 if number == limit:
                     return

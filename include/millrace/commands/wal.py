@@ -106,6 +106,9 @@ def rejections(
         typer.Option("--reason", metavar="REASON", help="Only rejections with this reason. Repeatable."),
     ] = None,
     pchannel: Annotated[str | None, typer.Option(metavar="PCHANNEL", help="Only of this one.")] = None,
+    principal: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only of this principal, such as the name of a token.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rejections, newest first.")] = 100,
     counts: Annotated[bool, typer.Option("--counts", help="Show only the number by reason.")] = False,
 ) -> None:
@@ -117,9 +120,10 @@ def rejections(
     """
     wanted = [_reason(text) for text in reason or []]
     wal = _open(context.settings.wal_uri)
-    rows = [] if wal is None else _search(wal, wanted, pchannel, limit, counts)
+    rows = [] if wal is None else _search(wal, wanted, pchannel, principal, limit, counts)
     columns = ("reason", "messages", "rows") if counts else (
-        "reason", "pchannel", "id", "time", "type", "vchannel", "rows", "producer_id", "sequence", "detail",
+        "reason", "pchannel", "id", "time", "type", "vchannel", "rows", "producer_id", "sequence", "principal",
+        "detail",
     )  # fmt: skip
     print_rows(
         rows, columns=columns, as_json=context.as_json, empty="Nothing was rejected" + (" so." if wanted else ".")
@@ -141,7 +145,9 @@ def _reason(text: str) -> str:
         raise InvalidArgument(f"no reason {text!r}; reasons are {', '.join(sorted(Reason))}") from None
 
 
-def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int, counts: bool) -> list[dict[str, Any]]:
+def _search(
+    wal: WalTable, reasons: list[str], pchannel: str | None, principal: str | None, limit: int, counts: bool
+) -> list[dict[str, Any]]:
     """Return the rejections in the ``wal`` table, newest first. DuckDB holds at most `limit` at a time."""
     import duckdb
 
@@ -152,12 +158,18 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
         conditions.append("pchannel = $pchannel")
     if reasons:
         conditions.append("reason in (select unnest($reasons::varchar[]))")
+    dataset = wal.table.dataset()
+    # A table that no process of this build has committed to lacks the column.
+    writer = "principal" if "principal" in dataset.schema.names else "null::varchar"
+    if principal is not None:
+        conditions.append(f"{writer} = $principal")
     source, where = "wal_rows", "where " + " and ".join(conditions)
     given: dict[str, Any] = ({"pchannel": pchannel} if pchannel is not None else {}) | (
         {"reasons": reasons} if reasons else {}
     )
+    given |= {"principal": principal} if principal is not None else {}
     with duckdb.connect() as db:
-        db.register("wal_rows", wal.table.dataset())
+        db.register("wal_rows", dataset)
         if counts:
             found = db.execute(
                 f"select reason, count(*) as messages, sum(rows)::bigint as rows from {source} {where} "
@@ -168,7 +180,8 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
             found = db.execute(
                 'select reason, pchannel, ledger, entry, "index", ordinal, time_tick, physical_ms, type, vchannel,'
                 " term, "
-                "collection_id, partition_id, rows, txn_id, producer_id, epoch, sequence, detail, "
+                "collection_id, partition_id, rows, txn_id, producer_id, epoch, sequence, "
+                f"{writer} as principal, detail, "
                 f"octet_length(payload) as bytes, case when reason = '{Reason.MALFORMED}' and octet_length(payload) <= "
                 f"{MAX_VALUE_BYTES} then payload end as head from {source} {where} "
                 f'order by physical_ms desc, pchannel, ledger desc, entry desc, "index" desc, ordinal desc limit'

@@ -39,6 +39,8 @@ from millrace.flows.sinks.opensearch.model import KIND as OPENSEARCH_SINK
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
 from millrace.flows.sources.collection.model import KIND as COLLECTION_SOURCE
 from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.direct.model import KIND as DIRECT_SOURCE
+from millrace.flows.sources.direct.model import DirectSource
 from millrace.flows.sources.files.model import KIND as FILES_SOURCE
 from millrace.flows.sources.files.model import FilesSource
 from millrace.flows.sources.kafka.model import KIND as KAFKA_SOURCE
@@ -62,7 +64,8 @@ SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
 """Groups of entry points."""
 SOURCES: Final = (
-    KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE, TRIGGERS_SOURCE, FILES_SOURCE
+    KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE, TRIGGERS_SOURCE, FILES_SOURCE,
+    DIRECT_SOURCE,
 )  # fmt: skip
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
 """The kinds of this package. A new one is a folder and its KIND here."""
@@ -112,7 +115,14 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
 
 if TYPE_CHECKING:
     Source: TypeAlias = (
-        KafkaSource | CollectionSource | MariaDbSource | PostgresSource | QuerySource | TriggersSource | FilesSource
+        KafkaSource
+        | CollectionSource
+        | MariaDbSource
+        | PostgresSource
+        | QuerySource
+        | TriggersSource
+        | FilesSource
+        | DirectSource
     )
     Sink: TypeAlias = OpenSearchSink | KafkaSink | CollectionSink | DeltaSink
 else:

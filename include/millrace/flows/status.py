@@ -100,6 +100,11 @@ class FlowStatus(BaseModel):
         default=None, description="behind a collection, in log time, or behind a captured database"
     )
     lag_bytes: int | None = Field(default=None, description="of a captured database's log that were not read yet")
+    source_counts: dict[str, int] = Field(
+        default_factory=dict,
+        description="messages of a best-effort source: received, dropped, dropped_by_kernel, truncated, malformed, and"
+        " by their numbers lost, late, repeated, restarts",
+    )
     lag_records: int | None = Field(default=None, description="records of topics that were not read yet")
     watermark: str | None = None
     state_rows: int = Field(default=0, description="rows in the state of its operators")

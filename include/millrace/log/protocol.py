@@ -164,6 +164,14 @@ class LogService(Protocol):
         """
         ...
 
+    def hold_group(self, group: str, pchannel: str, holder: str, *, seconds: float) -> None:
+        """Take or renew the lease on a group's channel, for `holder` alone; with 0 seconds, give it back.
+
+        Leases exist among the consumers that use one process's service or server.
+        Raises GroupBusy while another holder has it, InvalidArgument.
+        """
+        ...
+
     def drop_group(self, group: str) -> None:
         """Remove a group with all its positions. No effect if it does not exist."""
         ...

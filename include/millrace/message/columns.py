@@ -6,7 +6,7 @@ A row is one message of one log entry, in log order. Fixed-width columns are nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -17,6 +17,9 @@ import pyarrow as pa
 
 from millrace.message.header import HEADER, NUMERIC_FIELDS, header_fields
 
+PRINCIPAL_TYPE: Final = pa.dictionary(pa.int32(), pa.utf8())
+"""A column of the principals that appended messages: their names, "asserted:NAME" for those that nobody checked."""
+
 MESSAGE_SCHEMA: Final = pa.schema(
     [
         pa.field("ledger", pa.int64(), nullable=False),  # log id of the entry
@@ -26,6 +29,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
         *header_fields(*HEADER),
         pa.field("payload", pa.large_binary(), nullable=False),
         pa.field("detail", pa.utf8()),  # why an UNDEFINED row could not be decoded; else null
+        pa.field("principal", PRINCIPAL_TYPE),  # who appended the entry; null without a stamp
     ]
 )
 """Columns of a decoded run of messages."""
@@ -54,9 +58,20 @@ def string_array(values: Iterable[str]) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(data), pa.py_buffer(ends), pa.py_buffer(b"".join(data)))
 
 
+def principal_array(indices: npt.NDArray[np.int32] | None, principals: Sequence[str], count: int) -> pa.DictionaryArray:
+    """Return `count` principals as a column of PRINCIPAL_TYPE, from MessageColumns' form."""
+    if indices is None:
+        return pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), _NOBODY)
+    unknown = indices < 0
+    codes = pa.array(indices, mask=unknown) if unknown.any() else integer_array(indices)
+    return pa.DictionaryArray.from_arrays(codes, string_array(principals), safe=False)
+
+
+_NOBODY: Final = string_array(())
+
 Int64s = npt.NDArray[np.int64]
 
-_OTHERS: Final = ("vchannel", "payload", "detail")
+_OTHERS: Final = ("vchannel", "payload", "detail", "principal")
 """Columns of MESSAGE_SCHEMA that are not plain numbers."""
 
 
@@ -115,6 +130,9 @@ class MessageColumns(HeaderColumns):
     payloads: pa.LargeBinaryArray
     details: dict[int, str]
     """By index, why a message of type 0 (UNDEFINED) could not be decoded."""
+    principal: npt.NDArray[np.int32] | None
+    """Indexes into `principals`, -1 for a message without a stamp; None if none has one."""
+    principals: list[str]
 
     def payload(self, row: int) -> bytes:
         return self.payloads[row].as_py() or b""
@@ -134,6 +152,7 @@ class MessageColumns(HeaderColumns):
             "vchannel": pa.DictionaryArray.from_arrays(integer_array(self.vchannel), names, safe=False),
             "payload": self.payloads,
             "detail": detail,
+            "principal": principal_array(self.principal, self.principals, count),
         }
         plain: dict[str, npt.NDArray[Any]] = {
             name: getattr(self, name) for name in MESSAGE_SCHEMA.names if name not in _OTHERS

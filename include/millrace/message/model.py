@@ -39,5 +39,8 @@ class ImmutableMessage(Header):
     physical_ms: int
     segment_id: int = 0
     payload: bytes = b""
+    principal: str = ""
+    """Who appended it: the name of a token, or ``machine``. ``asserted:NAME`` if the producer wrote the name to a
+    broker itself. Empty if the entry names nobody, and for messages that the chain emits."""
     not_persisted: bool = False
     """True for a TimeTick that moves a reader's clock but is not a row of the WAL."""

@@ -30,6 +30,7 @@ from millrace.base.errors import (
     Malformed,
     PositionTruncated,
 )
+from millrace.log.group_leases import LeasesInProcess
 from millrace.message.ids import LogId, LogIds
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.msgstream.protocol import TsMsg
@@ -174,7 +175,7 @@ class MemoryLog:
         """See Log.close. There is nothing to release."""
 
 
-class MemoryLogService(Closeable):
+class MemoryLogService(LeasesInProcess, Closeable):
     """Channels in memory (the LogService protocol). Thread-safe."""
 
     def __init__(self, *, max_messages: int = MAX_MESSAGES) -> None:

@@ -108,8 +108,9 @@ class MsgStream(Protocol):
     ) -> None:
         """Also consume `channels`, as consumer group `sub_name` ("": without a group), from the group's position.
 
-        A group without a position in a channel starts at `start`, durably.
-        Raises ChannelNotFound.
+        A group without a position in a channel starts at `start`, durably. Of several streams of a group, one
+        consumes a channel.
+        Raises ChannelNotFound, and GroupBusy if another stream of the group consumes one of the channels.
         """
         ...
 
@@ -140,7 +141,8 @@ class MsgStream(Protocol):
         """Return the next pack; acknowledge the previous one (unless the stream's ``auto_ack`` is off).
 
         Raises DeadlineExceeded if none came within `timeout` seconds, StreamClosed, and the log's read errors
-        (PositionTruncated, LogUnavailable). The next call continues.
+        (PositionTruncated, LogUnavailable). The next call continues. Raises GroupBusy if this stream was away for
+        longer than its lease and another one consumes its channels: close it.
         """
         ...
 

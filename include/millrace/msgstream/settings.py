@@ -21,13 +21,16 @@ class StreamSettings:
     """Bytes that a time-tick stream buffers over all channels until their ticks have come; more raises PackTooLarge."""
     auto_ack: bool = True
     """Whether consume acknowledges the previous pack."""
+    group_lease: float = 5.0
+    """How long a consumer that was killed keeps its group's channels from the next one; 0: several consumers of a group
+    are not refused, and each gets every message."""
     on_refused: Literal["attach", "raise"] = "attach"
     """Handling of late and malformed messages: attach them to the pack's ``refused``, or raise MessagesRefused with the
     pack.
     """
 
     def __post_init__(self) -> None:
-        for name, least in (("timeout", 0.0), ("read_bytes", 1), ("max_pack_bytes", 1)):
+        for name, least in (("timeout", 0.0), ("read_bytes", 1), ("max_pack_bytes", 1), ("group_lease", 0.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
                 raise InvalidSettings(f"{name} is a number of at least {least}, not {value!r}")

@@ -28,6 +28,7 @@ from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.message.log_entries import LogEntries
 from millrace.msgstream import wire
+from millrace.msgstream.group_hold import GroupHold
 from millrace.msgstream.memory import MessageTable
 from millrace.msgstream.messages import msg_type
 from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg, common_trace_ctx, id_to_bytes
@@ -82,6 +83,7 @@ class BaseStream(ABC, Generic[ChannelT]):
         self._consuming = threading.Lock()
         self._acking = threading.Lock()
         self._unacked: MsgPack | None = None
+        self._hold = GroupHold(service, seconds=self.settings.group_lease)
         self._started = self._closed = False
 
     # Producing
@@ -124,6 +126,8 @@ class BaseStream(ABC, Generic[ChannelT]):
             opened: dict[str, ChannelT] = {}
             for name in channels:
                 log = self._service.open(name)
+                if sub_name:
+                    self._hold.take(sub_name, name)  # before its position is read: the holder before may move it
                 position = self._service.group_position(sub_name, name) if sub_name else None
                 known = position is not None
                 if position is None:
@@ -148,7 +152,9 @@ class BaseStream(ABC, Generic[ChannelT]):
         with self._consuming:
             if self.settings.auto_ack and self._unacked is not None:
                 self.ack(self._unacked)
+            self._hold.check()
             pack = self._consume(deadline)
+            self._hold.check()  # it may have waited longer than its lease
             pack.trace_ctx = common_trace_ctx(pack.msgs)
             self._unacked = pack
         if pack.refused and self.settings.on_refused == "raise":
@@ -163,6 +169,7 @@ class BaseStream(ABC, Generic[ChannelT]):
     def ack(self, pack: MsgPack) -> None:
         """See MsgStream.ack. A pack before the acknowledged position moves nothing."""
         self._check_open()
+        self._hold.check()
         with self._acking:
             for position in pack.end_positions:
                 channel = self._channels.get(position.channel_name)
@@ -226,6 +233,7 @@ class BaseStream(ABC, Generic[ChannelT]):
         self._closed = True
         with self._consuming:  # a consume under way ends within WAIT_SLICE
             channels, self._channels = self._channels, {}
+        self._hold.close()
         for channel in channels.values():
             channel.log.close()
         self._producer.close()

@@ -47,6 +47,7 @@ def _fields(row: Mapping[str, Any], kind: RowKind, names: Mapping[int, str]) -> 
         "last_confirmed": f"{row['lc_ledger']}:{row['lc_entry']}:{row['lc_index']}:{row['lc_ordinal']}",
         "reason": row["reason"],
         "detail": row["detail"],
+        "principal": row.get("principal"),
     }
 
 

@@ -348,6 +348,8 @@ class MessageRow(BaseView):
     last_confirmed: str
     reason: str | None = None
     detail: str | None = None
+    principal: str | None = None
+    """Who appended it: the name of a token, or ``machine``; ``asserted:NAME`` if nobody checked it."""
 
 
 class MessageView(MessageRow):
@@ -369,6 +371,12 @@ class Search(BaseView):
     """Pass it as `before` to get the next page. None at the end."""
     complete: bool
     """False if the search reached its row limit before the page was full. Continue with `next`."""
+
+
+class MessageSearch(Search):
+    """Accepted messages, newest first."""
+
+    items: list[MessageRow]
 
 
 class RejectionSearch(Search):

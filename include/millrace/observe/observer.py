@@ -37,6 +37,7 @@ from millrace.observe.models import (
     FilePage,
     HistoryView,
     MaintenanceView,
+    MessageSearch,
     MessageView,
     OperationRow,
     Overview,
@@ -51,7 +52,7 @@ from millrace.observe.models import (
 )
 from millrace.observe.table_cache import TableCache, TableSnapshot
 from millrace.observe.ttl_cache import TtlCache
-from millrace.observe.wal_search import Cursor, WalQuery, find_message, search_wal
+from millrace.observe.wal_search import Cursor, SearchResult, WalQuery, find_message, search_wal
 from millrace.operations.quality.results import docs_path
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
@@ -265,6 +266,19 @@ class Observer:
         return samples.sample_rows(self._settings, found.id, found.name, at=at, limit=limit)
 
     # -- Messages -----------------------------------------------------------------------------------------------------
+
+    def messages(self, query: WalQuery, *, limit: int = 50, before: str = "") -> MessageSearch:
+        """Return accepted messages, newest first. Raises InvalidArgument."""
+        cursor = Cursor.parse(before) if before else None
+        pinned = self._tables.newest(self._settings.wal_uri)
+        found = SearchResult() if pinned is None else search_wal(pinned, query, limit=limit, before=cursor)
+        names = self._names()
+        return MessageSearch(
+            version=None if pinned is None else pinned.version,
+            next=None if found.next is None else str(found.next),
+            complete=found.complete,
+            items=[message_views.message_row(row, "message", names) for row in found.rows],
+        )
 
     def rejections(self, query: WalQuery, *, limit: int = 50, before: str = "") -> RejectionSearch:
         """Return rejected messages, newest first. Raises InvalidArgument."""

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from millrace.base.errors import InvalidArgument
 from millrace.observe.table_cache import TableSnapshot
-from millrace.wal.schema import RowKind
+from millrace.wal.schema import RowKind, complete_rows
 
 MAX_ROWS_SCANNED: Final = 4_000_000
 """Rows that one search scans before it returns what it has."""
@@ -32,6 +32,7 @@ COLUMNS: Final = (
     *("time_tick", "ledger", "entry", "index", "ordinal", "physical_ms", "type", "vchannel", "term"),
     *("lc_ledger", "lc_entry", "lc_index", "lc_ordinal", "collection_id", "partition_id", "segment_id"),
     *("schema_version", "rows", "txn_id", "producer_id", "epoch", "sequence", "reason", "detail"),
+    "principal",
 )
 """Columns that a search reads: everything but the payload."""
 
@@ -72,6 +73,8 @@ class WalQuery:
     pchannel: str = ""
     vchannel: str = ""
     reason: str = ""
+    principal: str = ""
+    """Who appended it, as rows of the WAL have it: ``NAME``, or ``asserted:NAME``."""
     types: tuple[str, ...] = ()
     collection_id: int | None = None
     producer_id: int | None = None
@@ -168,10 +171,10 @@ def _day(ms: int | None) -> str | None:
 
 def _batches(pinned: TableSnapshot, file: _File) -> Iterator[pa.Table]:
     """Yield a file's rows without payloads, last row group first."""
-    with pinned.opened(file.path, read_dictionary=["type", "vchannel", "reason"]) as parquet:
+    with pinned.opened(file.path, read_dictionary=["type", "vchannel", "reason", "principal"]) as parquet:
         for group in reversed(range(parquet.num_row_groups)):
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=list(COLUMNS)):
-                yield pa.Table.from_batches([batch])
+                yield complete_rows(pa.Table.from_batches([batch]), COLUMNS)
 
 
 def _matching(rows: pa.Table, pchannel: str, query: WalQuery, before: Cursor | None) -> pa.Table:
@@ -183,7 +186,7 @@ def _matching(rows: pa.Table, pchannel: str, query: WalQuery, before: Cursor | N
     ):
         if value is not None:
             masks.append(pc.equal(rows[column], value))
-    for column, text in (("vchannel", query.vchannel), ("reason", query.reason)):
+    for column, text in (("vchannel", query.vchannel), ("reason", query.reason), ("principal", query.principal)):
         if text:
             masks.append(pc.fill_null(pc.equal(rows[column].cast(pa.utf8()), text), False))
     if query.types:

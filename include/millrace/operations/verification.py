@@ -39,7 +39,7 @@ from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.tables.wal.trims import trimmed_totals
 from millrace.wal.digest import WalDigest, digest_rows
-from millrace.wal.schema import ROW_SCHEMA
+from millrace.wal.schema import complete_rows
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
@@ -456,4 +456,4 @@ def _rejection_files(wal: TableHandle, pchannel: str) -> list[str]:
 
 
 def _rejections(wal: TableHandle, name: str) -> pa.Table:
-    return wal.read(name).select(ROW_SCHEMA.names)
+    return complete_rows(wal.read(name))

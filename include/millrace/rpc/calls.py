@@ -160,6 +160,14 @@ MOVE_GROUP: Final = _call(
     request="group pchannel position",
     repeat=Repeat.IDEMPOTENT,
 )
+HOLD_GROUP: Final = _call(
+    "hold_group",
+    Role.READ,
+    ResourceKind.GROUP,
+    "hold a group's channel for one consumer",
+    request="group pchannel holder seconds",
+    repeat=Repeat.IDEMPOTENT,
+)
 CLOCK: Final = _call("clock", Role.READ, Scope.EVERYTHING, "show the clock behind the log's timestamps", answer=_CLOCK)
 VERIFY: Final = _call(
     "verify",
@@ -234,7 +242,7 @@ TAIL: Final = _call(
     Scope.ANYTHING,
     "read new messages, of VChannels with that role",
     ticket="tail",
-    request="after? timeout? max_bytes?",
+    request="after? timeout? max_bytes? principals?",
     answer="confirmed evicted",
 )
 DECIDED: Final = _call(
@@ -261,7 +269,7 @@ READ_WAL: Final = _call(
     Scope.ANYTHING,
     "read messages of the `wal` table, of VChannels with that role",
     ticket="history",
-    request="start? after? up_to? max_bytes? columns? vchannels?",
+    request="start? after? up_to? max_bytes? columns? vchannels? principals?",
     answer="next",
 )
 READ_IMPORT: Final = _call(

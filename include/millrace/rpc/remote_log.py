@@ -145,6 +145,10 @@ class RemoteLogService(Closeable):
         """Move a group, durably. Raises ChannelNotFound, InvalidArgument, LogUnavailable (it may have moved)."""
         self.call(calls.MOVE_GROUP, {"group": group, "pchannel": pchannel, "position": position})
 
+    def hold_group(self, group: str, pchannel: str, holder: str, *, seconds: float) -> None:
+        """Hold a group's channel. Raises GroupBusy, InvalidArgument, LogUnavailable."""
+        self.call(calls.HOLD_GROUP, {"group": group, "pchannel": pchannel, "holder": holder, "seconds": seconds})
+
     def drop_group(self, group: str) -> None:
         """Delete a group with all its positions."""
         self.call(calls.DROP_GROUP, {"group": group})

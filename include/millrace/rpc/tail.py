@@ -139,7 +139,12 @@ def to_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def from_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert a batch from the wire back to ROW_SCHEMA."""
+    """Convert a batch from the wire back to ROW_SCHEMA.
+
+    Whole rows without principals (those of an older server, and those that did not ask for them) get empty ones.
+    """
+    if batch.schema.names == _ANONYMOUS:
+        batch = batch.append_column("principal", pa.nulls(batch.num_rows, pa.utf8()))
     if batch.schema.equals(TAIL_SCHEMA):
         for place in _DICTIONARIES:
             batch = batch.set_column(place, ROW_SCHEMA.field(place), batch.column(place).dictionary_encode())
@@ -152,4 +157,6 @@ def from_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+_ANONYMOUS: Final = [name for name in ROW_SCHEMA.names if name != "principal"]
+"""Columns of rows on the wire for a client that did not ask for principals: an older one takes no others."""
 _DICTIONARIES: Final = [place for place, field in enumerate(ROW_SCHEMA) if pa.types.is_dictionary(field.type)]

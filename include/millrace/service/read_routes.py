@@ -19,6 +19,7 @@ from millrace.observe.models import (
     FilePage,
     HistoryView,
     MaintenanceView,
+    MessageSearch,
     MessageView,
     Overview,
     QualityView,
@@ -29,7 +30,7 @@ from millrace.observe.models import (
 )
 from millrace.observe.observer import Observer
 from millrace.service.error_responses import ERROR_RESPONSES
-from millrace.service.search_parameters import rejection_query, transaction_query
+from millrace.service.search_parameters import message_query, rejection_query, transaction_query
 
 INT64 = (1 << 63) - 1
 Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page.")]
@@ -48,6 +49,7 @@ CALLS: Final[Mapping[str, Requirement]] = {
         "files": "a collection's files",
         "sample": "some of a collection's newest rows",
         "rejections": "rejected messages",
+        "messages": "accepted messages, by principal, collection, producer, type or time",
         "transactions": "transactions",
         "message": "a message of the WAL, decoded",
         "checkpoints": "checkpoints, and what truncation could free",
@@ -124,6 +126,13 @@ def router(observer: Observer) -> APIRouter:
     ) -> RowSample:
         """Return some of the newest rows that are visible at a time tick, with deletes applied."""
         return observer.sample(name, at=at, limit=limit)
+
+    @made.get("/messages")
+    def messages(
+        query: Annotated[Any, Depends(message_query)], before: Before = "", limit: Limit = 50
+    ) -> MessageSearch:
+        """Return accepted messages, newest first: of a principal, a collection, a producer, a type or a time."""
+        return observer.messages(query, limit=limit, before=before)
 
     @made.get("/rejections")
     def rejections(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -17,6 +18,21 @@ MAX_MS = 253_402_300_799_000
 Text = Annotated[str, Parameter(max_length=200)]
 
 
+def message_query(
+    pchannel: Text = "",
+    vchannel: Text = "",
+    type: Text = "",
+    collection: Text = "",
+    producer: Text = "",
+    principal: Text = "",
+    since: Text = "",
+    until: Text = "",
+) -> WalQuery:
+    """Build a search for accepted messages, as :func:`rejection_query` does. Raises InvalidArgument."""
+    found = rejection_query(pchannel, vchannel, "", type, collection, producer, principal, since, until)
+    return replace(found, kind="message")
+
+
 def rejection_query(
     pchannel: Text = "",
     vchannel: Text = "",
@@ -24,6 +40,7 @@ def rejection_query(
     type: Text = "",
     collection: Text = "",
     producer: Text = "",
+    principal: Text = "",
     since: Text = "",
     until: Text = "",
 ) -> WalQuery:
@@ -39,13 +56,20 @@ def rejection_query(
         types=(type.strip().upper(),) if type.strip() else (),
         collection_id=parse_id("collection", collection),
         producer_id=parse_id("producer", producer),
+        principal=principal.strip(),
         since_ms=parse_moment_ms("since", since),
         until_ms=parse_moment_ms("until", until),
     )
 
 
 def transaction_query(
-    pchannel: Text = "", vchannel: Text = "", txn: Text = "", state: Text = "", since: Text = "", until: Text = ""
+    pchannel: Text = "",
+    vchannel: Text = "",
+    txn: Text = "",
+    state: Text = "",
+    principal: Text = "",
+    since: Text = "",
+    until: Text = "",
 ) -> WalQuery:
     """Build a search for transactions. Raises InvalidArgument."""
     states = {
@@ -62,6 +86,7 @@ def transaction_query(
         vchannel=vchannel.strip(),
         txn_id=parse_id("txn", txn),
         types=states[state],
+        principal=principal.strip(),
         since_ms=parse_moment_ms("since", since),
         until_ms=parse_moment_ms("until", until),
     )

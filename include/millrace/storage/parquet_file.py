@@ -116,14 +116,27 @@ def _is_whole(store: TableStore) -> bool:
 def open_file(
     store: TableStore, name: str, *, read_dictionary: Sequence[str] | None = None
 ) -> Iterator[pq.ParquetFile]:
-    """Open the file `name` of a table for reading. Verifies page checksums. Raises TableDamaged."""
-    with (
-        translate_read_errors(store, name),
-        pq.ParquetFile(
-            name, filesystem=store.filesystem, read_dictionary=read_dictionary, page_checksum_verification=True
-        ) as file,
-    ):
+    """Open the file `name` of a table for reading. Verifies page checksums. Raises TableDamaged.
+
+    Those of `read_dictionary` that the file has are read as dictionaries.
+    """
+    with translate_read_errors(store, name), _opened(store, name, list(read_dictionary or ())) as file:
         yield file
+
+
+def _opened(store: TableStore, name: str, read_dictionary: list[str]) -> pq.ParquetFile:
+    while True:
+        try:
+            return pq.ParquetFile(
+                name, filesystem=store.filesystem, read_dictionary=read_dictionary, page_checksum_verification=True
+            )
+        except KeyError as error:
+            # An earlier build wrote the file, without the column. The names are looked up here alone: to look at the
+            # footer first would read it twice in each file.
+            absent = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error.args[0])
+            if absent not in read_dictionary:
+                raise
+            read_dictionary = [each for each in read_dictionary if each != absent]
 
 
 def read_file(store: TableStore, name: str) -> pa.Table:

@@ -44,13 +44,15 @@ _INTEGERS: Final = (
     "sequence",
 )
 _STRINGS: Final = ("type", "vchannel", "reason")
+_PRINCIPAL: Final = "principal"
+"""A row without one has the digest that it had before there was this column."""
 _PAYLOAD_SEED: Final = 0x6D696C6C72616365  # a null payload counts as empty
 _MAX_ROWS: Final = 1 << 14  # a block of columns stays in the CPU's cache
 
 
 def _constants(lane: int) -> dict[str, np.uint64]:
     """Return an odd multiplier for each column, derived from its name. Stored digests depend on it."""
-    names = (*_INTEGERS, *_STRINGS, "payload")
+    names = (*_INTEGERS, *_STRINGS, "payload", _PRINCIPAL)
     return {name: np.uint64(xxhash.xxh3_64_intdigest(name.encode(), seed=lane) | 1) for name in names}
 
 
@@ -124,6 +126,8 @@ def _digest(batch: pa.RecordBatch) -> WalDigest:
         columns[name] = batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False).view(np.uint64)
     for name in _STRINGS:
         columns[name] = _string_hashes(batch.column(name))
+    if _PRINCIPAL in batch.schema.names and batch.column(_PRINCIPAL).null_count < batch.num_rows:
+        columns[_PRINCIPAL] = _string_hashes(batch.column(_PRINCIPAL))
     columns["payload"] = payload_hashes(batch.column("payload"))
     sums = []
     for constants in _LANES:

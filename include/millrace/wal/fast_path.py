@@ -26,19 +26,22 @@ from millrace.message.keys import key_column, key_hash, vchannel_index
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import DML, MIN_CHAIN_VERSION, ROW_CARRYING_TYPES, MessageType
-from millrace.message.wire.decode import parse_names
+from millrace.message.wire.decode import parse_names, principal_of
 from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
+    ASSERTED,
     BYTES_PER_MESSAGE,
     COLUMNS,
     COLUMNS_START,
     CRC_START,
     MAGIC,
+    MAX_STAMP_BYTES,
     PREFIX,
     RAMP,
+    STAMPED,
     TAGS_START,
-    VERSION,
+    UNSTAMPED,
 )
 from millrace.wal.interceptors.timetick.interceptor import MAX_BARRIER_AHEAD_MS
 from millrace.wal.message_run import DecidedMessage
@@ -221,14 +224,20 @@ class _Layout(NamedTuple):
 
 _layouts: dict[tuple[bytes, int], _Layout] = {}
 _dictionaries: dict[bytes, tuple[str, ...]] = {}
+_stamps: set[bytes] = set()
 
 
 def _parsed(entry: memoryview) -> list[tuple[_Header, str, memoryview]] | None:
     """Return header, VChannel and payload of an entry's messages; None if they are many, or the entry is not valid."""
     if len(entry) < COLUMNS_START:
         return None
-    magic, crc, version, flags, reserved, count, columns, names, body = PREFIX.unpack_from(entry)
-    if magic != MAGIC or version != VERSION or flags or reserved or not 1 <= count <= FEW:
+    magic, crc, version, flags, stamp, count, columns, names, body = PREFIX.unpack_from(entry)
+    if magic != MAGIC or not 1 <= count <= FEW:
+        return None
+    if version == STAMPED:
+        if flags > ASSERTED or not 1 <= stamp <= MAX_STAMP_BYTES or not _is_name(bytes(entry[-stamp:])):
+            return None
+    elif version != UNSTAMPED or flags or stamp:
         return None
     layout = _layout(bytes(entry[TAGS_START:COLUMNS_START]), count)
     names_at = COLUMNS_START + columns
@@ -236,7 +245,7 @@ def _parsed(entry: memoryview) -> list[tuple[_Header, str, memoryview]] | None:
     if (
         layout is None
         or layout.form.size != columns
-        or body_at + body != len(entry)
+        or body_at + body + stamp != len(entry)
         or count * BYTES_PER_MESSAGE > len(entry)
         or crc != crc32c.crc32c(entry[CRC_START:])
     ):
@@ -284,6 +293,16 @@ def _layout(tags: bytes, count: int) -> _Layout | None:
         if len(_layouts) < _CACHED:
             _layouts[tags, count] = found
     return found
+
+
+def _is_name(stamp: bytes) -> bool:
+    """Return whether a stamp is the name of a principal."""
+    if stamp not in _stamps:
+        if principal_of(stamp, 0) is None:
+            return False
+        if len(_stamps) < _CACHED:
+            _stamps.add(stamp)
+    return True
 
 
 def _names_of(section: bytes) -> tuple[str, ...] | None:

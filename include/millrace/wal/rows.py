@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.message.columns import MessageColumns, integer_array, string_array
+from millrace.message.columns import MessageColumns, integer_array, principal_array, string_array
 from millrace.message.header import NUMERIC_FIELDS
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
@@ -28,7 +28,7 @@ from millrace.wal.message_run import (
     reason_code,
 )
 from millrace.wal.reasons import Reason
-from millrace.wal.schema import ROW_SCHEMA
+from millrace.wal.schema import ROW_SCHEMA, complete_rows
 from millrace.wal.versions import CHAIN_VERSION
 
 _TYPES: Final = tuple(MessageType)
@@ -113,6 +113,7 @@ class WalRowBuilder:
         values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED}
         values["type"] = _TYPE_INDEX[np.concatenate([piece.type for piece in pieces])]
         values["vchannel"] = columns.vchannel[source]
+        principal = None if columns.principal is None else columns.principal[source]
         values["time_tick"] = np.concatenate([piece.tick for piece in pieces])
         values["segment_id"] = np.concatenate([piece.segment for piece in pieces])
         reason = np.concatenate([piece.reason for piece in pieces])
@@ -126,6 +127,8 @@ class WalRowBuilder:
             details.update({start + place: words for place, words in piece.details.items()})
             if piece.emission is not None:
                 _overwrite(values, start, piece, names)
+                if principal is not None:
+                    principal[start] = -1  # a copy: with an emission, `source` is no slice
         rejected = reason != ACCEPTED
         some = bool(rejected.any())
         if some:
@@ -142,6 +145,7 @@ class WalRowBuilder:
             "reason": pa.DictionaryArray.from_arrays(codes, _REASON_NAMES, safe=False),
             "detail": _words(details, len(reason)),
             "payload": payloads,
+            "principal": principal_array(principal, columns.principals, len(reason)),
         }
         batch = pa.RecordBatch.from_arrays([arrays[name] for name in _NAMES], schema=ROW_SCHEMA)
         if not some:
@@ -241,7 +245,7 @@ def _plain(batch: pa.RecordBatch | pa.Table) -> pa.Table:
         pa.field(field.name, field.type.value_type, field.nullable) if pa.types.is_dictionary(field.type) else field
         for field in ROW_SCHEMA
     ]
-    return table.select(ROW_SCHEMA.names).cast(pa.schema(plain))
+    return complete_rows(table).cast(pa.schema(plain))
 
 
 def iter_decided(table: pa.Table) -> Iterator[DecidedBatch | DecidedMessage]:

@@ -324,13 +324,25 @@ def _objects(rows: pa.Table) -> Iterator[ImmutableMessage]:
 
     ids, confirmed = (map(MessageId, *map(values, names)) for names in (_IDS, _CONFIRMED))
     types = map(MessageType.__getitem__, values("type"))
+    principals = _principals(rows)
     payloads = (payload or b"" for payload in values("payload"))
-    for own, before, kind, payload, *same in zip(
-        ids, confirmed, types, payloads, *(values(name) for name in _SAME), strict=True
+    for own, before, kind, payload, principal, *same in zip(
+        ids, confirmed, types, payloads, principals, *(values(name) for name in _SAME), strict=True
     ):
         yield ImmutableMessage(
-            id=own, last_confirmed=before, type=kind, payload=payload, **dict(zip(_SAME, same, strict=True))
+            id=own,
+            last_confirmed=before,
+            type=kind,
+            payload=payload,
+            principal=principal,
+            **dict(zip(_SAME, same, strict=True)),
         )
+
+
+def _principals(rows: pa.Table) -> list[str]:
+    if "principal" not in rows.schema.names or rows.column("principal").null_count == rows.num_rows:
+        return [""] * rows.num_rows
+    return [name or "" for name in _names(rows, "principal").to_pylist()]
 
 
 def message_from_row(row: dict[str, Any]) -> ImmutableMessage:
@@ -340,6 +352,7 @@ def message_from_row(row: dict[str, Any]) -> ImmutableMessage:
         last_confirmed=MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
         type=MessageType[row["type"]],
         payload=row["payload"] or b"",
+        principal=row.get("principal") or "",
         **{name: row[name] for name in _SAME},
     )
 

@@ -6,10 +6,12 @@ A PChannel's rows are ordered by (ledger, entry, index, ordinal); messages have 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import pyarrow as pa
 
+from millrace.message.columns import PRINCIPAL_TYPE
 from millrace.message.header import header_fields
 
 KIND_MESSAGE: Final = "message"
@@ -43,6 +45,17 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field("reason", pa.dictionary(pa.int32(), pa.utf8())),  # a rejection's Reason; null on accepted messages
         pa.field("detail", pa.utf8()),  # text of a rejection; the original's id for a DUPLICATE; null otherwise
         pa.field("payload", pa.large_binary()),
+        # who appended it (millrace.message.columns); null without a stamp, of emitted messages, and in older files
+        pa.field("principal", PRINCIPAL_TYPE),
     ]
 )
 """Columns of message, rejection and state rows, without the partition columns."""
+
+
+def complete_rows(rows: pa.Table, names: Sequence[str] = ROW_SCHEMA.names) -> pa.Table:
+    """Return rows of a file with columns of ROW_SCHEMA; one that an earlier build did not write is null."""
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
+    for field in schema:
+        if field.nullable and field.name not in rows.schema.names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows.select(schema.names).cast(schema)

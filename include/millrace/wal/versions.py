@@ -14,8 +14,11 @@ from typing import Final
 VERSION_4: Final = 4
 """UPSERT, composite keys, more field types, schema changes, checks, defaults, computed fields."""
 
-CHAIN_VERSION: Final = VERSION_4
+VERSION_5: Final = 5
+"""Entries that name their principal: a host appends them only in a term of this version, which older builds refuse."""
+
+CHAIN_VERSION: Final = VERSION_5
 """Version of new terms. It enters a log by the opening of a term."""
 
-CHAIN_VERSIONS: Final = (1, 2, 3, VERSION_4)
+CHAIN_VERSIONS: Final = (1, 2, 3, VERSION_4, VERSION_5)
 """Versions that this host runs. It refuses a log that needs another."""

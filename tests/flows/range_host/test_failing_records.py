@@ -235,7 +235,7 @@ def test_the_limit_of_memory_is_of_a_worker_process_not_of_a_program_that_runs_a
 
 def test_how_far_a_source_is_behind_what_it_reads_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = LinesFlow(tmp_path, Taking())
-    monkeypatch.setattr(Folder, "lag", lambda _: SourceLag(1_000, 12.5, "it is away"))
+    monkeypatch.setattr(Folder, "lag", lambda _: SourceLag(1_000, 12.5, "it is away", {"lost": 3}))
     metrics = Metrics()
     with pytest.MonkeyPatch.context() as patched:
         flow.patch(patched)
@@ -245,5 +245,7 @@ def test_how_far_a_source_is_behind_what_it_reads_is_measured(tmp_path: Path, mo
     told = metrics.render().decode()
     assert 'millrace_flow_source_lag_bytes{flow="lines"} 1000.0' in told
     assert 'millrace_flow_source_lag_seconds{flow="lines"} 12.5' in told
+    assert 'millrace_flow_source_messages{flow="lines",outcome="lost"} 3.0' in told
     found = read_status(flow.settings, "lines")
     assert (found.source_lag_bytes, found.source_lag_seconds) == (1_000, 12.5)
+    assert found.source_counts == {"lost": 3}

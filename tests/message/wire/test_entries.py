@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -38,12 +39,12 @@ def test_messages_come_back_as_they_were_with_the_entry_they_came_in(framed: lis
 
 @given(runs())
 def test_columns_and_messages_give_the_same_bytes(run: list[MutableMessage]) -> None:
-    numbers = {name: [getattr(message, name) for message in run] for name in HEADER[2:-1]}
+    numbers: dict[str, Any] = {name: [getattr(message, name) for message in run] for name in HEADER[2:-1]}
     payloads = [message.payload for message in run]
     expected = encode_entry(run)
     types, names = [message.type for message in run], [message.vchannel for message in run]
     assert encode_columns(type=types, vchannel=names, payloads=payloads, **numbers) == expected
-    arrays = {name: np.array(column, dtype=np.int64) for name, column in numbers.items()}
+    arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in numbers.items()}
     assert (
         encode_columns(
             type=np.array(types, dtype=np.uint16),

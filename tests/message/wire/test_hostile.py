@@ -20,6 +20,7 @@ from millrace.message.wire.decode import (
     WRONG_COLUMNS,
     WRONG_COUNT,
     WRONG_SECTIONS,
+    WRONG_STAMP,
     WRONG_VERSION,
     decode_entries,
 )
@@ -41,6 +42,7 @@ def entry(
     version: int = 1,
     flags: int = 0,
     reserved: int = 0,
+    stamp: bytes = b"",
     count: int = 1,
     columns: dict[str, tuple[int, bytes]] | None = None,
     dictionary: bytes = b"\x01\x00\x00\x00",
@@ -50,8 +52,8 @@ def entry(
     given = {"type": (CONSTANT, struct.pack("<H", 1200))} | (columns or {})
     tags = bytes(given.get(column.name, (ABSENT, b""))[0] for column in COLUMNS)
     data = b"".join(given.get(column.name, (ABSENT, b""))[1] for column in COLUMNS)
-    head = struct.pack("<BBHIIII", version, flags, reserved, count, len(data), len(dictionary), len(body))
-    return sealed(b"\0" * 8 + head + tags + data + dictionary + body)
+    head = struct.pack("<BBHIIII", version, flags, reserved or len(stamp), count, len(data), len(dictionary), len(body))
+    return sealed(b"\0" * 8 + head + tags + data + dictionary + body + stamp)
 
 
 def undefined(value: bytes) -> str:
@@ -109,9 +111,12 @@ def test_changed_bytes_under_a_right_checksum_never_raise_and_never_disturb_othe
             changed += [sealed(bytes(draft)), value]
     together = decode_entries(entries(changed))
     together.validate(full=True)
-    alone = [decode_entries(entries([value])).drop_columns(["entry", "physical_ms", "vchannel"]) for value in changed]
-    expected = pa.Table.from_batches(alone).combine_chunks()
-    assert pa.Table.from_batches([together.drop_columns(["entry", "physical_ms", "vchannel"])]).equals(expected)
+    names = ["entry", "physical_ms", "vchannel", "principal"]
+    alone = [decode_entries(entries([value])) for value in changed]
+    expected = pa.Table.from_batches([each.drop_columns(names) for each in alone]).combine_chunks()
+    assert pa.Table.from_batches([together.drop_columns(names)]).equals(expected)
+    for name in ("vchannel", "principal"):
+        assert together[name].to_pylist() == [value for each in alone for value in each[name].to_pylist()]
     assert together.num_rows <= sum(map(len, changed)) // 16 + len(changed)
 
 
@@ -123,6 +128,12 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "version 0": (entry(version=0), "version"),
     "flags": (entry(flags=1), "flags"),
     "reserved": (entry(reserved=1), "reserved"),
+    "a stamp of no bytes": (entry(version=2), "stamp"),
+    "a stamp of 256 bytes": (entry(version=2, stamp=b"x" * 256), "stamp"),
+    "a stamp that is not UTF-8": (entry(version=2, stamp=b"\xff"), "stamp"),
+    "unknown flags of a stamp": (entry(version=2, flags=2, stamp=b"a"), "stamp"),
+    "a stamp beyond the entry": (entry(version=2, reserved=2, stamp=b"a"), "sections"),
+    "bytes behind the stamp": (sealed(entry(version=2, stamp=b"a") + b"x"), "sections"),
     "no messages": (entry(count=0), "count"),
     "too many messages for its length": (entry(count=65536), "count"),
     "more than 65,536 messages": (entry(count=65537, body=b"x" * (65537 * 16)), "count"),
@@ -167,8 +178,8 @@ def test_each_defect_is_named_in_the_detail(name: str) -> None:
 
 
 def test_a_later_version_is_an_error_only_where_the_entry_is_whole() -> None:
-    later = entry(version=2)
-    with pytest.raises(UnsupportedVersion, match="0:1 has wire form 2"):
+    later = entry(version=3)
+    with pytest.raises(UnsupportedVersion, match="0:1 has wire form 3"):
         decode_entries(entries([entry(), later]))
     assert "checksum" in undefined(later[:-1] + b"\x01")
 
@@ -204,7 +215,7 @@ def test_many_entries_with_a_dictionary_of_their_own_each_share_one_index() -> N
     assert column.to_pylist() == [f"pc0_{place % 50}v0" for place in range(2000)]
 
 
-FRAMING = {TOO_SHORT, NO_MAGIC, WRONG_VERSION, WRONG_COUNT, WRONG_SECTIONS, UNKNOWN_TAG, WRONG_COLUMNS}
+FRAMING = {TOO_SHORT, NO_MAGIC, WRONG_VERSION, WRONG_STAMP, WRONG_COUNT, WRONG_SECTIONS, UNKNOWN_TAG, WRONG_COLUMNS}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -215,7 +226,7 @@ def test_the_framing_says_of_a_header_what_the_decoder_says_and_nothing_of_the_r
         run = pa.array([*others, value, *others], pa.large_binary())
         for cut in (run, pa.concat_arrays([pa.array([b"before"], pa.large_binary()), run]).slice(1)):
             refused = check_framing(cut)
-            if row["detail"] in FRAMING:
+            if row["detail"] in FRAMING and name != "a stamp that is not UTF-8":
                 assert refused == FramingFault(len(others), row["detail"], 1)
             else:
                 assert refused is None

@@ -127,8 +127,7 @@ def test_a_read_is_closed_before_its_room_is_released(
         gate.open.set()
         reads, room = HistoryReads(Settings(data_dir=tmp_path), NoCollections(), made.host), Room(gate)
         monkeypatch.setattr(reads, "_free", room)
-        monkeypatch.setattr(history_reads.flight, "GeneratorStream", lambda schema, pieces: pieces)
-        pieces: Any = reads.stream({"history": PCHANNEL, "start": None, "max_bytes": 1}, LOCAL_ADMIN)
+        pieces: Any = reads.stream({"history": PCHANNEL, "start": None, "max_bytes": 1}, LOCAL_ADMIN).pieces
         next(pieces)
         assert gate.inside == 1
         if end == "client disconnects":

@@ -157,7 +157,7 @@ def test_bytes_that_are_no_entry_are_refused_counted_and_nothing_of_their_append
 ) -> None:
     metrics = Metrics()
     entries = [encode_entry([insert(key)]) for key in keys_of(V0, 2)]
-    later = entries[0][:8] + b"\x02" + entries[0][9:]
+    later = entries[0][:8] + b"\x03" + entries[0][9:]
     with AppendHost(service, ChannelState.new, metrics=metrics) as host:
         host.append(PCHANNEL, opening()).results()
         end = service.open(PCHANNEL).describe().end

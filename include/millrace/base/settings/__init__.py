@@ -110,6 +110,15 @@ class Settings:
     log_tls_name: str = setting("localhost", "A name in that certificate, which clients on this host verify.")
     log_connections: int = setting(512, "Maximum connections of the log's server.", low=8, high=65536)
     log_streams: int = setting(256, "Maximum concurrent append streams of the log's server.", low=4, high=65536)
+    access_log_sample: float = setting(
+        0.01, "Share of reads and appends that have a line in the access log (docs/access.md).", low=0, high=1
+    )
+    access_log_bytes: int = setting(
+        16 << 20, "Size of one file of the access log.", low=4 << 10, high=4 << 30, is_bytes=True
+    )
+    access_log_files: int = setting(
+        8, "Files of the access log that are kept, the current one included.", low=1, high=1000
+    )
     log_file_bytes: int = setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
@@ -476,6 +485,11 @@ class Settings:
     def progress_path(self, query: str) -> Path:
         """Return the progress file of a streaming query, rewritten after each of its micro-batches."""
         return self.node_run_path / f"{query}.json"
+
+    @property
+    def access_log_path(self) -> Path:
+        """The current file of this process's access log."""
+        return self.data_dir / "access" / "log" / f"{self.node or 'server'}.jsonl"
 
     def spark_checkpoint_path(self, name: str) -> Path:
         """Return Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""

@@ -58,6 +58,12 @@ def _columns(schema: CollectionSchema, kind: MessageType) -> pa.Schema:
     return schema.arrow() if kind in ROW_CARRYING_TYPES else schema.key_arrow()
 
 
+def principals_of(unit: ImmutableMessage | ImmutableTxn) -> set[str]:
+    """Return who appended a unit of a scan: one name, or those of a transaction's messages."""
+    messages = (unit.commit, *unit.bodies) if isinstance(unit, ImmutableTxn) else (unit,)
+    return {message.principal for message in messages}
+
+
 def unit_json(unit: ImmutableMessage | ImmutableTxn, payload: PayloadDecoder | None) -> dict[str, Any]:
     """Return a unit of a scan as JSON: a message, or a transaction with its messages in `messages`."""
     if isinstance(unit, ImmutableTxn):
@@ -86,6 +92,8 @@ def _message_json(message: ImmutableMessage, payload: PayloadDecoder | None) -> 
         "bytes": len(message.payload),
     }
     found |= {name: value for name in _NUMBERS if (value := getattr(message, name))}
+    if message.principal:
+        found["principal"] = message.principal
     if payload is not None and message.payload:
         found["payload"] = payload(message.type, message.collection_id, message.schema_version, message.payload)
     return found
@@ -104,6 +112,8 @@ def log_json(entries: pa.RecordBatch, payload: PayloadDecoder | None) -> Iterato
             "bytes": len(row["payload"]),
         }
         found |= {name: row[name] for name in _NUMBERS if row.get(name)}
+        if row["principal"] is not None:
+            found["principal"] = row["principal"]
         if row["detail"] is not None:
             found["error"] = row["detail"]
         elif payload is not None and row["payload"]:

@@ -133,6 +133,8 @@ class Beat(PeriodicTask):
             metrics.flow_source_lag_bytes.labels(name).set(status.source_lag_bytes)
         if status.source_lag_seconds is not None:
             metrics.flow_source_lag_seconds.labels(name).set(status.source_lag_seconds)
+        for outcome, number in status.source_counts.items():
+            metrics.flow_source_messages.labels(name, outcome).set(number)
         shown = {task.task for task in status.tasks}
         for gone in self._shown - shown:  # another worker tells it now
             metrics.flow_lag_records.remove(name, gone)
@@ -187,6 +189,7 @@ class Beat(PeriodicTask):
             source_lag_bytes=None if lag is None else lag.bytes,
             source_lag_seconds=None if lag is None else lag.seconds,
             source_error="" if lag is None else lag.cause,
+            source_counts={} if lag is None else dict(lag.counts),
             cpu_percent=self._cpu_percent,
             memory_bytes=self._taken.memory_bytes,
             declaration=self._digest,

@@ -236,5 +236,6 @@ def flow_status(
         rate=0.0 if trend is None else trend.records_in[-1],
         lag_seconds=max(0.0, max(behind) / 1e3) if ticks and behind else told.source_lag_seconds,
         lag_bytes=told.source_lag_bytes,
+        source_counts=told.source_counts,
         lag_records=None if ticks or not tasks else sum(task.lag for task in tasks),
     )

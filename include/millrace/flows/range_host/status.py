@@ -87,6 +87,9 @@ class PipelineStatus(BaseModel):
     source_lag_bytes: int | None = Field(default=None, description="of a captured database's log that are not read yet")
     source_lag_seconds: float | None = Field(default=None, description="how old the newest of it is that was read")
     source_error: str = Field(default="", description="why a captured database is not read now")
+    source_counts: dict[str, int] = Field(
+        default_factory=dict, description="messages of a best-effort source, such as received, dropped and lost"
+    )
     cpu_percent: float = 0.0
     memory_bytes: int = 0
     declaration: str = Field(default="", description="digest of the declaration that the worker runs")

@@ -14,6 +14,7 @@ The promises, which the conformance suite tests:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from millrace.flows.batch import Batch
@@ -34,6 +35,8 @@ class SourceLag(NamedTuple):
     seconds: float
     cause: str
     """Why it does not read; empty while it does."""
+    counts: Mapping[str, int] = MappingProxyType({})
+    """What a best-effort source received, dropped and knows to be lost, by name."""
 
 
 class Limits(NamedTuple):

@@ -24,6 +24,7 @@ from millrace.base.log_backends import backend_of, is_in_data_folder
 from millrace.log.clock import LogClock, log_clock
 from millrace.log.generations.generation_file import GenerationFile, Generations, GenerationSpan, span_of
 from millrace.log.generations.log import GenerationLog, backend_position, log_position
+from millrace.log.group_leases import LeasesInProcess
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_read_only, open_service
 from millrace.message.ids import EARLIEST, LogId, generation_start
@@ -77,7 +78,7 @@ def backend_url(folder: Path, url: str, generation: int) -> str:
     return f"{url}://{quote(str(place.absolute()))}"
 
 
-class GenerationsService(Closeable):
+class GenerationsService(LeasesInProcess, Closeable):
     """A LogService over generations. Thread-safe."""
 
     def __init__(self, folder: Path, url: str = "", *, open_backend: OpenBackend = open_service) -> None:

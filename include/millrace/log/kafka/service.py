@@ -40,6 +40,7 @@ from millrace.base.errors import (
     LogUnavailable,
     PositionTruncated,
 )
+from millrace.log.group_leases import LeasesInProcess
 from millrace.log.kafka.markers import OffsetOutOfRange, TransactionMarkers
 from millrace.log.kafka.reader import KafkaReaderPool, RecordRun, create_consumer, wait_for_brokers, watermarks
 from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaPartition, KafkaSettings
@@ -304,7 +305,7 @@ class KafkaLog(LogHandle[_Partition]):
         return partition
 
 
-class Kafka(Closeable):
+class Kafka(LeasesInProcess, Closeable):
     """The logs of one deployment on a Kafka cluster (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: KafkaSettings) -> None:

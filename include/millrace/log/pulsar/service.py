@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogFenced, LogUnavailable
+from millrace.log.group_leases import LeasesInProcess
 from millrace.log.protocol import LogHandle
 from millrace.log.pulsar import policies as pulsar_policies
 from millrace.log.pulsar.admin import PulsarAdmin
@@ -61,7 +62,7 @@ class PulsarLog(LogHandle[PulsarChannel]):
             raise
 
 
-class PulsarService(Closeable):
+class PulsarService(LeasesInProcess, Closeable):
     """The logs of one deployment on Pulsar (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: PulsarSettings, *, credentials: PulsarCredentials | None = None) -> None:

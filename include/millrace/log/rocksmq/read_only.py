@@ -121,6 +121,9 @@ class ReadOnlyRocksMQ(Closeable):
     def move_group(self, group: str, pchannel: str, position: LogId) -> NoReturn:
         _refuse()
 
+    def hold_group(self, group: str, pchannel: str, holder: str, *, seconds: float) -> None:
+        """Do nothing: a reader that cannot move a group needs no lease."""
+
     def drop_group(self, group: str) -> NoReturn:
         _refuse()
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
 from millrace.base.files import make_folder
+from millrace.log.group_leases import LeasesInProcess
 from millrace.log.protocol import LogHandle
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import Disk, OsDisk, unavailable_on_failure
@@ -83,7 +84,7 @@ class RocksMQLog(LogHandle[ChannelLog]):
         return self._open().verify()
 
 
-class RocksMQ(Closeable):
+class RocksMQ(LeasesInProcess, Closeable):
     """The logs of one data folder (the LogService protocol and chapter 4's API). Thread-safe."""
 
     def __init__(

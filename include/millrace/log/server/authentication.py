@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pyarrow import flight
@@ -29,8 +29,12 @@ class CallerMiddleware(flight.ServerMiddleware):  # type: ignore[misc]  # pyarro
 class TokenAuthentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no type information
     """Requires a token for each call: one of the machine's own, which may do everything, or one of the token file."""
 
-    def __init__(self, tokens: Sequence[str], file: TokenFile | None) -> None:
+    def __init__(
+        self, tokens: Sequence[str], file: TokenFile | None, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
+        """Accept these tokens and those of the file. `on_refused` is called for each call without a valid one."""
         super().__init__()
+        self._on_refused = on_refused
         self._own = [token.encode() for token in tokens]
         self._machine = CallerMiddleware(LOCAL_ADMIN)
         self._file = file
@@ -46,11 +50,13 @@ class TokenAuthentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             try:
                 caller = None if self._file is None else self._file.authenticate(token.decode(errors="replace"))
             except TokenFileRefused:
+                self._on_refused()
                 raise flight.FlightUnauthenticatedError(
                     "the server refuses its token file, which is damaged or readable by others: see its server.log"
                 ) from None
             if caller is not None:
                 return CallerMiddleware(caller)
+        self._on_refused()
         raise flight.FlightUnauthenticatedError(
             "the token is not valid for this server, or was revoked, or has expired"
         )

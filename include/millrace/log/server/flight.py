@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 import pyarrow as pa
 from pyarrow import flight
 
+from millrace.access.access_log import AccessLog, ReadStream
 from millrace.access.grants import Caller
 from millrace.access.permissions import authorize
 from millrace.access.token_file import TokenFile
@@ -37,6 +38,7 @@ from millrace.log.server.authentication import MIDDLEWARE_KEY, TokenAuthenticati
 from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, weight
+from millrace.message.wire.decode import framed_counts
 from millrace.rpc import calls
 from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, server_calls
 from millrace.rpc.wire import (
@@ -195,7 +197,7 @@ class Extension(Protocol):
         """
         ...
 
-    def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
+    def do_get(self, ticket: flight.Ticket, caller: Caller) -> ReadStream:
         """Answer a ticket that is a JSON object with `"extension": name`."""
         ...
 
@@ -203,8 +205,8 @@ class Extension(Protocol):
         """Answer an action of type `name/...`; one bytes object per result."""
         ...
 
-    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
-        """Check entries that are about to be appended directly. A MillraceError refuses them all.
+    def admit(self, pchannel: str, values: pa.LargeBinaryArray, caller: Caller, *, alone: bool) -> pa.LargeBinaryArray:
+        """Return entries as they are appended directly, with their stamps. A MillraceError refuses them all.
 
         Without `alone` they are several merged appends; if refused, each is checked again separately.
         """
@@ -212,6 +214,10 @@ class Extension(Protocol):
 
     def truncated(self, pchannel: str, freed: int) -> None:
         """A caller truncated a PChannel's log; `freed` bytes were freed."""
+        ...
+
+    def use_access_log(self, access_log: AccessLog) -> None:
+        """Use the server's access log for the appends that the extension serves. Called before the first call."""
         ...
 
     def denied(self, call: str) -> None:
@@ -256,8 +262,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
         stop_asked: threading.Event | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         """Start to listen. The call `shutdown` sets `stop_asked`; whoever made the server then closes it.
+
+        The server closes `access_log`.
 
         Raises InvalidArgument if a call of the log has no handler.
         """
@@ -270,6 +279,10 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self._logs: dict[str, Log] = {}
         self._opening = threading.Lock()
         self._extensions = {extension.name: extension for extension in extensions}
+        self._access_log = access_log
+        if access_log is not None:
+            for extension in extensions:
+                extension.use_access_log(access_log)
         self._limits = limits or ReadLimits()
         self._waiting = threading.BoundedSemaphore(self._limits.waiting)
         bounds = connections or ConnectionLimits()
@@ -281,7 +294,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         super().__init__(
             f"{scheme}://{host}:{port}",
             tls_certificates=None if tls is None else [tls],
-            middleware={MIDDLEWARE_KEY: TokenAuthentication(tokens, token_file)},
+            middleware={MIDDLEWARE_KEY: TokenAuthentication(tokens, token_file, self._unauthenticated)},
         )
         self.connections = ConnectionGuard(self.port, bounds)
         self.connections.start()
@@ -309,6 +322,8 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             log.close()
         self._service.close()
         self.connections.close()
+        if self._access_log is not None:
+            self._access_log.close()
         # Stops the listener, in a thread of its own: it waits for streams that clients hold open. Answers that are
         # under way, above all to the call `shutdown`, get there before the process ends.
         listener = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
@@ -370,10 +385,17 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             if "extension" in request:
                 extension = self._extension(request["extension"])
                 self._require(caller, self._read_of(extension, request), request)
-                with self.gate.tracked():
-                    return extension.do_get(ticket, caller)
-            self._require(caller, calls.READ_LOG, request)
-            return self._read(context, request)
+                call = self._read_of(extension, request)
+                with self.gate.tracked(), self._denials(caller, call, request):
+                    found = extension.do_get(ticket, caller)
+            else:
+                call = calls.READ_LOG
+                self._require(caller, call, request)
+                found = self._read(context, request)
+            pieces = found.pieces
+            if self._access_log is not None:
+                pieces = self._access_log.read(caller.principal.name, call.name, _read_on(call, request), pieces)
+            return flight.GeneratorStream(found.schema, pieces)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
         caller = self._welcomed(context)
@@ -387,7 +409,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             request = from_json(action.body.to_pybytes()) if extension is None or call.argument else {}
             self._require(caller, call, request)
             if extension is not None:
-                with self.gate.tracked(), self._counted(call):
+                with self.gate.tracked(), self._counted(caller, call, request):
                     return extension.do_action(action, caller)
             return [to_json(call.checked(self._handlers[call.key](request)))]
 
@@ -410,18 +432,33 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
         Raises what millrace.access.permissions.authorize raises.
         """
-        with self._counted(call):
+        with self._counted(caller, call, request):
             authorize(caller, call.key, request, calls=self._registry)
 
     @contextmanager
-    def _counted(self, call: ServerCall) -> Iterator[None]:
-        """Report denied calls to the extensions."""
+    def _counted(self, caller: Caller, call: ServerCall, request: Mapping[str, Any]) -> Iterator[None]:
+        """Report denied calls to the extensions and the access log."""
         try:
-            yield
+            with self._denials(caller, call, request):
+                yield
         except PermissionDenied:
             for extension in self._extensions.values():
                 extension.denied(call.name)
             raise
+
+    @contextmanager
+    def _denials(self, caller: Caller, call: ServerCall, request: Mapping[str, Any]) -> Iterator[None]:
+        """Write denied calls to the access log."""
+        try:
+            yield
+        except PermissionDenied:
+            if self._access_log is not None:
+                self._access_log.denied(caller.principal.name, call.name, _read_on(call, request))
+            raise
+
+    def _unauthenticated(self) -> None:
+        if self._access_log is not None:
+            self._access_log.denied("", "", "", "UNAUTHENTICATED")
 
     def _welcomed(self, context: flight.ServerCallContext) -> Caller:
         """Return the caller, and mark its connection as authenticated while its token is valid."""
@@ -434,11 +471,25 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _append(
         self, caller: Caller, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool = True
     ) -> Sequence[LogId]:
+        with ExitStack() as inside:
+            if self._access_log is not None:
+                inside.enter_context(
+                    self._access_log.writing(
+                        caller.principal.name,
+                        calls.APPEND_TO_LOG.name,
+                        pchannel,
+                        lambda: (int(framed_counts(values).sum()), int(values.nbytes)),
+                        alone=alone,
+                    )
+                )
+            return self._appended(caller, pchannel, values, alone=alone)
+
+    def _appended(self, caller: Caller, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> Sequence[LogId]:
         caller.require_valid()
         with self.gate.admit():
             log = self._open(pchannel)
             for extension in self._extensions.values():
-                extension.check(pchannel, values, alone=alone)
+                values = extension.admit(pchannel, values, caller, alone=alone)
             try:
                 return log.append(values)
             except LogUnavailable:
@@ -448,7 +499,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                 raise
 
     @handles(calls.READ_LOG)
-    def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> flight.FlightDataStream:
+    def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> ReadStream:
         log = self._open(_name(request, "pchannel"))
         position, end = log_id(request.get("position")), optional_log_id(request.get("end"))
         max_bytes, timeout = (
@@ -461,7 +512,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         # An empty range never gets entries: do not wait.
         if not first.batch.num_rows and timeout > 0 and (end is None or first.next < end):
             first, busy = self._wait(context, log, position, end, max_bytes, timeout)
-        return flight.GeneratorStream(ENTRY_SCHEMA, self._pieces(log, first, end, max_bytes, busy))
+        return ReadStream(ENTRY_SCHEMA, self._pieces(log, first, end, max_bytes, busy))
 
     def _pieces(
         self, log: Log, entries: LogEntries, end: LogId | None, max_bytes: int, busy: bool
@@ -574,6 +625,15 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             self._service.move_group(_name(request, "group"), _name(request, "pchannel"), position)
         return {}
 
+    @handles(calls.HOLD_GROUP)
+    def _act_hold_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        seconds = request_number(request, "seconds", 0.0)
+        with self.gate.admit():
+            self._service.hold_group(
+                _name(request, "group"), _name(request, "pchannel"), _name(request, "holder"), seconds=seconds
+            )
+        return {}
+
     @handles(calls.DROP_GROUP)
     def _act_drop_group(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
@@ -662,6 +722,14 @@ def _typed() -> Iterator[None]:
     except Exception as error:
         _log.exception("a call failed unexpectedly")
         raise flight_error(error) from None
+
+
+def _read_on(call: ServerCall, request: Mapping[str, Any]) -> str:
+    """Return what a call is about, as a line of the access log names it: a collection, PChannel or group."""
+    value = request.get(call.ticket or call.argument or "pchannel")
+    if isinstance(value, Mapping):
+        return ",".join(map(str, value))
+    return "" if value is None or isinstance(value, bool) else str(value)
 
 
 def _name(request: dict[str, Any], key: str) -> str:

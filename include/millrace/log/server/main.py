@@ -36,12 +36,14 @@ from typing import Final
 import pyarrow as pa
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
+from millrace.access.access_log import AccessLog
 from millrace.access.token_file import TokenFile
 from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.file_lock import LockedFile, exclusive_lock
 from millrace.base.files import rotate_log
+from millrace.base.settings import Settings
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.server.connections import ConnectionLimits
@@ -95,6 +97,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
                 port=launch.port,
                 tls=_certificates(launch),
                 stop_asked=stop,
+                access_log=AccessLog.of(replace(Settings.load(), data_dir=folder.absolute().parent)),
             )
         except pa.ArrowException as error:
             service.close()

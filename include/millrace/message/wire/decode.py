@@ -21,6 +21,8 @@ from millrace.message.wire.crc import combine_crc32c
 from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
+    ASSERTED,
+    ASSERTED_PREFIX,
     BYTES_PER_MESSAGE,
     COLUMNS,
     COLUMNS_START,
@@ -29,11 +31,14 @@ from millrace.message.wire.layout import (
     MAGIC,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
+    MAX_STAMP_BYTES,
     PREFIX,
     RAMP,
+    STAMPED,
     TAGS_START,
     UNDECODED_PAYLOAD_BYTES,
-    VERSION,
+    UNSTAMPED,
+    VERSIONS,
     WIDTHS,
     HeaderColumn,
 )
@@ -48,6 +53,7 @@ TOO_SHORT: Final = "it is shorter than the fixed part of an entry"
 NO_MAGIC: Final = "it does not begin with the magic bytes"
 _WRONG_CHECKSUM: Final = "its checksum does not match"
 WRONG_VERSION: Final = "its version is 0, or its flags or reserved bytes are set"
+WRONG_STAMP: Final = "its stamp is not a name of 1 to 255 bytes of UTF-8, or its flags are unknown"
 WRONG_COUNT: Final = "its message count is 0, above 65,536, or too great for its length"
 WRONG_SECTIONS: Final = "its sections do not fill it exactly"
 UNKNOWN_TAG: Final = "a header column has an unknown tag"
@@ -126,6 +132,21 @@ def decode_columns(entries: pa.RecordBatch) -> MessageColumns:
     return _Run(entries).decode()
 
 
+def is_stamped(word: Int64s) -> npt.NDArray[np.bool_]:
+    """Return which entries have a valid stamp, by the word of version, flags and the stamp's length."""
+    flags, stamp = word >> 8 & 0xFF, word >> 16
+    return (word & 0xFF == STAMPED) & (flags <= ASSERTED) & (stamp >= 1) & (stamp <= MAX_STAMP_BYTES)
+
+
+def principal_of(stamp: bytes, flags: int) -> str | None:
+    """Return the principal that a stamp names; None if it is not UTF-8."""
+    try:
+        name = stamp.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return ASSERTED_PREFIX + name if flags & ASSERTED else name
+
+
 class HeaderSummary(NamedTuple):
     """Types and VChannels of the messages of some entries, in order."""
 
@@ -146,6 +167,16 @@ def decode_header_summary(values: pa.LargeBinaryArray) -> HeaderSummary | str:
     return _Run(
         pa.RecordBatch.from_arrays([pa.nulls(len(values)), places, values], ["ledger", "entry", "value"])
     ).heads()
+
+
+def declared_rows(values: pa.LargeBinaryArray) -> int:
+    """Return the rows that the headers of entries declare, without looking at their payloads; of faulty ones none.
+
+    Raises UnsupportedVersion.
+    """
+    places = pa.array(np.arange(len(values)))
+    run = _Run(pa.RecordBatch.from_arrays([pa.nulls(len(values)), places, values], ["ledger", "entry", "value"]))
+    return run.declared_rows()
 
 
 @dataclass(slots=True)
@@ -223,6 +254,11 @@ class _Run:
         self.name_bases = np.zeros(count, dtype=np.int64)
         self.name_counts = np.ones(count, dtype=np.int64)
         self.names = _Names({}, {}, [])
+        self.stamps = np.zeros(count, dtype=np.int64)
+        """The length of each entry's stamp."""
+        self.principal = np.full(count, -1, dtype=np.int32)
+        """Each entry's index in `principals`; -1: no stamp."""
+        self.principals: dict[str, int] = {}
 
     def decode(self) -> MessageColumns:
         self._read()
@@ -246,6 +282,11 @@ class _Run:
                     return _NO_NAME
                 return HeaderSummary(types, self._indices(vchannels), list(self.names.index))
         return next(iter(self.errors.values()))
+
+    def declared_rows(self) -> int:
+        self._read()
+        place = next(place for place, column in enumerate(COLUMNS) if column.name == "rows")
+        return int(self._column(place, COLUMNS[place]).sum())
 
     def _indices(self, vchannels: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Convert indexes in each entry's dictionary to indexes in the run's names."""
@@ -279,15 +320,19 @@ class _Run:
         tags = self.data[self.starts[entries, None] + _TAG_PLACES]
         sizes = np.where(tags == ARRAY, WIDTHS * counts[:, None], WIDTHS) * (tags != ABSENT)
         wrong_count = (counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > self.lengths[entries])
-        self._mark(entries, prefix[:, 2] != VERSION, WRONG_VERSION)
+        word = prefix[:, 2]
+        stamps, stamped = word >> 16, word & 0xFF == STAMPED
+        self._mark(entries, ~stamped & (word != UNSTAMPED), WRONG_VERSION)
+        self._mark(entries, stamped & ~is_stamped(word), WRONG_STAMP)
         self._mark(entries, wrong_count, WRONG_COUNT)
-        self._mark(entries, COLUMNS_START + lengths.sum(axis=1) != self.lengths[entries], WRONG_SECTIONS)
+        self._mark(entries, COLUMNS_START + lengths.sum(axis=1) + stamps != self.lengths[entries], WRONG_SECTIONS)
         self._mark(entries, (tags > RAMP).any(axis=1), UNKNOWN_TAG)
         self._mark(entries, sizes.sum(axis=1) != lengths[:, 0], WRONG_COLUMNS)
         if self.errors:
             right = np.array([entry not in self.errors for entry in entries.tolist()], dtype=bool)
-            entries, counts, lengths, tags, sizes = (
+            entries, word, counts, lengths, tags, sizes = (
                 entries[right],
+                word[right],
                 counts[right],
                 lengths[right],
                 tags[right],
@@ -299,6 +344,8 @@ class _Run:
         self.tags[entries] = tags
         self.counts[entries] = counts
         self.bodies[entries] = lengths[:, 2]
+        for place in np.flatnonzero(word & 0xFF == STAMPED).tolist():
+            self._read_stamp(int(entries[place]), int(word[place]))
         self._read_names(entries, columns_start + lengths[:, 0], columns_start + lengths[:, 0] + lengths[:, 1])
 
     def _read_prefix_of_one(self) -> None:
@@ -311,7 +358,7 @@ class _Run:
             self.errors[0] = TOO_SHORT
             return
         whole = self.data.data
-        magic, crc, version, flags, reserved, count, *sections = PREFIX.unpack_from(whole, start)
+        magic, crc, version, flags, stamp, count, *sections = PREFIX.unpack_from(whole, start)
         if magic != MAGIC:
             self.errors[0] = NO_MAGIC
             return
@@ -321,11 +368,13 @@ class _Run:
         self._check_versions(np.zeros(1, dtype=np.int64), np.array([version]))
         tags = self.data[start + TAGS_START : start + COLUMNS_START]
         sizes = np.where(tags == ARRAY, WIDTHS * count, WIDTHS) * (tags != ABSENT)
-        if version != VERSION or flags or reserved:
+        if version != STAMPED and (version != UNSTAMPED or flags or stamp):
             self.errors[0] = WRONG_VERSION
+        elif version == STAMPED and not (flags <= ASSERTED and 1 <= stamp <= MAX_STAMP_BYTES):
+            self.errors[0] = WRONG_STAMP
         elif not 1 <= count <= MAX_MESSAGES or count * BYTES_PER_MESSAGE > end - start:
             self.errors[0] = WRONG_COUNT
-        elif COLUMNS_START + sum(sections) != end - start:
+        elif COLUMNS_START + sum(sections) + stamp != end - start:
             self.errors[0] = WRONG_SECTIONS
         elif tags.max() > RAMP:
             self.errors[0] = UNKNOWN_TAG
@@ -337,19 +386,29 @@ class _Run:
             self.tags[0] = tags
             self.counts[0] = count
             self.bodies[0] = sections[2]
+            if version == STAMPED:
+                self._read_stamp(0, version | flags << 8 | stamp << 16)
             names_start = columns_start + sections[0]
             self._read_names(np.zeros(1, dtype=np.int64), *np.array([[names_start], [names_start + sections[1]]]))
 
     def _check_versions(self, entries: Int64s, word: Int64s) -> None:
-        later = np.flatnonzero((word & 0xFF) > VERSION)
+        later = np.flatnonzero((word & 0xFF) > VERSIONS[-1])
         if later.size:
             place = int(entries[later[0]])
             ledger, entry = (self.entries.column(name)[place].as_py() for name in ("ledger", "entry"))
             where = entry if ledger is None else f"{ledger}:{entry}"
             raise UnsupportedVersion(
-                f"entry {where} has wire form {int(word[later[0]]) & 0xFF}; this build reads up to {VERSION}: "
+                f"entry {where} has wire form {int(word[later[0]]) & 0xFF}; this build reads up to {VERSIONS[-1]}: "
                 "run the build that wrote it, or a newer one"
             )
+
+    def _read_stamp(self, entry: int, word: int) -> None:
+        length = self.stamps[entry] = word >> 16
+        name = principal_of(bytes(self.data.data[self.ends[entry] - length : self.ends[entry]]), word >> 8 & 0xFF)
+        if name is None:
+            self.errors[entry] = WRONG_STAMP
+        else:
+            self.principal[entry] = self.principals.setdefault(name, len(self.principals))
 
     def _read_names(self, entries: Int64s, starts: Int64s, ends: Int64s) -> None:
         whole, add = self.data.data, self.names.add
@@ -434,7 +493,7 @@ class _Run:
         first = np.cumsum(counts) - counts
         total = int(counts.sum())
         lengths = columns[_PAYLOAD_LENGTH].astype(np.int64)
-        body_starts = self.ends - self.bodies
+        body_starts = self.ends - self.stamps - self.bodies
         indices = self._indices(columns[_VCHANNEL])
         details: dict[int, str] = {}
         if errors:
@@ -453,6 +512,8 @@ class _Run:
             index=(np.arange(total) - np.repeat(first, counts)).astype(np.int32),
             vchannel=indices,
             names=list(self.names.index) or [""],
+            principal=np.repeat(self.principal, counts) if self.principals else None,
+            principals=list(self.principals),
             size=lengths,
             payloads=self._payloads(body_starts, lengths),
             details=details,

@@ -18,6 +18,7 @@ from millrace.message.model import MutableMessage, Payload
 from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
+    ASSERTED,
     BYTES_PER_MESSAGE,
     COLUMNS,
     COLUMNS_START,
@@ -26,9 +27,11 @@ from millrace.message.wire.layout import (
     MAGIC,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
+    MAX_STAMP_BYTES,
     PREFIX,
     RAMP,
-    VERSION,
+    STAMPED,
+    UNSTAMPED,
     HeaderColumn,
 )
 
@@ -44,18 +47,20 @@ _VALUES: Final = {name: attrgetter(name) for name in HEADER}
 _CONSTANTS: Final = tuple(struct.Struct("<" + column.code) for column in COLUMNS)
 
 
-def encode_entry(messages: Sequence[MutableMessage]) -> bytes:
+def encode_entry(messages: Sequence[MutableMessage], *, principal: str = "") -> bytes:
     """Return one log entry that frames `messages` (1 to 65,536), in order.
 
+    `principal` names the writer in an asserted stamp, for a producer that writes to a broker directly. A log's server
+    replaces it.
     Raises InvalidArgument for a header value that the wire form cannot carry, type 0, a VChannel name above 255 bytes,
     or sections above 4 GiB. The chain judges whether the messages make sense.
     """
     if len(messages) == 1:
-        return _one(messages[0])
+        return _one(messages[0], principal)
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidArgument(f"an entry frames 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     header: dict[str, list[Any]] = {name: list(map(value, messages)) for name, value in _VALUES.items()}
-    return encode_columns(**header, payloads=[message.payload for message in messages])
+    return encode_columns(**header, payloads=[message.payload for message in messages], principal=principal)
 
 
 def encode_columns(
@@ -63,12 +68,13 @@ def encode_columns(
     type: Numbers,
     vchannel: VChannels,
     payloads: Payloads,
+    principal: str = "",
     **others: Numbers,
 ) -> bytes:
     """Return one log entry of ``len(payloads)`` messages from header columns: each a scalar, or an array of that
     length.
 
-    `others` are the header's numbers by name; absent ones are 0.
+    `others` are the header's numbers by name; absent ones are 0. `principal` as in :func:`encode_entry`.
     The bytes equal those of :func:`encode_entry` for the same messages.
     Raises as it does, and for columns of other lengths.
     """
@@ -98,23 +104,38 @@ def encode_columns(
             encoded[place] = (ARRAY, _full(values[place], COLUMNS[place], count))
             size += len(encoded[place][1]) - len(data)
     tags = bytes(tag for tag, _ in encoded)
-    return _assemble(count, tags, b"".join(data for _, data in encoded), dictionary, body)
+    return _assemble(count, tags, b"".join(data for _, data in encoded), dictionary, body, principal)
 
 
-def _assemble(count: int, tags: bytes, columns: bytes, dictionary: bytes, body: Sequence[Payload]) -> bytes:
+def _assemble(
+    count: int, tags: bytes, columns: bytes, dictionary: bytes, body: Sequence[Payload], principal: str
+) -> bytes:
     """Return the entry; the parts of its body are copied once, here."""
     size = sum(map(len, body))
     if size > _MAX_SECTION:
         raise InvalidArgument("an entry's payloads have less than 4 GiB in sum: split it")
-    prefix = PREFIX.pack(MAGIC, 0, VERSION, 0, 0, count, len(columns), len(dictionary), size)
+    stamp = stamp_bytes(principal)
+    version, flags = (STAMPED, ASSERTED) if stamp else (UNSTAMPED, 0)
+    prefix = PREFIX.pack(MAGIC, 0, version, flags, len(stamp), count, len(columns), len(dictionary), size)
     head = b"".join((prefix[CRC_START:], tags, columns, dictionary))
     crc = crc32c.crc32c(head)
-    for part in body:
+    for part in (*body, stamp):
         crc = crc32c.crc32c(part, crc)
-    return b"".join((MAGIC, crc.to_bytes(4, "little"), head, *body))
+    return b"".join((MAGIC, crc.to_bytes(4, "little"), head, *body, stamp))
 
 
-def _one(message: MutableMessage) -> bytes:
+def stamp_bytes(principal: str) -> bytes:
+    """Return a principal's name as the bytes of a stamp. Raises InvalidArgument if it is too long or not UTF-8."""
+    try:
+        data = principal.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument("a principal's name must be encodable as UTF-8") from None
+    if len(data) > MAX_STAMP_BYTES:
+        raise InvalidArgument(f"a principal's name has at most {MAX_STAMP_BYTES} bytes, not {len(data)}")
+    return data
+
+
+def _one(message: MutableMessage, principal: str) -> bytes:
     kind, _, *others = _HEADER(message)
     values = (kind, 0, *others, len(message.payload))
     if message.type == 0:
@@ -127,7 +148,7 @@ def _one(message: MutableMessage) -> bytes:
                 raise _out_of_range(COLUMNS[place])
             tags[place] = CONSTANT
             columns += _CONSTANTS[place].pack(value)
-    return _assemble(1, bytes(tags), bytes(columns), _dictionary([message.vchannel]), [message.payload])
+    return _assemble(1, bytes(tags), bytes(columns), _dictionary([message.vchannel]), [message.payload], principal)
 
 
 def _dictionary(names: Sequence[str]) -> bytes:

@@ -21,26 +21,32 @@ from millrace.message.wire.decode import (
     WRONG_COLUMNS,
     WRONG_COUNT,
     WRONG_SECTIONS,
+    WRONG_STAMP,
     WRONG_VERSION,
     Bytes,
     Int64s,
+    is_stamped,
     unaligned_view,
 )
 from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
+    ASSERTED,
     BYTES_PER_MESSAGE,
     COLUMNS_START,
     MAGIC,
     MAX_MESSAGES,
+    MAX_STAMP_BYTES,
     PREFIX,
     RAMP,
+    STAMPED,
     TAGS_START,
-    VERSION,
+    UNSTAMPED,
+    VERSIONS,
     WIDTHS,
 )
 
-LATER: Final = f"its wire form is later than {VERSION}: append it through a newer build"
+LATER: Final = f"its wire form is later than {VERSIONS[-1]}: append it through a newer build"
 
 _HEAD: Final = np.dtype([("prefix", "<u4", TAGS_START // 4), ("tags", "u1", COLUMNS_START - TAGS_START)])
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
@@ -85,11 +91,12 @@ def check_framing(values: pa.LargeBinaryArray) -> FramingFault | None:
 
 def _right(prefix: Int64s, tags: Bytes, lengths: Int64s) -> npt.NDArray[np.bool_]:
     """Return, for entries that are long enough, whether each one's framing is valid, by their fixed parts."""
-    counts, sections = prefix[:, 3], prefix[:, 4:7]
+    word, counts, sections = prefix[:, 2], prefix[:, 3], prefix[:, 4:7]
+    stamps = word >> 16
     columns = (tags != ABSENT) @ WIDTHS + (tags == ARRAY) @ WIDTHS * (counts - 1)
-    right = (prefix[:, 0] == _MAGIC) & (prefix[:, 2] == VERSION)
+    right = (prefix[:, 0] == _MAGIC) & ((word == UNSTAMPED) | is_stamped(word))
     right &= (counts >= 1) & (counts <= MAX_MESSAGES) & (counts * BYTES_PER_MESSAGE <= lengths)
-    right &= (COLUMNS_START + sections.sum(axis=1) == lengths) & (columns == sections[:, 0])
+    right &= (COLUMNS_START + sections.sum(axis=1) + stamps == lengths) & (columns == sections[:, 0])
     return right & (tags.max(axis=1) <= RAMP)
 
 
@@ -97,17 +104,19 @@ def _cause(entry: pa.Buffer | None) -> str | None:
     """Return what is wrong with one entry, in the order of :mod:`millrace.message.wire.decode`."""
     if entry is None or len(entry) < COLUMNS_START:
         return TOO_SHORT
-    magic, _, version, flags, reserved, count, columns, names, bodies = PREFIX.unpack_from(entry)
+    magic, _, version, flags, stamp, count, columns, names, bodies = PREFIX.unpack_from(entry)
     tags = bytes(memoryview(entry)[TAGS_START:COLUMNS_START])
     if magic != MAGIC:
         return NO_MAGIC
-    if version > VERSION:
+    if version > VERSIONS[-1]:
         return LATER
-    if version != VERSION or flags or reserved:
+    if version == STAMPED and not (flags <= ASSERTED and 1 <= stamp <= MAX_STAMP_BYTES):
+        return WRONG_STAMP
+    if version == 0 or (version == UNSTAMPED and (flags or stamp)):
         return WRONG_VERSION
     if not 1 <= count <= MAX_MESSAGES or count * BYTES_PER_MESSAGE > len(entry):
         return WRONG_COUNT
-    if COLUMNS_START + columns + names + bodies != len(entry):
+    if COLUMNS_START + columns + names + bodies + stamp != len(entry):
         return WRONG_SECTIONS
     if max(tags) > RAMP:
         return UNKNOWN_TAG

@@ -1,4 +1,4 @@
-"""The layout of a log entry, version 1: only the constants that docs/wire-form.md specifies."""
+"""The layout of a log entry, versions 1 and 2: only the constants that docs/wire-form.md specifies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ import pyarrow as pa
 from millrace.message.header import HEADER
 
 MAGIC: Final = b"MLRW"
-VERSION: Final = 1
+UNSTAMPED: Final = 1
+"""Version of an entry without a stamp."""
+STAMPED: Final = 2
+"""Version of an entry with a stamp, which names the principal that appended it."""
+VERSIONS: Final = (UNSTAMPED, STAMPED)
 
 PREFIX: Final = struct.Struct("<4sIBBHIIII")
-"""magic, crc32c of all that follows it, version, flags, reserved, count, lengths of columns, dictionary and body."""
+"""magic, crc32c of all that follows it, version, flags, length of the stamp (version 1: reserved), count, lengths of
+columns, dictionary and body."""
 CRC_START: Final = 8
 TAGS_START: Final = PREFIX.size
 
 MAX_MESSAGES: Final = 1 << 16
 MAX_NAME_BYTES: Final = 255
+MAX_STAMP_BYTES: Final = 255
+"""Bytes of a stamp, which is at the end of an entry, after its body."""
+ASSERTED: Final = 1
+"""Flag of a stamp that the producer wrote itself, and that no server checked."""
+ASSERTED_PREFIX: Final = "asserted:"
+"""What precedes the name of an asserted stamp wherever a principal is shown. No token's name can begin with it."""
 BYTES_PER_MESSAGE: Final = 16
 """An entry of n messages has at least n times this many bytes, so that decoding cannot expand a few bytes into many
 rows."""

@@ -37,6 +37,11 @@ class AppendAuthorizer:
         self._free = caller.principal.has_role((Role.ADMIN,), ())
         self._allowed: set[tuple[int, str]] = set()
 
+    @property
+    def principal(self) -> str:
+        """The name of the caller's principal."""
+        return self._caller.principal.name
+
     def authorize(self, values: pa.LargeBinaryArray) -> None:
         """Authorize entries with valid framing, all or none.
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyarrow import flight
 
+from millrace.access.access_log import ReadStream
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import ServerFull
 from millrace.base.settings import Settings
@@ -69,7 +69,7 @@ class CollectionReads:
         self._open = OpenTablesPool()
         self._free = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
 
-    def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def stream(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         """Stream the selected rows, or those of keys. The last batch's metadata is `{"rows": number}`.
 
         Raises PermissionDenied, CollectionNotFound, TickNotReached, TickTooOld, ServerFull, InvalidArgument.
@@ -88,7 +88,7 @@ class CollectionReads:
             if request.get("count"):
                 told = to_json({"counted": count_rows(plan, where=selection.where)})
                 nothing = pa.schema([])
-                return flight.GeneratorStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), told)]))
+                return ReadStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), told)]))
         schema = pa.schema([every.field(each) for each in selection.names(every)])
         selection.expression(every)  # raise for an invalid selection before the first batch
 
@@ -105,11 +105,11 @@ class CollectionReads:
                 raise flight_error(error) from error
             yield pa.RecordBatch.from_pylist([], schema), to_json({"rows": sent, "selected": True})
 
-        return flight.GeneratorStream(schema, batches())
+        return ReadStream(schema, batches())
 
     def _of_keys(
         self, collection: CollectionInfo, request: dict[str, Any], at: int | None, seconds: float, selection: Selection
-    ) -> flight.FlightDataStream:
+    ) -> ReadStream:
         name, number, keys = collection.name, collection.id, keys_from_text(request["keys"])
         after = None if request.get("after") is None else int(request_number(request, "after", 0))
         of_history = bool(request.get("changes"))
@@ -123,7 +123,7 @@ class CollectionReads:
                 rows = read_keys(plan, keys, columns=selection.columns, tables=tables)
         said = to_json({"rows": rows.num_rows, "changes" if of_history else "keyed": True})
         batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
-        return flight.GeneratorStream(rows.schema, iter([(each, said) for each in batches]))
+        return ReadStream(rows.schema, iter([(each, said) for each in batches]))
 
     @contextmanager
     def _room(self) -> Iterator[None]:

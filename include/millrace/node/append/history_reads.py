@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import flight
 
+from millrace.access.access_log import ReadStream
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, ServerFull, TableDamaged
@@ -86,7 +86,7 @@ class HistoryReads:
                 confirmed = found.confirmed_at(pchannel, tick) if "confirmed_at" in request else FIRST_ID
         return answer | {"confirmed": list(confirmed)}
 
-    def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def stream(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         """Serve the ticket `{"history": pchannel, "start", "after", "up_to", "max_bytes", "columns", "vchannels"}`.
 
         Streams one piece of the PChannel's messages that the caller may read. The last batch's metadata is `{"next":
@@ -152,9 +152,9 @@ class HistoryReads:
                 raise flight_error(error) from error
             yield pa.RecordBatch.from_pylist([], schema), to_json({"next": None if follows is None else list(follows)})
 
-        return flight.GeneratorStream(schema, pieces())
+        return ReadStream(schema, pieces())
 
-    def imported(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def imported(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         """Serve the ticket `{"imported": pchannel, "at": tick, "skip": rows}`: the rows of the Import at that tick.
 
         A batch's metadata is `{"partition": id}`, that of the last `{"rows": number sent}`.
@@ -190,7 +190,7 @@ class HistoryReads:
                 raise flight_error(error) from error
             yield pa.RecordBatch.from_pylist([], schema.arrow()), to_json({"rows": sent})
 
-        return flight.GeneratorStream(schema.arrow(), pieces())
+        return ReadStream(schema.arrow(), pieces())
 
     def checkpointed(self, pchannel: str, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         """Answer `{"collection_id"}` with `{"time_tick", "vchannels": {name: info}}`.

@@ -42,6 +42,7 @@ from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, pchannel_of
 from millrace.message.wire.framing import check_framing
+from millrace.message.wire.stamp import stamp_entries
 from millrace.node.append.follower import Follower
 from millrace.node.append.metrics import export_clock
 from millrace.node.append.pending import PendingOutcome
@@ -52,6 +53,7 @@ from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, TimeTic
 from millrace.rpc.wire import DEFAULT_DEADLINE
 from millrace.wal.definitions import OpenFigures, PChannelDefinitions
 from millrace.wal.state import ChannelState
+from millrace.wal.versions import VERSION_5
 
 _log: Final = logging.getLogger(__name__)
 
@@ -167,9 +169,14 @@ class AppendHost(Closeable):
         *,
         deadline: float,
         authorize: Callable[[pa.LargeBinaryArray], None] | None = None,
+        principal: str = "",
     ) -> AppendOutcome:
-        """Append here as :meth:`append` does, whoever owns the PChannel; `authorize` as in :meth:`submit_all`."""
-        return self._admitted(pchannel, [values], authorize).append(values, timeout=deadline)
+        """Append here as :meth:`append` does, whoever owns the PChannel.
+
+        `authorize` and `principal` as in :meth:`submit_all`.
+        """
+        follower, [stamped] = self._admitted(pchannel, [values], authorize, principal)
+        return follower.append(stamped, timeout=deadline)
 
     def submit_all(
         self,
@@ -177,21 +184,25 @@ class AppendHost(Closeable):
         appends: Sequence[pa.LargeBinaryArray],
         *,
         authorize: Callable[[pa.LargeBinaryArray], None] | None = None,
+        principal: str = "",
     ) -> list[PendingOutcome]:
         """Submit several appends in order, as one atomic batch in the log. Returns the pending outcome of each.
 
         Refused entries are counted only if their append comes alone: of several, the caller submits each again.
-        `authorize` checks entries with valid framing and raises to refuse them.
+        `authorize` checks entries with valid framing and raises to refuse them. The entries get the stamp of
+        `principal` alone, whatever stamp they came with; none in a term whose chain does not know stamps.
         """
-        return self._admitted(pchannel, appends, authorize).submit_all(appends)
+        follower, stamped = self._admitted(pchannel, appends, authorize, principal)
+        return follower.submit_all(stamped)
 
     def _admitted(
         self,
         pchannel: str,
         appends: Sequence[pa.LargeBinaryArray],
         authorize: Callable[[pa.LargeBinaryArray], None] | None,
-    ) -> Follower:
-        """Return the PChannel's follower after checks of the appends."""
+        principal: str,
+    ) -> tuple[Follower, list[pa.LargeBinaryArray]]:
+        """Return the PChannel's follower after checks of the appends, and the appends with their stamps."""
         if not all(len(values) for values in appends):
             raise InvalidArgument("an append needs at least one entry")
         follower = self._follower(pchannel)
@@ -199,18 +210,26 @@ class AppendHost(Closeable):
             self._check(pchannel, values, counted=len(appends) == 1)
             if authorize is not None:
                 authorize(values)
-        return follower
+        # A term that opens while these are under way is at most newer, and its chain reads them as well.
+        name = principal if follower.state.chain_version >= VERSION_5 else ""
+        return follower, [stamp_entries(values, name) for values in appends]
 
-    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> bool:
-        """Check entries that are appended to a log past the host. Returns whether a chain reads that log.
+    def stamp(
+        self, pchannel: str, values: pa.LargeBinaryArray, principal: str, *, counted: bool = True
+    ) -> pa.LargeBinaryArray | None:
+        """Check and stamp entries that are appended to a log past the host. Returns None if no chain reads that log.
 
         Raises Malformed or UnsupportedVersion for a PChannel of the deployment. Other logs, such as those of message
         streams, may hold any format.
         """
         own = pchannel in self._followers or self._is_own(pchannel)
-        if own:
-            self._check(pchannel, values, counted=counted)
-        return own
+        if not own:
+            return None
+        self._check(pchannel, values, counted=counted)
+        follower = self._followers.get(pchannel)
+        # Without a follower the version of the open term is not known, and a client must not write stamps itself.
+        known = follower is not None and follower.state.chain_version >= VERSION_5
+        return stamp_entries(values, principal if known else "")
 
     def _is_own(self, pchannel: str) -> bool:
         """Return whether a log is a PChannel of the deployment. A negative answer may be a second old."""

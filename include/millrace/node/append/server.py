@@ -21,8 +21,8 @@ from __future__ import annotations
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ import pyarrow as pa
 from prometheus_client import ProcessCollector
 from pyarrow import flight
 
+from millrace.access.access_log import AccessLog, ReadStream
 from millrace.access.grants import LOCAL_ADMIN, Caller, Resource, ResourceKind, Role
-from millrace.base.errors import InvalidArgument, LogUnavailable, PermissionDenied, TableNotFound
+from millrace.base.errors import InvalidArgument, LogUnavailable, PermissionDenied, TableNotFound, UnsupportedVersion
 from millrace.base.metrics import NAMESPACE, Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import dispatch
@@ -47,6 +48,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.coord.coordinator_db import SharedStore
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
+from millrace.message.wire.decode import declared_rows
 from millrace.node.append.append_stream import (
     MAX_OUTCOME_WAIT,
     PipelinedStream,
@@ -161,6 +163,7 @@ class AppendExtension:
         self._retention = retention
         self._flow = flow
         self._closing = False
+        self._access_log: AccessLog | None = None
         self._encoded: dict[str, tuple[Sequence[pa.RecordBatch], Sequence[pa.RecordBatch]]] = {}
         """By PChannel the newest batches that a reader took, and their wire form."""
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
@@ -199,8 +202,10 @@ class AppendExtension:
         self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer, *, timeout: float
     ) -> AppendOutcome:
         """Append one batch and return its decisions. Raises as :meth:`submit`, and DeadlineExceeded."""
-        with self._accepting(pchannel, [values]):
-            return self._host.decide(pchannel, values, deadline=timeout, authorize=door.authorize)
+        with self._accepting(pchannel, [values], door):
+            return self._host.decide(
+                pchannel, values, deadline=timeout, authorize=door.authorize, principal=door.principal
+            )
 
     def submit(
         self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: AppendAuthorizer
@@ -210,22 +215,28 @@ class AppendExtension:
         Raises NotAccepted while the server stops, AssignmentStale if a node owns the PChannel,
         RateLimited, and errors of the authorizer.
         """
-        with self._accepting(pchannel, appends):
-            return self._host.submit_all(pchannel, appends, authorize=door.authorize)
+        with self._accepting(pchannel, appends, door):
+            return self._host.submit_all(pchannel, appends, authorize=door.authorize, principal=door.principal)
 
     @contextmanager
-    def _accepting(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray]) -> Iterator[None]:
+    def _accepting(
+        self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: AppendAuthorizer
+    ) -> Iterator[None]:
         """Enclose appends. Raises NotAccepted, RateLimited or AssignmentStale before."""
         if self._closing:
             raise NotAccepted
         if self._flow is not None:
             self._flow.admit(appends)
         try:
-            if self._placing is None:
+            with ExitStack() as inside:
+                if self._access_log is not None:
+                    measure, alone = partial(_measure, appends), len(appends) == 1
+                    inside.enter_context(
+                        self._access_log.writing(door.principal, calls.APPEND.name, pchannel, measure, alone=alone)
+                    )
+                if self._placing is not None:
+                    inside.enter_context(self._placing.appending(pchannel))
                 yield
-            else:
-                with self._placing.appending(pchannel):
-                    yield
         except PermissionDenied:
             if len(appends) == 1:  # of several, each is submitted again
                 self.denied(calls.APPEND.name)
@@ -234,21 +245,24 @@ class AppendExtension:
     def _collection_of(self, vchannel: str) -> str | None:
         return None if self._catalog is None else self._catalog.collection_of(vchannel)
 
-    def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
+    def do_get(self, ticket: flight.Ticket, caller: Caller) -> ReadStream:
         request = from_json(ticket.ticket)
         call = next((each for each in _READS if each.ticket in request), None)
         if call is None:
             raise InvalidArgument("the ticket names no read of the append host")
         with self._open():
             try:
-                found: flight.FlightDataStream = self._handlers[call.key](request, caller)
-                return found
+                found: ReadStream = self._handlers[call.key](request, caller)
             except PermissionDenied:
                 self.denied(call.name)
                 raise
 
+        # A client of an older build takes the columns that it knows alone.
+        asked = request.get("principals") or request.get("columns") is not None
+        return found if asked or "principal" not in found.schema.names else _without_principals(found)
+
     @handles(calls.TAIL)
-    def _tail(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def _tail(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         pchannel = _pchannel(request, "tail")
         timeout = min(request_number(request, "timeout", 0.0), MAX_TAIL_WAIT)
         after, max_bytes = int(request_number(request, "after", 0)), int(request_number(request, "max_bytes", 8 << 20))
@@ -268,7 +282,7 @@ class AppendExtension:
         )
 
     @handles(calls.DECIDED)
-    def _decided(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def _decided(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         after = request.get("decided")
         if not isinstance(after, dict) or not after:
             raise InvalidArgument(
@@ -289,7 +303,7 @@ class AppendExtension:
         schema = TAIL_SCHEMA if pieces else pa.schema([])  # usually there is nothing new: two dozen columns of nothing
         last = calls.DECIDED.checked({"ticks": found.ticks, "complete": found.complete})
         pieces.append((pa.RecordBatch.from_pylist([], schema), to_json(last)))
-        return flight.GeneratorStream(schema, iter(pieces))
+        return ReadStream(schema, iter(pieces))
 
     def _wire_rows(self, pchannel: str, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         """Return merged_wire_rows of batches of the tail, which are made once for the readers that take the same."""
@@ -302,15 +316,15 @@ class AppendExtension:
         return made
 
     @handles(calls.READ_COLLECTION)
-    def _read_collection(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def _read_collection(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         return _served(self._reads, calls.READ_COLLECTION).stream(request, caller)
 
     @handles(calls.READ_WAL)
-    def _read_wal(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def _read_wal(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         return _served(self._histories, calls.READ_WAL).stream(request, caller)
 
     @handles(calls.READ_IMPORT)
-    def _read_import(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def _read_import(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         return _served(self._histories, calls.READ_IMPORT).imported(request, caller)
 
     def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
@@ -355,7 +369,7 @@ class AppendExtension:
         return _served(self._groups, calls.GROUP).handle(request)
 
     @handles(calls.TAKE_TASKS)
-    def _take_tasks(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+    def _take_tasks(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         queues, lanes = _served(self._queues, calls.TAKE_TASKS), request.get("lanes")
         for lane in lanes if isinstance(lanes, list) else ():
             resources = vchannel_resources(str(lane), self._collection_of)
@@ -369,7 +383,7 @@ class AppendExtension:
         pieces = [*wire_tasks(found.parts)]
         last = calls.TAKE_TASKS.checked({"number": found.number, "lanes": found.lanes, "reason": found.reason})
         pieces.append((_NO_TASKS, to_json(last)))
-        return flight.GeneratorStream(TASKS_SCHEMA, iter(pieces))
+        return ReadStream(TASKS_SCHEMA, iter(pieces))
 
     @handles(calls.SETTLE_TASKS)
     def _settle_tasks(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
@@ -471,14 +485,24 @@ class AppendExtension:
                 raise NotAccepted from None
             raise
 
-    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
-        if self._host.check(pchannel, values, counted=alone) and self._placing is not None:
+    def admit(self, pchannel: str, values: pa.LargeBinaryArray, caller: Caller, *, alone: bool) -> pa.LargeBinaryArray:
+        stamped = self._host.stamp(pchannel, values, caller.principal.name, counted=alone)
+        if stamped is None:
+            return values
+        if self._placing is not None:
             with self._placing.appending(pchannel):
                 pass  # appends past the host also go to the log of the PChannel's owner
+        return stamped
 
     def truncated(self, pchannel: str, freed: int) -> None:
         if self._host.metrics is not None:
             self._host.metrics.truncated_bytes_total.labels(pchannel).inc(freed)
+
+    def use_access_log(self, access_log: AccessLog) -> None:
+        self._access_log = access_log
+        metrics = self._host.metrics
+        if metrics is not None:
+            access_log.on_line = lambda result: metrics.access_log_lines_total.labels(result).inc()
 
     def denied(self, call: str) -> None:
         if self._host.metrics is not None:
@@ -600,6 +624,25 @@ def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
     return value
 
 
+def _without_principals(stream: ReadStream) -> ReadStream:
+    def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        with closing(stream.pieces) if isinstance(stream.pieces, Generator) else nullcontext():
+            for batch, metadata in stream.pieces:
+                yield batch.drop_columns(["principal"]), metadata
+
+    place = stream.schema.get_field_index("principal")
+    return ReadStream(stream.schema.remove(place), pieces())
+
+
+def _measure(appends: Sequence[pa.LargeBinaryArray]) -> tuple[int, int]:
+    """Return the rows and bytes of appends, for the access log."""
+    size = sum(int(values.nbytes) for values in appends)
+    try:
+        return sum(map(declared_rows, appends)), size
+    except UnsupportedVersion:
+        return 0, size
+
+
 def _deadline(request: dict[str, Any]) -> float:
     return min(request_number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
 
@@ -652,7 +695,7 @@ _NAMES: Final[tuple[Callable[[TaskPart], Any], ...]] = (
 _NO_TASKS: Final = pa.RecordBatch.from_pylist([], TASKS_SCHEMA)
 
 
-def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:
+def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> ReadStream:
     """Return rows in their wire form as a stream, with `last` as metadata of the last batch."""
 
     def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
@@ -660,7 +703,7 @@ def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.Gen
             yield batch, b"{}"
         yield (batches[-1] if batches else _EMPTY), to_json(last)
 
-    return flight.GeneratorStream(TAIL_SCHEMA, pieces())
+    return ReadStream(TAIL_SCHEMA, pieces())
 
 
 _EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in TAIL_SCHEMA], schema=TAIL_SCHEMA)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from millrace.access.access_log import AccessLog
 from millrace.access.token_file import TokenFile
 from millrace.base.closeable import Closeable
 from millrace.base.errors import (
@@ -155,6 +156,7 @@ class AppendServer(Closeable):
                     token_file=TokenFile(settings.data_dir),
                     extensions=[hosted],
                     host=settings.log_host,
+                    access_log=AccessLog.of(settings),
                     tls=None if settings.log_tls is None else _certificates(settings.log_tls),
                 )
             except pa.ArrowException as error:

@@ -196,6 +196,7 @@ def _state_row(state: ChannelState, *, detail: str, data: bytes) -> pa.RecordBat
         "reason": None,
         "detail": detail,
         "payload": data,
+        "principal": None,
     }
     arrays = [pa.array([values.get(item.name, 0)], _value_type(item.type)).cast(item.type) for item in ROW_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)

@@ -27,7 +27,7 @@ from millrace.storage.commit import CommitPart, commit_fenced
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import LiveFile, TableHandle
-from millrace.wal.schema import KIND_STATE, ROW_SCHEMA
+from millrace.wal.schema import KIND_STATE, ROW_SCHEMA, complete_rows
 
 FAN_IN: Final = 16
 """Neighbours that are merged into one file."""
@@ -192,7 +192,7 @@ def _row_groups(table: TableHandle, group: Sequence[LiveFile]) -> Iterator[pa.Re
     for each in group:
         with table.open_file(each.path, read_dictionary=_DICTIONARIES) as parquet:
             for number in range(parquet.num_row_groups):
-                rows = parquet.read_row_group(number).cast(ROW_SCHEMA)
+                rows = complete_rows(parquet.read_row_group(number))
                 if held and size + rows.nbytes > ROW_GROUP_BYTES:
                     yield _joined(held)
                     held, size = [], 0

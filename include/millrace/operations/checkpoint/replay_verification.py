@@ -24,7 +24,7 @@ from millrace.tables.wal.table import WalPosition, WalTable, WalTotals
 from millrace.wal.chain import replay
 from millrace.wal.digest import WalDigest, digest_rows
 from millrace.wal.rows import rows_in_order
-from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, ROW_SCHEMA
+from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, ROW_SCHEMA, complete_rows
 from millrace.wal.state import ChannelState
 
 MAX_LOOKBACK_STEPS: Final = 12
@@ -137,7 +137,7 @@ def _rejections(wal: WalTable, pchannel: str, begin: LogId) -> pa.Table:
     parts = [ROW_SCHEMA.empty_table()]
     for name, _, last in _files(wal, pchannel, KIND_REJECTION):
         if last >= begin:
-            rows = wal.table.read(name).cast(ROW_SCHEMA)
+            rows = complete_rows(wal.table.read(name))
             later = pc.or_(
                 pc.greater(rows["ledger"], begin.ledger),
                 pc.and_(pc.equal(rows["ledger"], begin.ledger), pc.greater_equal(rows["entry"], begin.entry)),

@@ -24,7 +24,7 @@ from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX
 from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.tables.wal.trims import WalTrim, record_trim, trimmed_totals
 from millrace.wal.digest import digest_rows
-from millrace.wal.schema import KIND_MESSAGE, KIND_STATE, ROW_SCHEMA
+from millrace.wal.schema import KIND_MESSAGE, KIND_STATE, complete_rows
 
 ATTEMPTS: Final = 50
 
@@ -98,7 +98,7 @@ def files_before(table: WalTable, base: VerifiedBase) -> list[_File]:
 
 def _read(table: WalTable, file: _File) -> tuple[WalTotals, list[str]]:
     """Return the totals of a file's rows, and the staged files that its messages name."""
-    rows = table.table.read(file.path).cast(ROW_SCHEMA)
+    rows = complete_rows(table.table.read(file.path))
     if file.kind != KIND_MESSAGE:
         return WalTotals(0, rows.num_rows, digest_rows(rows)), []
     return WalTotals(rows.num_rows, 0, digest_rows(rows)), imported_files(rows)

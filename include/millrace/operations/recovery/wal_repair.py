@@ -27,7 +27,7 @@ from millrace.storage.table import LiveFile
 from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalPosition, WalTable, WalTotals
 from millrace.wal.chain import ChainOutcome
 from millrace.wal.digest import WalDigest, digest_rows
-from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
+from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA, complete_rows
 
 _DICTIONARIES = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
 
@@ -158,7 +158,7 @@ def _stored(table: WalTable, name: str) -> WalDigest:
     try:
         with table.table.open_file(name, read_dictionary=_DICTIONARIES) as parquet:
             for group in range(parquet.num_row_groups):
-                total += digest_rows(parquet.read_row_group(group).cast(ROW_SCHEMA))
+                total += digest_rows(complete_rows(parquet.read_row_group(group)))
     except (OSError, pa.ArrowException):
         return WalDigest()
     return total

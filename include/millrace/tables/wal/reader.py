@@ -30,7 +30,7 @@ from millrace.message.ids import LogId, MessageId, tick_physical_ms
 from millrace.storage.parquet_file import open_file
 from millrace.storage.store import TableStore
 from millrace.storage.table import TableHandle, open_table
-from millrace.wal.schema import KIND_MESSAGE, ROW_SCHEMA
+from millrace.wal.schema import KIND_MESSAGE, ROW_SCHEMA, complete_rows
 
 BATCH_BYTES: Final = 32 << 20
 """Approximate uncompressed Parquet bytes per batch."""
@@ -403,7 +403,6 @@ def _batches(
     batch_bytes: int,
 ) -> Iterator[pa.Table]:
     names = ROW_SCHEMA.names if columns is None else sorted({*columns, "time_tick", "type", *_IDS})
-    schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     dictionaries = [name for name in _DICTIONARIES if name in names]
     with open_file(wal, file.path, read_dictionary=dictionaries) as parquet:
         for group in _groups(parquet, plan):
@@ -411,11 +410,11 @@ def _batches(
                 continue
             size = parquet.metadata.row_group(group).total_byte_size
             if size <= 2 * batch_bytes:
-                yield parquet.read_row_group(group, columns=names).select(names).cast(schema)
+                yield complete_rows(parquet.read_row_group(group, columns=names), names)
                 continue
             rows = max(1, parquet.metadata.row_group(group).num_rows * batch_bytes // size)
             for batch in parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names):
-                yield pa.Table.from_batches([batch]).select(names).cast(schema)
+                yield complete_rows(pa.Table.from_batches([batch]), names)
 
 
 def _groups(parquet: pq.ParquetFile, plan: WalRange) -> list[int]:

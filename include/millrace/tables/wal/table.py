@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed, MillraceError, StateDamaged, UnsupportedVersion
 from millrace.message.ids import LogId
+from millrace.storage.commit import add_columns
 from millrace.storage.parquet_file import open_file
 from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, create_table, open_table, table_at, table_exists
@@ -188,17 +189,21 @@ class WalTable:
 
     @classmethod
     def create(cls, uri: object) -> Self:
-        """Open the table at `uri`, creating it if needed. Several processes may do so concurrently."""
-        return cls(
-            create_table(
-                uri,
-                TABLE_SCHEMA,
-                partition_by=PARTITION_COLUMNS,
-                configuration=_CONFIGURATION,
-                name="wal",
-                description="Messages, rejections and channel state of every PChannel.",
-            )
+        """Open the table at `uri`, creating it if needed, and add columns that an earlier build did not have.
+
+        Several processes may do so concurrently.
+        """
+        table = create_table(
+            uri,
+            TABLE_SCHEMA,
+            partition_by=PARTITION_COLUMNS,
+            configuration=_CONFIGURATION,
+            name="wal",
+            description="Messages, rejections and channel state of every PChannel.",
         )
+        if table.missing_columns(TABLE_SCHEMA)[0]:
+            add_columns(table, TABLE_SCHEMA)
+        return cls(table)
 
     @staticmethod
     def exists(uri: object) -> bool:

@@ -1,0 +1,87 @@
+"""What the numbers of messages prove lost: the numbers between the first and the greatest that did not come.
+
+A message that comes late, within the newest WINDOW numbers, is taken from the lost ones again. A number that is far
+from the last one, in either direction, is a sender that began anew; it proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+WINDOW: Final = 1024
+"""Numbers before the greatest of a sender that may still come."""
+MAX_GAP: Final = 1_000_000
+"""Numbers that may be lost at once; a larger jump is a sender that began anew."""
+MAX_SENDERS: Final = 1024
+"""Senders that are remembered, those that sent last."""
+
+
+@dataclass(slots=True)
+class _Sender:
+    greatest: int
+    missing: set[int] = field(default_factory=set)
+    """Numbers of the last WINDOW that did not come yet."""
+
+
+class SequenceTracker:
+    """Follows the numbers of each sender. Not thread-safe."""
+
+    def __init__(self, width: int | None, greatest: Mapping[str, int] | None = None) -> None:
+        """`width`: bytes of a number, after whose greatest value it is 0 again; None: it grows without end.
+
+        `greatest` has the greatest number of each sender, as a tracker before this one left it.
+        """
+        self._modulus = None if width is None else 1 << (8 * width)
+        self._senders: OrderedDict[str, _Sender] = OrderedDict(
+            (name, _Sender(number)) for name, number in (greatest or {}).items()
+        )
+        self.counts = Counter[str]()
+        """lost, late (they came after later ones), repeated, restarts (of senders), forgotten (senders)."""
+
+    def greatest(self) -> dict[str, int]:
+        """Return the greatest number of each sender."""
+        return {name: each.greatest for name, each in self._senders.items()}
+
+    def see(self, sender: str, number: int) -> None:
+        """Count a message."""
+        known = self._senders.get(sender)
+        if known is None:
+            self._senders[sender] = _Sender(number)
+            if len(self._senders) > MAX_SENDERS:
+                self._senders.popitem(last=False)
+                self.counts["forgotten"] += 1
+            return
+        self._senders.move_to_end(sender)
+        ahead = self._ahead(known.greatest, number)
+        if ahead == 0:
+            self.counts["repeated"] += 1
+        elif 0 < ahead <= MAX_GAP:
+            self.counts["lost"] += ahead - 1
+            first = max(1, ahead - WINDOW)
+            known.missing.update(self._after(known.greatest, step) for step in range(first, ahead))
+            known.greatest = number
+            if len(known.missing) > WINDOW:
+                known.missing = {each for each in known.missing if -self._ahead(number, each) <= WINDOW}
+        elif -WINDOW <= ahead < 0:
+            if number in known.missing:
+                known.missing.discard(number)
+                self.counts["lost"] -= 1
+                self.counts["late"] += 1
+            else:
+                self.counts["repeated"] += 1
+        else:
+            self._senders[sender] = _Sender(number)
+            self.counts["restarts"] += 1
+
+    def _ahead(self, greatest: int, number: int) -> int:
+        """Return how far `number` is after `greatest`; negative: before it."""
+        if self._modulus is None:
+            return number - greatest
+        ahead = (number - greatest) % self._modulus
+        return ahead if ahead <= self._modulus // 2 else ahead - self._modulus
+
+    def _after(self, number: int, steps: int) -> int:
+        return number + steps if self._modulus is None else (number + steps) % self._modulus

@@ -1,0 +1,178 @@
+"""Who wrote it: the server that takes an append names its caller in each entry, whatever the client says.
+
+The name goes through the log, the chain, the ``wal`` table and the tail to readers and searches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millrace.access.grants import Grant, Role
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.consume.scan import scan
+from millrace.message.builders import insert
+from millrace.message.keys import vchannel_index
+from millrace.message.model import ImmutableMessage
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
+from millrace.node.ingest.definition import ingest_to_end
+from millrace.observe.observer import Observer
+from millrace.observe.wal_search import WalQuery
+from millrace.operations.verification import verify_channel
+from millrace.rpc.tail import TailBatch, from_wire_rows
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from millrace.wal.scanner import All, Filter, VChannelFilter, message_from_row
+from millrace.wal.schema import ROW_SCHEMA
+from tests.access.conftest import SCHEMA, Guarded
+from tests.access.test_remote_clients import connected, own, rows
+
+__all__ = ["own"]
+
+
+def written_by(guarded: Guarded, collection: CollectionInfo, principal: str) -> list[Any]:
+    """The accepted messages of a principal and collection that a search finds, after they are in the table."""
+    ingest_to_end(guarded.client.settings, guarded.client.log)
+    query = WalQuery("message", principal=principal, collection_id=collection.id, types=("INSERT",))
+    return Observer(guarded.client.settings).messages(query).items
+
+
+def home_of(collection: CollectionInfo, key: int) -> str:
+    return collection.vchannels[int(vchannel_index(pa.array([key]), len(collection.vchannels))[0])]
+
+
+def forged(collection: CollectionInfo, key: int, principal: str) -> tuple[str, bytes]:
+    """An entry that says that somebody else wrote it, and its PChannel."""
+    vchannel = home_of(collection, key)
+    message = insert(
+        pa.RecordBatch.from_pylist([{"id": key, "body": "x"}], schema=SCHEMA.arrow()),
+        vchannel=vchannel,
+        collection_id=collection.id,
+        partition_id=collection.partitions["_default"],
+        term=1,
+    )
+    return vchannel.rpartition("_")[0], encode_entry([replace(message, schema_version=1)], principal=principal)
+
+
+def test_a_message_names_the_token_that_wrote_it_for_readers_and_searches(
+    guarded: Guarded, own: CollectionInfo
+) -> None:
+    token = guarded.add(f"etl-{own.id}", Grant(Role.PRODUCE, (own.name,)))
+    with connected(guarded, token) as client:
+        client.new_producer().insert(client.definition(own.name), rows(*range(100)))
+    guarded.client.new_producer().insert(guarded.client.definition(own.name), rows(100))
+    found = written_by(guarded, own, f"etl-{own.id}")
+    assert sum(each.rows for each in found) == 100
+    assert {each.principal for each in found} == {f"etl-{own.id}"}
+    assert sum(each.rows for each in written_by(guarded, own, "machine")) == 1
+    filters: list[Filter] = [VChannelFilter(set(own.vchannels))]
+    for pchannel in ("dml_0", "dml_1"):
+        tail = guarded.client.connection
+        with scan(
+            pchannel,
+            All(),
+            wal=guarded.client.settings.wal_uri,
+            tail=tail,
+            filters=filters,
+            until_tick=tail.tick(pchannel),
+        ) as units:
+            names = {each.principal for each in units if isinstance(each, ImmutableMessage) and each.rows}
+        assert names <= {f"etl-{own.id}", "machine"}
+        assert f"etl-{own.id}" in names
+    uri = guarded.client.settings.wal_uri
+    snapshot = WalSnapshot.open(uri)
+    assert snapshot is not None
+    for pchannel in ("dml_0", "dml_1"):
+        verified = verify_channel(snapshot, WalTable.open(uri), guarded.client.log, pchannel)
+        assert verified.committed == verified.stored == verified.replayed
+        assert verified.same_state
+
+
+def test_rows_of_the_tail_name_their_principal_before_they_are_in_the_table(
+    guarded: Guarded, own: CollectionInfo
+) -> None:
+    tail = guarded.client.connection
+    begin = {name: tail.tick(name) for name in ("dml_0", "dml_1")}
+    token = guarded.add(f"tail-{own.id}", Grant(Role.PRODUCE, (own.name,)))
+    with connected(guarded, token) as client:
+        client.new_producer().insert(client.definition(own.name), rows(*range(20)))
+    found = set()
+    for name, after in begin.items():
+        tail.tick(name)
+        newest = tail.tail(name, after, timeout=0.0)
+        assert isinstance(newest, TailBatch)
+        for batch in newest.batches:
+            found |= {message_from_row(row).principal for row in batch.to_pylist() if row["rows"]}
+    assert found == {f"tail-{own.id}"}
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_client_cannot_write_in_another_one_s_name(guarded: Guarded, own: CollectionInfo, pipelined: bool) -> None:
+    name = f"eve-{own.id}-{pipelined}"
+    token = guarded.add(name, Grant(Role.PRODUCE, (own.name,)))
+    with connected(guarded, token) as client:
+        for key in range(3):
+            pchannel, entry = forged(own, key, "admin")
+            if pipelined:
+                with client.connection.append_stream(pchannel) as stream:
+                    assert stream.submit([entry]).result().results()
+            else:
+                client.connection.append(pchannel, [entry]).results()
+    assert len(written_by(guarded, own, name)) == 3
+    assert written_by(guarded, own, "admin") == []
+    assert written_by(guarded, own, "asserted:admin") == []
+
+
+def test_an_append_past_the_host_is_stamped_too(guarded: Guarded, own: CollectionInfo) -> None:
+    token = guarded.add(f"past-{own.id}", Grant(Role.ADMIN))
+    pchannel, entry = forged(own, 1, "somebody")
+    with connected(guarded, token) as client:
+        client.connection.service.open(pchannel).append([entry])
+    assert len(written_by(guarded, own, f"past-{own.id}")) == 1
+    assert written_by(guarded, own, "asserted:somebody") == []
+
+
+def test_a_rejection_names_who_wrote_what_was_refused(guarded: Guarded, own: CollectionInfo) -> None:
+    name = f"wrong-{own.id}"
+    token = guarded.add(name, Grant(Role.PRODUCE, (own.name,)))
+    vchannel = home_of(own, 7)
+    other = next(each for each in own.vchannels if each != vchannel)
+    message = insert(
+        pa.RecordBatch.from_pylist([{"id": 7, "body": "x"}], schema=SCHEMA.arrow()),
+        vchannel=other,
+        collection_id=own.id,
+        partition_id=own.partitions["_default"],
+        term=1,
+    )
+    with connected(guarded, token) as client:
+        client.connection.append(other.rpartition("_")[0], [encode_entry([replace(message, schema_version=1)])])
+    ingest_to_end(guarded.client.settings, guarded.client.log)
+    [found] = Observer(guarded.client.settings).rejections(WalQuery("rejection", principal=name)).items
+    assert (found.reason, found.principal) == ("WRONG_VCHANNEL", name)
+
+
+def test_the_log_itself_holds_the_name_and_the_server_s_own_messages_hold_none(guarded: Guarded) -> None:
+    log = guarded.client.log.open("dml_0")
+    found = decode_entries(log.read(log.describe().begin, max_bytes=1 << 30).batch).to_pylist()
+    assert {row["principal"] for row in found if row["type"] in (1300, 100)} == {None}
+
+
+def test_a_client_of_an_earlier_build_gets_the_columns_that_it_knows(guarded: Guarded, own: CollectionInfo) -> None:
+    guarded.client.new_producer().insert(guarded.client.definition(own.name), rows(1))
+    ingest_to_end(guarded.client.settings, guarded.client.log)
+    service = guarded.client.connection.service
+    for ticket in ({"tail": "dml_0", "after": 0}, {"history": "dml_0"}):
+        request = {"extension": "append", **ticket}
+        for asked in (False, True):
+            batches, _ = service.call_with_retry(
+                lambda link, deadline, request=request, asked=asked: link.get(  # type: ignore[misc]
+                    request | ({"principals": True} if asked else {}), timeout=20.0
+                ),
+                seconds=20.0,
+            )
+            assert all(("principal" in batch.schema.names) == asked for batch in batches)
+            assert {from_wire_rows(batch).schema for batch in batches} <= {ROW_SCHEMA}
