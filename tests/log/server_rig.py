@@ -13,6 +13,7 @@ from typing import Self
 import pyarrow as pa
 from pyarrow import flight
 
+from millrace.access.access_log import AccessLog, ReadStream
 from millrace.access.grants import Caller, Role
 from millrace.access.permissions import Scope
 from millrace.base.errors import (
@@ -158,8 +159,9 @@ class EchoExtension:
             assert self.may_answer.wait(PATIENCE)
             writer.write_metadata(chunk.app_metadata)
 
-    def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
-        return flight.RecordBatchStream(pa.table({"ticket": [ticket.ticket]}))
+    def do_get(self, ticket: flight.Ticket, caller: Caller) -> ReadStream:
+        batch = pa.RecordBatch.from_pydict({"ticket": [ticket.ticket]})
+        return ReadStream(batch.schema, iter([(batch, b"")]))
 
     def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
         assert self.may_answer.wait(PATIENCE)
@@ -167,8 +169,11 @@ class EchoExtension:
             raise AppendRejected("not today", reason="TOO_LARGE")
         return [action.body.to_pybytes()]
 
-    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
-        return None
+    def admit(self, pchannel: str, values: pa.LargeBinaryArray, caller: Caller, *, alone: bool) -> pa.LargeBinaryArray:
+        return values
+
+    def use_access_log(self, access_log: AccessLog) -> None:
+        pass
 
     def truncated(self, pchannel: str, freed: int) -> None:
         self.freed.append((pchannel, freed))
