@@ -151,6 +151,16 @@ def test_a_task_that_nobody_settles_takes_no_room_once_its_lease_is_over(make: M
     assert {task.id for task in later} | forgotten >= {f"{lane}/1/{row}" for lane in LANES for row in (0, 1)}
 
 
+def test_a_consumer_that_asks_for_nothing_leaves_its_lost_tasks_to_another(make: Make) -> None:
+    server, stuck = make(count=1, prefetch=2, lease=1.0)
+    lost = {task.id for task in polled(stuck, 2)}
+    time.sleep(2.0)  # their leases are over, and nobody else waits for them
+    other = QueueConsumer(server, collection="jobs", lanes=LANES, group="workers", lease=30.0)
+    again = polled(other, 2)
+    other.close()
+    assert {task.id: task.deliveries for task in again} == dict.fromkeys(lost, 2)
+
+
 def test_what_the_server_refuses_for_good_is_raised_and_not_collected(make: Make) -> None:
     server, queue = make(count=2)
     [task, _] = polled(queue, 2)

@@ -187,7 +187,10 @@ class QueueConsumer(Closeable):
         self._changed = threading.Condition()
         self._ready: deque[Task] = deque()
         self._out: set[Task] = set()
-        """Tasks that `poll` returned and that are not settled. Those with no lease leave it when room is short."""
+        """Tasks that `poll` returned and that are not settled.
+
+        Those with no lease leave it when `poll` has no other task: who does not ask for more leaves them to others.
+        """
         self._outbox = _Outbox()
         self._sending = False
         self._last = 0
@@ -239,6 +242,11 @@ class QueueConsumer(Closeable):
                 continue
             self._out.add(task)
             return task
+        if self._prefetch <= len(self._out):
+            now = self._clock()  # what is not this consumer's any more takes no room
+            self._out = {task for task in self._out if task.expires > now}
+            if len(self._out) < self._prefetch:
+                self._changed.notify_all()
         return None
 
     def __iter__(self) -> Iterator[Task]:
@@ -405,9 +413,6 @@ class QueueConsumer(Closeable):
                     self._changed.wait(jittered(_PAUSE if error.retriable else 1.0))
 
     def _room(self) -> int:
-        if self._prefetch <= len(self._ready) + len(self._out):
-            now = self._clock()  # what is not this consumer's any more takes no room
-            self._out = {task for task in self._out if task.expires > now}
         return self._prefetch - len(self._ready) - len(self._out)
 
     def _ask_to_dispatch(self) -> None:
