@@ -23,6 +23,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.meta.sql import SqlStore
 from millrace.operations.backfill.importer import _State
 from millrace.operations.backup.manifest import BackupManifest
+from millrace.storage.local import LocalStore
 from tests.client.medium import Medium
 
 
@@ -141,6 +142,6 @@ def test_a_file_has_its_name_only_once_its_bytes_are_durable(tmp_path: Path, mon
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", look)
-    _State(tmp_path / "appended.json").keep()
+    _State(LocalStore(tmp_path)).keep()
     BackupManifest("id", "", "", "", "", True, {}, {}, {}, {}).write(tmp_path)
     assert named == [("appended.json", True), ("manifest.json", True)]

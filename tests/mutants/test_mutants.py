@@ -29,7 +29,7 @@ def test_every_mutant_applies_and_its_test_is_there() -> None:
         assert mutant.old != mutant.new, mutant.name
         ast.parse(mutant.changed(path.read_text(encoding="utf-8")))
         file, _, name = mutant.test.partition("::")
-        assert name in _functions(file), f"mutant {mutant.name!r}: there is no test {mutant.test}"
+        assert name.partition("[")[0] in _functions(file), f"mutant {mutant.name!r}: there is no test {mutant.test}"
 
 
 @cache
