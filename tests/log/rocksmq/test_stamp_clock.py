@@ -269,6 +269,16 @@ def test_no_machines_end_undoes_that_a_leap_is_held_or_is_not_any_more(
     assert len(synced) == 1
 
 
+def test_a_process_that_is_killed_again_and_again_takes_log_time_ahead_by_little(host: Host) -> None:
+    """Each life of 0.2 s promises, and dies without a word."""
+    for _ in range(200):
+        clock = host.open()
+        for _ in range(4):
+            clock.floor_ms()
+            host.true += 0.05
+    assert clock.now_ms() <= host.wall() // 1_000_000 + 1100
+
+
 def test_a_steady_clock_that_went_back_is_another_boots_whatever_its_name(host: Host) -> None:
     """As in a container that begins its own count."""
     host.true += DAY

@@ -41,7 +41,12 @@ PERSIST_SECONDS: Final = 5.0
 """Longest time between two writes of the state; the begin and the end of a held leap are written at once."""
 
 PROMISE_SECONDS: Final = 1.0
-"""How far ahead a promise is stored: one durable write in this time, while somebody asks for floors."""
+"""How far ahead of the wall clock a promise is stored: one durable write in this time, while somebody asks for floors.
+
+After a kill, stamps go on from the promise. So one that is ahead already gets less, down to MIN_PROMISE_SECONDS, or a
+process that is killed again and again would take log time ahead by as much each time.
+"""
+MIN_PROMISE_SECONDS: Final = 0.05
 
 _VERSION: Final = 1
 _PROMISE_VERSION: Final = 2
@@ -158,7 +163,11 @@ class StampClock:
         with self._keeping:
             with self._lock:
                 stamp = self._look()
-                promised = max(self._promised, stamp + round(PROMISE_SECONDS * _SECOND))
+                ahead = (
+                    max(0, stamp - self._shown) if self._held_since is None else _NO_BOUND
+                )  # the wall clock is wrong
+                window = max(round(MIN_PROMISE_SECONDS * _SECOND), round(PROMISE_SECONDS * _SECOND) - ahead)
+                promised = max(self._promised, stamp + window)
                 kept = self._state(promised)
             # Only once it is on the disk may a stamp up to it be given as a floor.
             self._store(kept, durable=True)
