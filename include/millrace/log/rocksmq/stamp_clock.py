@@ -163,9 +163,8 @@ class StampClock:
         with self._keeping:
             with self._lock:
                 stamp = self._look()
-                ahead = (
-                    max(0, stamp - self._shown) if self._held_since is None else _NO_BOUND
-                )  # the wall clock is wrong
+                held = self._held_since is not None  # then the wall clock says nothing
+                ahead = round(PROMISE_SECONDS * _SECOND) if held else max(0, stamp - self._shown)
                 window = max(round(MIN_PROMISE_SECONDS * _SECOND), round(PROMISE_SECONDS * _SECOND) - ahead)
                 promised = max(self._promised, stamp + window)
                 kept = self._state(promised)
