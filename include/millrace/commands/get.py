@@ -19,24 +19,30 @@ if TYPE_CHECKING:
 
     from millrace.catalog.collection import CollectionInfo
 
+PrimaryKeys = Annotated[
+    list[str], typer.Argument(metavar="KEY…", help="Primary keys; `a,b` if the key has two fields.")
+]
+ColumnNames = Annotated[
+    list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
+]
+LongestWait = Annotated[
+    float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
+]
+
 
 @root.command(rich_help_panel=DATA_PANEL)
 def get(
     context: JsonContext,
     name: CollectionName,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="Primary keys; `a,b` if the key has two fields.")],
+    keys: PrimaryKeys,
     at: Annotated[
         str | None,
         typer.Option(metavar="TICK|TIMESTAMP", help="Read as of this tick or time. Default: now."),
     ] = None,
-    columns: Annotated[
-        list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
-    ] = None,
+    columns: ColumnNames = None,
     file_format: FileFormat = None,
     output: Output = None,
-    wait: Annotated[
-        float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
-    ] = None,
+    wait: LongestWait = None,
 ) -> None:
     """Read the rows of primary keys, deletes applied, as of any time tick.
 
@@ -60,7 +66,7 @@ def get(
 def history(
     context: JsonContext,
     name: CollectionName,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="Primary keys; `a,b` if the key has two fields.")],
+    keys: PrimaryKeys,
     after: Annotated[
         str | None,
         typer.Option(metavar="TICK|TIMESTAMP", help="Only changes after this tick or time. Default: all."),
@@ -69,14 +75,10 @@ def history(
         str | None,
         typer.Option(metavar="TICK|TIMESTAMP", help="Only changes up to this tick or time. Default: now."),
     ] = None,
-    columns: Annotated[
-        list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
-    ] = None,
+    columns: ColumnNames = None,
     file_format: FileFormat = None,
     output: Output = None,
-    wait: Annotated[
-        float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
-    ] = None,
+    wait: LongestWait = None,
 ) -> None:
     """Read what happened to the rows of primary keys, oldest first: inserts, upserts, deletes, retractions.
 
