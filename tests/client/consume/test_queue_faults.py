@@ -16,11 +16,12 @@ import pytest
 from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
 from millrace.client.consume.positions import FilePositions
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
+from millrace.node.append.queue_lanes import TaskRows
 from millrace.node.append.server import wire_tasks
-from millrace.node.append.work_queues import TaskRows, WorkQueues
+from millrace.node.append.work_queues import WorkQueues
 from millrace.rpc.tasks import LeasedTasks, decode_tasks
 from millrace.rpc.wire import from_json, to_json
-from tests.node.append.group_rig import Server
+from tests.sim.group_world import Server
 from tests.waiting import until
 
 LANES = ["dml_0_7v0", "dml_1_7v1"]
@@ -70,7 +71,8 @@ class Direct:
         self.positions.close()
         for queue in self.queues._queues.values():
             queue._stopping.set()
-            for lane in queue._lanes.values():
+            queue.lanes._closed = True
+            for lane in queue.lanes:
                 lane.gone = True
         self.start()
 

@@ -25,7 +25,7 @@ from millrace.message.bodies import ImportSource
 from millrace.message.ids import split_channel
 from millrace.message.model import ImmutableMessage
 from millrace.node.append.history_reads import CollectionCatalog
-from millrace.node.append.work_queues import TaskReader, TaskRows
+from millrace.node.append.queue_lanes import TaskReader, TaskRows
 from millrace.rpc.tail import TailSource
 from millrace.tables.collections.changes import ImportedFiles
 from millrace.tables.wal.log_replay import UncommittedMessages

@@ -1,11 +1,9 @@
 """Work queues at the log's server: consumers of a group compete for single tasks, the rows of a collection.
 
-This process is a member of the group (millrace.node.append.consumer_groups), so it dispatches the VChannels that the
-group's division gives it: all of them, unless another server has consumers of the queue too. For each it reads ahead
-into a window (millrace.node.append.task_window), delivers tasks under a lease each, and counts what is acknowledged.
-The window's state is written with the group's position, under the claim to the VChannel: of two servers that both take
-themselves for the owner, only one can write. What must be durable before it is answered (an acknowledgement, a
-repeated delivery) waits for that write; calls that come meanwhile share the next one.
+This process is a member of the group, so it dispatches the VChannels that the group's division gives it: all of them,
+unless another server has consumers of the queue too (millrace.node.append.queue_lanes). It delivers tasks under a lease
+each, and counts what is acknowledged. What must be durable before it is answered (an acknowledgement, a repeated
+delivery) waits for its write; calls that come meanwhile share the next one.
 
 A server that was killed comes back as the same member, so it has its VChannels at once. Tasks that may be in a
 consumer's hands stay there for a lease: their holders renew or acknowledge them at the new owner.
@@ -13,9 +11,7 @@ consumer's hands stay there for a lease: their holders renew or acknowledge them
 A take names the last answer that its consumer got. If there is a later one, its answer was lost: those tasks are given
 back at once, uncounted. A consumer is known by its name and its principal, so nobody settles in the name of another's.
 
-Bounds: MAX_CONSUMERS consumers, of one queue MAX_QUEUE_CONSUMERS, WINDOW_TASKS tasks and LANE_BYTES of memory for each
-VChannel, and QUEUE_BYTES in all; a VChannel without any row in memory may always read one message. Beyond that, reading
-waits.
+Bounds: MAX_CONSUMERS consumers, of one queue MAX_QUEUE_CONSUMERS.
 """
 
 from __future__ import annotations
@@ -30,27 +26,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from prometheus_client import Gauge
 
-from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable, MetaAmbiguous, MillraceError, ServerFull
+from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, ServerFull
 from millrace.base.metrics import Metrics
 from millrace.client.consume.membership import GroupMember, boot_clock
 from millrace.message.ids import tick_physical_ms
-from millrace.message.keys import key_column, key_hashes
-from millrace.node.append.consumer_groups import ConsumerGroups, QueueMove
-from millrace.node.append.task_window import WINDOW_TASKS, TaskNames, TaskWindow
+from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory, run_thread
+from millrace.node.append.task_window import TaskNames
 
-LANE_BYTES: Final = 16 << 20
-"""Approximate memory of the tasks that a VChannel's window holds."""
-QUEUE_BYTES: Final = 256 << 20
-"""The same for all windows of this server."""
 MAX_CONSUMERS: Final = 4096
 MAX_QUEUE_CONSUMERS: Final = 1024
 """Consumers of one queue, so that it leaves room for others."""
@@ -67,80 +58,8 @@ IDLE_SECONDS: Final = 60.0
 """How long a queue without calls and leases stays open."""
 SILENT_SECONDS: Final = 30.0
 """A consumer without calls for so long, and without leases, is forgotten."""
-DRAIN_SECONDS: Final = 5.0
-"""How long a VChannel that another server shall have waits for its leases."""
-PROGRESS_SECONDS: Final = 5.0
-"""Seconds between two writes of what no caller waits for: the position passes messages that are no tasks."""
-_READ_WAIT: Final = 5.0
-_ROOM_WAIT: Final = 0.5
-_PAUSE: Final = 0.2
-_LONGEST_PAUSE: Final = 1.0
-_BROKEN_PAUSE: Final = 30.0
-"""Longest pause before a VChannel is read again whose error needs somebody to act."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRows:
-    """Rows of one or more units, with one schema."""
-
-    ticks: npt.NDArray[np.int64]
-    """The unit of each row."""
-    rows: pa.RecordBatch
-    key: str | tuple[str, ...]
-    """Names of the primary key's columns."""
-    last: bool
-    """Whether the last unit is complete."""
-
-
-class TaskReader(Protocol):
-    """Reads the tasks of one VChannel in order. One thread reads; any may close it."""
-
-    @property
-    def confirmed_tick(self) -> int:
-        """Tick up to which `poll` has returned everything."""
-        ...
-
-    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
-        """Yield the next rows, perhaps none; wait for them for up to `timeout` seconds."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class TaskSource(Protocol):
-    """Where a queue reads its tasks."""
-
-    def open(self, lane: str, after_tick: int) -> TaskReader: ...
-
-    def start_tick(self, lane: str, start: str | int) -> int:
-        """Return the tick after which a queue begins: "earliest", "latest" or a tick."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    name: str
-    claim: int
-    window: TaskWindow
-    generation: int = 0
-    """Counts what happened to the window that must become durable."""
-    saved: int = 0
-    promised: int = 0
-    """The generation that must be durable before anything is delivered."""
-    moved: bool = False
-    """Whether there is progress that no caller waits for."""
-    gone: bool = False
-    drain_until: float | None = None
-    error: MillraceError | None = None
-    reader: TaskReader | None = None
-    weighed: int = 0
-    """Bytes of the window that are counted in those of all queues."""
-
-    def is_gone(self) -> bool:
-        """Whether the VChannel is another's by now; another thread may have noticed it."""
-        return self.gone
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +71,7 @@ class _Consumer:
     seen: float
     answer: int = 0
     """Number of the last answer."""
-    given: dict[_Lane, TaskNames] = field(default_factory=dict)
+    given: dict[Lane, TaskNames] = field(default_factory=dict)
     """Its deliveries."""
     turn: int = 0
     """Counts its calls: an older one that still waits gives up."""
@@ -172,10 +91,12 @@ class WorkQueues:
         metrics: Metrics | None = None,
         clock: Callable[[], float] = boot_clock,
         lease: float | None = None,
+        spawn: Callable[[str, Callable[[], None]], None] = run_thread,
     ) -> None:
         """`name` is that of this server among the group's members; it stays the same after a restart.
 
-        `lease`: that of the claims to VChannels, in seconds (default: the groups').
+        `lease`: that of the claims to VChannels, in seconds (default: the groups'). `spawn` runs a named function in
+        the background until it returns.
         """
         self._groups = groups
         self._source = source
@@ -183,10 +104,11 @@ class WorkQueues:
         self._metrics = metrics
         self._clock = clock
         self._lease = lease
+        self._spawn = spawn
         self._guard = threading.Lock()
         self._queues: dict[str, WorkQueue] = {}
         self._closed = False
-        self._bytes = 0
+        self.memory = WindowMemory()
         self.numbers = itertools.count(1)
 
     def take(self, request: dict[str, Any], *, caller: str = "", may_wait: bool = True) -> TaskAnswer:
@@ -269,22 +191,23 @@ class WorkQueues:
                     self._groups.handle, group, lanes, lease=self._lease, name=self._name, queue=True, order=order,
                     clock=self._clock,
                 )  # fmt: skip
-                queue = self._make(group, collection, order, start, member)
+                lanes_here = QueueLanes(
+                    group, member, self._groups, self._source, ordered=order == "key", start=start, clock=self._clock,
+                    memory=self.memory, spawn=self._spawn,
+                )  # fmt: skip
+                queue = WorkQueue(
+                    self, group, collection, lanes, lanes_here, order=order, clock=self._clock, metrics=self._metrics
+                )
                 self._queues[group] = queue
-        queue.require(lanes, collection, order)
+        queue.require(lanes, order)
         try:
-            queue.start()
+            if queue.lanes.join():
+                self._spawn("work-queue", queue.keep)
         except BaseException:
             if not queue.consumers:
                 self._close([queue])
             raise
         return queue
-
-    def _make(self, group: str, collection: str, order: str, start: str | int, member: GroupMember) -> WorkQueue:
-        return WorkQueue(
-            self, group, collection, member, self._groups, self._source, order=order, start=start, clock=self._clock,
-            metrics=self._metrics,
-        )  # fmt: skip
 
     def close_idle(self) -> None:
         """Close the queues that have had no consumer and no call for IDLE_SECONDS."""
@@ -312,16 +235,6 @@ class WorkQueues:
                 raise ServerFull(f"the server has {MAX_CONSUMERS} consumers of work queues, the limit: close idle ones")
             return next(self.numbers)
 
-    @property
-    def bytes(self) -> int:
-        """Approximate memory of the tasks in all windows."""
-        return self._bytes
-
-    def weigh(self, delta: int) -> None:
-        """Note that windows have grown by so many bytes."""
-        with self._guard:
-            self._bytes += delta
-
 
 @dataclass(frozen=True, slots=True)
 class TaskPart:
@@ -345,46 +258,32 @@ class TaskAnswer:
 
 
 class WorkQueue:
-    """One queue, as far as this server dispatches it. Made by WorkQueues."""
+    """The consumers of one queue at this server, and what they have. Made by WorkQueues."""
 
     def __init__(
         self,
         queues: WorkQueues,
         group: str,
         collection: str,
-        member: GroupMember,
-        groups: ConsumerGroups,
-        source: TaskSource,
+        vchannels: frozenset[str],
+        lanes: QueueLanes,
         *,
         order: str,
-        start: str | int,
         clock: Callable[[], float],
         metrics: Metrics | None,
     ) -> None:
         self._queues = queues
-        self.group = self._group = group
+        self.group = group
         self._collection = collection
-        self._member = member
-        self._groups = groups
-        self._source = source
+        self._vchannels = vchannels
+        self.lanes = lanes
         self._order = order
-        self._start_at = start
         self._clock = clock
         self._metrics = metrics
-        guard = threading.RLock()
-        self._changed = threading.Condition(guard)
-        self._available = threading.Condition(guard)
-        """Takes wait here for tasks, so that an acknowledgement does not wake them."""
-        self._lanes: dict[str, _Lane] = {}
         self._consumers: dict[tuple[str, str], _Consumer] = {}
-        """By principal and name."""
-        self._reason = ""
-        self._saving = threading.Lock()
-        self._syncing = threading.Lock()
+        """By principal and name. Guarded by `lanes.changed`."""
         self._stopping = threading.Event()
-        self._synced = False
         self._called = clock()
-        self._progress = clock()
         if metrics is not None:  # so that an alert sees that nothing is acknowledged
             metrics.queue_acknowledged_total.labels(group)
         self._turns = 0
@@ -392,32 +291,15 @@ class WorkQueue:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Join the group, and read. Idempotent. Raises what the group's server raises."""
-        with self._syncing:
-            if self._synced or self.closed:
-                return
-            self._synced = True
-        try:
-            with _repeatable():
-                self.sync()
-        except BaseException:
-            self._synced = False
-            raise
-        self._start_keeper()
-
-    def _start_keeper(self) -> None:
-        threading.Thread(target=self._keep, name="work-queue", daemon=True).start()
-
-    def require(self, lanes: frozenset[str], collection: str, order: str) -> None:
+    def require(self, vchannels: frozenset[str], order: str) -> None:
         """Raise InvalidArgument if the queue is another than the caller means."""
-        if lanes != frozenset(self._member.lanes):
+        if vchannels != self._vchannels:
             raise InvalidArgument(
-                f"group {self._group!r} is the queue of {self._collection or 'other channels'}: use another group"
+                f"group {self.group!r} is the queue of {self._collection or 'other channels'}: use another group"
             )
         if order != self._order:
             raise InvalidArgument(
-                f"other consumers of queue {self._group!r} have the order {self._order or 'none'!r}, not"
+                f"other consumers of queue {self.group!r} have the order {self._order or 'none'!r}, not"
                 f" {order or 'none'!r}: use the same everywhere"
             )
 
@@ -431,233 +313,40 @@ class WorkQueue:
 
     def is_idle(self, seconds: float) -> bool:
         """Whether there is no consumer, and was no call for so many seconds."""
-        with self._changed:
+        with self.lanes.changed:
             return not self._consumers and self._clock() - self._called >= seconds
-
-    def _weigh(self, lane: _Lane) -> None:
-        """Count what a window holds now."""
-        size = 0 if lane.gone else lane.window.bytes
-        if size != lane.weighed:
-            self._queues.weigh(size - lane.weighed)
-            lane.weighed = size
 
     def close(self) -> None:
         """Make durable what is not, and leave the group. Idempotent."""
         if self.closed:
             return
         self._stopping.set()
-        with self._changed:
-            lanes = list(self._lanes.values())
-            self._changed.notify_all()
-            self._available.notify_all()
-            for lane in lanes:
-                lane.window.end_reserve()
-                lane.generation += 1
         try:
-            self._save(lanes)
-        except MillraceError as error:
-            _log.warning("queue %r: its last progress is not written: %s: %s", self._group, error.code, error)
+            self.lanes.close()
         finally:
-            with self._changed:
-                for lane in lanes:
-                    self._drop(lane)
-                if self._metrics is not None:  # series of queues that are gone would add up
+            if self._metrics is not None:  # series of queues that are gone would add up
+                with self.lanes.changed:
                     for gauge in self._gauges(self._metrics):
                         with suppress(KeyError):
-                            gauge.remove(self._group)
-            self._member.leave()
+                            gauge.remove(self.group)
 
-    def _keep(self) -> None:
-        while not self._stopping.wait(self._pause()):
+    def keep(self) -> None:
+        """Tend the queue until it is closed."""
+        while not self._stopping.wait(self.lanes.pause()):
             try:
                 self.tend()
             except MillraceError as error:
-                _log.info("queue %r: %s: %s", self._group, error.code, error)
+                _log.info("queue %r: %s: %s", self.group, error.code, error)
             except Exception:
-                _log.exception("queue %r", self._group)
-
-    def _pause(self) -> float:
-        with self._changed:
-            now = self._clock()
-            following = min((lane.window.next_time(now) for lane in self._lanes.values()), default=now + 1.0)
-            if any(lane.drain_until is not None for lane in self._lanes.values()):
-                return 0.1
-        return max(0.02, min(self._member.heartbeat, following - now))
+                _log.exception("queue %r", self.group)
 
     def tend(self) -> None:
         """Do what time asks for: renew the membership, end leases, write progress, forget consumers, close if idle."""
         self.expire()
-        if self._clock() >= self._member.next_call:
-            self.sync()
-        self._release_drained()
-        if self._clock() - self._progress >= PROGRESS_SECONDS:
-            self._progress = self._clock()
-            self._save([lane for lane in list(self._lanes.values()) if lane.moved], progress=True)
+        self.lanes.tend()
         self._gauge()
         if self.is_idle(IDLE_SECONDS):
             self._queues.close_idle()
-
-    def sync(self) -> None:
-        """Renew the membership; take VChannels that are new, drop the lost, drain those that another shall have."""
-        with self._syncing:
-            share = self._member.sync({lane.name: lane.claim for lane in list(self._lanes.values())})
-            known = {lane.name: lane.claim for lane in list(self._lanes.values())}
-            new = [name for name, held in share.held.items() if known.get(name) != held.claim]
-            states = self._groups.queue_states(self._group, new) if new else {}
-            starts = {
-                name: self._source.start_tick(name, self._start_at) for name in new if share.held[name].start is None
-            }
-            opened: list[_Lane] = []
-            with self._changed:
-                for lane in list(self._lanes.values()):
-                    held = share.held.get(lane.name)
-                    if held is None or held.claim != lane.claim:
-                        self._drop(lane)
-                for name, held in share.held.items():
-                    if name not in self._lanes and not self.closed:
-                        tick = starts.get(name) if held.start is None else held.start
-                        # A state belongs to the position that it was written with.
-                        saved = states.get(name) if held.tick is not None else None
-                        window = TaskWindow(
-                            tick or 0, saved, now=self._clock(), ordered=self._order == "key", size=WINDOW_TASKS
-                        )
-                        lane = self._lanes[name] = _Lane(name, held.claim, window, generation=1)
-                        opened.append(lane)
-                now = self._clock()
-                for lane in self._lanes.values():
-                    if lane.name in share.share:
-                        lane.drain_until = None
-                    elif lane.drain_until is None:
-                        lane.drain_until = now + DRAIN_SECONDS
-                self._reason = share.reason
-                self._changed.notify_all()
-        if opened:
-            # A queue's start is durable before its first delivery, and the group is a queue from now.
-            self._save(opened)
-        for lane in opened:
-            self._read(lane)
-
-    def _drop(self, lane: _Lane) -> None:
-        lane.gone = True
-        if self._lanes.get(lane.name) is lane:
-            del self._lanes[lane.name]
-        for consumer in self._consumers.values():
-            consumer.given.pop(lane, None)
-        if lane.reader is not None:
-            lane.reader.close()
-        self._weigh(lane)
-        self._changed.notify_all()
-
-    def _release_drained(self) -> None:
-        now = self._clock()
-        with self._changed:
-            lanes = [
-                lane
-                for lane in self._lanes.values()
-                if lane.drain_until is not None and (now >= lane.drain_until or not lane.window.counts().in_flight)
-            ]
-            for lane in lanes:
-                lane.window.end_reserve()
-                lane.generation += 1
-        if lanes:
-            self._save(lanes)
-            self._member.release([lane.name for lane in lanes])
-            with self._changed:
-                for lane in lanes:
-                    self._drop(lane)
-
-    # --- reading ------------------------------------------------------------------------------------------------------
-
-    def _read(self, lane: _Lane) -> None:
-        threading.Thread(target=self._read_on, args=(lane,), name=f"queue-{lane.name}", daemon=True).start()
-
-    def _read_on(self, lane: _Lane) -> None:
-        pause = _PAUSE
-        while not lane.is_gone():
-            try:
-                self.read(lane, timeout=_READ_WAIT if lane.error is None else _PAUSE)
-                pause = _PAUSE
-                continue
-            except MillraceError as error:
-                found = error
-                if lane.error is None and not error.retriable:
-                    _log.warning("queue %r waits at %s: %s: %s", self._group, lane.name, error.code, error)
-            except Exception as error:
-                found = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
-                if lane.error is None:
-                    _log.exception("queue %r waits at %s", self._group, lane.name)
-            with self._changed:
-                lane.error = found
-                self._available.notify_all()
-                end = Deadline.after(jittered(pause))
-                while not lane.is_gone() and not end.expired():
-                    end.wait(self._changed)
-            # What needs somebody to act is tried again too: they may have acted.
-            pause = min(2 * pause, _LONGEST_PAUSE if found.retriable else _BROKEN_PAUSE)
-
-    def read(self, lane: _Lane, *, timeout: float) -> None:
-        """Read ahead on one VChannel once, as far as there is room."""
-        with self._changed:
-            if not self._has_room(lane, 1):
-                self._changed.wait(min(timeout, _ROOM_WAIT))
-            if lane.is_gone() or not self._has_room(lane, 1):
-                return
-            reader = lane.reader
-        if reader is None:
-            reader = self._source.open(lane.name, lane.window.read_tick)
-            with self._changed:
-                lane.reader = reader
-                gone = lane.is_gone()
-            if gone:
-                reader.close()
-                return
-        try:
-            for piece in reader.poll(timeout=timeout):
-                self._add(lane, piece)
-                if lane.is_gone():
-                    return
-        except BaseException:
-            # The reader stands after what it yielded, perhaps within a unit: begin again at the last whole one.
-            reader.close()
-            with self._changed:
-                lane.reader = None
-                lane.window.forget_open_unit()
-            raise
-        with self._changed:
-            if not lane.is_gone():
-                lane.error = None
-                before = lane.window.position
-                lane.window.confirm(reader.confirmed_tick)
-                lane.moved = lane.moved or lane.window.position != before
-
-    def _has_room(self, lane: _Lane, tasks: int) -> bool:
-        window = lane.window
-        if window.room < tasks:
-            return False
-        return not window.bytes or (window.bytes < LANE_BYTES and self._queues.bytes < QUEUE_BYTES)
-
-    def _add(self, lane: _Lane, piece: TaskRows) -> None:
-        keys = None
-        if self._order == "key":
-            names = (piece.key,) if isinstance(piece.key, str) else piece.key
-            keys = key_hashes(key_column(piece.rows, names))
-        first, count = 0, piece.rows.num_rows
-        with self._changed:
-            while first < count:
-                while not lane.is_gone() and not self._has_room(lane, 1):
-                    self._changed.wait(_ROOM_WAIT)
-                if lane.is_gone():
-                    return
-                stop = first + min(lane.window.room, count - first)
-                lane.window.add(
-                    piece.ticks[first:stop],
-                    piece.rows.slice(first, stop - first),
-                    last=piece.last if stop == count else bool(piece.ticks[stop] != piece.ticks[stop - 1]),
-                    keys=None if keys is None else keys[first:stop],
-                )
-                self._available.notify(stop - first)
-                first, lane.moved, lane.error = stop, True, None
-                self._weigh(lane)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -672,7 +361,7 @@ class WorkQueue:
             consumer.turn += 1
             turn = consumer.turn
             parts: list[TaskPart] = []
-            must: dict[_Lane, int] = {}
+            must: dict[Lane, int] = {}
             while True:
                 if self.closed:
                     raise LogUnavailable("the work queue is closing: call again")
@@ -680,33 +369,26 @@ class WorkQueue:
                 if consumer.turn != turn:  # a later call of the consumer has come: nobody reads this answer
                     break
                 parts, must = self._lease_tasks(consumer, most, lease)
-                errors = [lane.error for lane in self._lanes.values() if lane.error is not None]
+                errors = [lane.error for lane in self.lanes if lane.error is not None]
                 if not parts and errors and (not errors[0].retriable or end.expired()):
                     raise errors[0]
                 if parts or not most or end.expired():
                     break
                 now = self._clock()
-                following = min((lane.window.next_time(now) for lane in self._lanes.values()), default=now + 1.0)
+                following = min((lane.window.next_time(now) for lane in self.lanes), default=now + 1.0)
                 self._expire(now)
-                end.wait(self._available, maximum=max(0.005, min(1.0, following - now)))
+                end.wait(self.lanes.available, maximum=max(0.005, min(1.0, following - now)))
             if consumer.turn == turn:
                 consumer.answer = last + 1
         if must:
-            lost = self._save(list(must))
+            lost = self.lanes.save(list(must))
             if lost:
                 parts = [part for part in parts if part.lane not in lost]
-        return TaskAnswer(last + 1, parts, len(self._lanes), self._reason)
+        return TaskAnswer(last + 1, parts, len(self.lanes), self.lanes.reason)
 
-    def _owns(self, lane: _Lane) -> bool:
-        """Whether a VChannel is certainly this server's: only then may a task get a new lease.
-
-        What is acknowledged needs no such check, because its write is bound to the claim.
-        """
-        return not self._member.expired and self._clock() < self._groups.locked_until(self._group, lane.name)
-
-    def _lease_tasks(self, consumer: _Consumer, most: int, lease: float) -> tuple[list[TaskPart], dict[_Lane, int]]:
+    def _lease_tasks(self, consumer: _Consumer, most: int, lease: float) -> tuple[list[TaskPart], dict[Lane, int]]:
         now = self._clock()
-        lanes = [lane for _, lane in sorted(self._lanes.items()) if lane.drain_until is None and self._owns(lane)]
+        lanes = [lane for lane in self.lanes if lane.drain_until is None and self.lanes.owns(lane)]
         if not lanes:
             return [], {}
         self._turns += 1
@@ -717,7 +399,7 @@ class WorkQueue:
         left = min(most, max(1, -(-ready // len(self._consumers))))
         left_bytes = ANSWER_BYTES
         parts: list[TaskPart] = []
-        must: dict[_Lane, int] = {}
+        must: dict[Lane, int] = {}
         for lane in lanes:
             if left <= 0 or left_bytes <= 0:
                 break
@@ -738,24 +420,23 @@ class WorkQueue:
             consumer.taken += len(places)
             if self._metrics is not None:
                 again = int(np.count_nonzero(consumer.given[lane].deliveries > 1))
-                self._metrics.queue_deliveries_total.labels(self._group).inc(len(places))
-                self._metrics.queue_redeliveries_total.labels(self._group).inc(again)
+                self._metrics.queue_deliveries_total.labels(self.group).inc(len(places))
+                self._metrics.queue_redeliveries_total.labels(self.group).inc(again)
         return parts, must
 
     def settle(self, name: tuple[str, str], lists: Mapping[str, Sequence[_Element]], *, lease: float) -> dict[str, Any]:
         """Acknowledge, renew and release deliveries of a consumer; see :meth:`WorkQueues.handle`."""
         lost: dict[str, list[list[int]]] = {}
         unread: dict[str, list[list[int]]] = {}
-        touched: list[_Lane] = []
+        touched: list[Lane] = []
         freed = False
         with self._known(name) as consumer:
             now = self._called = consumer.seen = self._clock()
             for kind, elements in lists.items():
                 for place, element in enumerate(elements):
-                    lane = self._lanes.get(element.lane)
-                    if lane is None or (
-                        kind == "renew" and not self._owns(lane)
-                    ):  # of another server, or not taken yet
+                    lane = self.lanes.get(element.lane)
+                    # Another server's, or not taken yet.
+                    if lane is None or (kind == "renew" and not self.lanes.owns(lane)):
                         unread.setdefault(kind, []).extend([place, each] for each in range(element.count))
                         continue
                     if kind == "done":
@@ -763,12 +444,12 @@ class WorkQueue:
                         if outcomes.changed:
                             lane.generation += 1
                             freed = freed or bool(self._order)
-                            self._weigh(lane)
+                            self.lanes.weigh(lane)
                         touched.append(lane)
                         done = element.count - len(outcomes.lost) - len(outcomes.unread)
                         consumer.acknowledged += done
                         if self._metrics is not None:
-                            self._metrics.queue_acknowledged_total.labels(self._group).inc(done)
+                            self._metrics.queue_acknowledged_total.labels(self.group).inc(done)
                     elif kind == "renew":
                         outcomes = lane.window.renew(element.names, consumer.number, now + lease)
                         if lane.window.promise(now, lease):
@@ -781,11 +462,11 @@ class WorkQueue:
                     for found, into in ((outcomes.lost, lost), (outcomes.unread, unread)):
                         if found:
                             into.setdefault(kind, []).extend([place, each] for each in found)
-            self._changed.notify_all()
+            self.lanes.changed.notify_all()
             if freed:
-                self._available.notify_all()
+                self.lanes.available.notify_all()
         if touched:
-            gone = self._save(touched)
+            gone = self.lanes.save(touched)
             for place, element in enumerate(lists.get("done", ())):
                 if element.lane in gone:  # it was another's before this was durable
                     known = {tuple(each) for each in lost.get("done", ())}
@@ -797,7 +478,7 @@ class WorkQueue:
     def _known(self, name: tuple[str, str]) -> Iterator[_Consumer]:
         """Enclose a call of a consumer, which is one from now on. Raises ServerFull."""
         number = 0 if name in self._consumers else self._queues.admit(self)
-        with self._changed:
+        with self.lanes.changed:
             consumer = self._consumers.get(name)
             if consumer is None:
                 number = number or next(self._queues.numbers)  # it was forgotten just now
@@ -806,14 +487,14 @@ class WorkQueue:
 
     def leave(self, name: tuple[str, str], *, last: int) -> None:
         """Forget a consumer; what it still has is delivered again at once."""
-        with self._changed:
+        with self.lanes.changed:
             consumer = self._consumers.pop(name, None)
             if consumer is not None:
                 consumer.turn += 1
                 self._take_back(consumer, last)
-                for lane in self._lanes.values():
+                for lane in self.lanes:
                     lane.window.free(consumer.number, 0.0)
-                self._available.notify_all()
+                self.lanes.available.notify_all()
 
     def _take_back(self, consumer: _Consumer, last: int) -> None:
         """Take back the tasks of an answer after `last`, which was lost; their delivery does not count."""
@@ -821,73 +502,26 @@ class WorkQueue:
             for lane, names in consumer.given.items():
                 if not lane.gone:
                     lane.window.release(names, consumer.number, at=0.0, unused=True)
-            self._available.notify_all()
+            self.lanes.available.notify_all()
         consumer.given = {}
 
     def expire(self) -> None:
         """End leases that are over, and forget consumers that are silent."""
-        with self._changed:
+        with self.lanes.changed:
             now = self._clock()
             self._expire(now)
             for name, consumer in list(self._consumers.items()):
                 if now - consumer.seen > SILENT_SECONDS and not any(
-                    lane.window.held_by(consumer.number) for lane in self._lanes.values()
+                    lane.window.held_by(consumer.number) for lane in self.lanes
                 ):
                     del self._consumers[name]
 
     def _expire(self, now: float) -> None:
-        ended = sum(lane.window.expire(now) for lane in self._lanes.values())
+        ended = sum(lane.window.expire(now) for lane in self.lanes)
         if ended:
             if self._metrics is not None:
-                self._metrics.queue_expired_leases_total.labels(self._group).inc(ended)
-            self._available.notify_all()
-
-    # --- the durable state --------------------------------------------------------------------------------------------
-
-    def _save(self, lanes: Sequence[_Lane], *, progress: bool = False) -> set[str]:
-        """Make the present state of lanes durable, with others that wait; return the lanes that are another's.
-
-        Raises what the store raises; a later call writes what this one could not.
-        """
-        with self._changed:
-            needed = {lane: lane.generation for lane in lanes}
-        with self._saving:
-            with self._changed:
-                if all(lane.gone or lane.saved >= wanted for lane, wanted in needed.items()) and not progress:
-                    return {lane.name for lane in needed if lane.gone}
-                dirty = [
-                    lane
-                    for lane in self._lanes.values()
-                    if lane.generation > lane.saved or (lane.moved and (progress or lane in needed))
-                ]
-                moves = {
-                    lane.name: (
-                        lane,
-                        lane.generation,
-                        QueueMove(lane.claim, lane.window.position.tick, lane.window.encoded()),
-                    )
-                    for lane in dirty
-                }
-                for lane in dirty:
-                    lane.moved = False
-            lost: set[str] = set()
-            if moves:
-                try:
-                    with _repeatable():
-                        lost = self._groups.move_queue(
-                            self._group, self._member.name, {name: move for name, (_, _, move) in moves.items()}
-                        )
-                except BaseException:
-                    for lane in dirty:
-                        lane.moved = True
-                    raise
-            with self._changed:
-                for name, (lane, generation, _) in moves.items():
-                    if name in lost:
-                        self._drop(lane)
-                    else:
-                        lane.saved = max(lane.saved, generation)
-                return {lane.name for lane in needed if lane.gone}
+                self._metrics.queue_expired_leases_total.labels(self.group).inc(ended)
+            self.lanes.available.notify_all()
 
     # --- what it shows ------------------------------------------------------------------------------------------------
 
@@ -897,15 +531,15 @@ class WorkQueue:
         A consumer has `consumer`, `client`, `since`, `in_flight`, `taken` and `acknowledged`. A lane has the counts of
         its window, `read_tick`, `oldest_tick` (null without a task), `full` and `error`.
         """
-        with self._changed:
+        with self.lanes.changed:
             lanes = {}
-            for name, lane in sorted(self._lanes.items()):
+            for lane in self.lanes:
                 counts = lane.window.counts()
-                lanes[name] = {
+                lanes[lane.name] = {
                     **counts._asdict(),
                     "read_tick": lane.window.read_tick,
                     "oldest_tick": lane.window.oldest_tick,
-                    "full": not self._has_room(lane, 1),
+                    "full": not self.lanes.has_room(lane),
                     "error": "" if lane.error is None else f"{lane.error.code}: {lane.error}"[:500],
                 }
             consumers = [
@@ -913,7 +547,7 @@ class WorkQueue:
                     "consumer": each.name,
                     "client": each.client,
                     "since": round(each.since, 3),
-                    "in_flight": sum(lane.window.held_by(each.number) for lane in self._lanes.values()),
+                    "in_flight": sum(lane.window.held_by(each.number) for lane in self.lanes),
                     "taken": each.taken,
                     "acknowledged": each.acknowledged,
                 }
@@ -924,9 +558,9 @@ class WorkQueue:
     def _gauge(self) -> None:
         if self._metrics is None:
             return
-        with self._changed:
-            counts = [lane.window.counts() for lane in self._lanes.values()]
-            oldest = [tick for lane in self._lanes.values() if (tick := lane.window.oldest_tick) is not None]
+        with self.lanes.changed:
+            counts = [lane.window.counts() for lane in self.lanes]
+            oldest = [tick for lane in self.lanes if (tick := lane.window.oldest_tick) is not None]
             age = max(0.0, time.time() - tick_physical_ms(min(oldest)) / 1000) if oldest else 0.0
             ready, in_flight = (
                 sum(each.ready + each.blocked for each in counts),
@@ -934,7 +568,7 @@ class WorkQueue:
             )
             if not self.closed:
                 for gauge, value in zip(self._gauges(self._metrics), (ready, in_flight, age), strict=True):
-                    gauge.labels(self._group).set(value)
+                    gauge.labels(self.group).set(value)
 
     @staticmethod
     def _gauges(metrics: Metrics) -> tuple[Gauge, ...]:
@@ -953,15 +587,6 @@ class _Element:
     @property
     def count(self) -> int:
         return len(self.names.ticks)
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Raise LogUnavailable where the store's answer was lost: the consumer calls again, which is idempotent."""
-    try:
-        yield
-    except MetaAmbiguous as error:
-        raise LogUnavailable(f"the meta store did not answer: call again ({error})") from error
 
 
 def dispatcher_name(data_dir: Path) -> str:

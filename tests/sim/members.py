@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
-
 from millrace.base.errors import LogUnavailable, MillraceError
 from millrace.client.consume.membership import GroupMember, GroupShare, HeldLane
-from tests.node.append import group_rig as rig
+from tests.sim import group_world
 
 GROUP = "mail"
 LANES = [f"dml_{number % 2}_7v{number}" for number in range(6)]
@@ -51,7 +49,7 @@ def _same(held: HeldLane | None, lane: Lane) -> bool:
     return held is not None and held.claim == lane.claim
 
 
-class World(rig.World[Model]):
+class World(group_world.World[Model]):
     KINDS: ClassVar = {
         "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1, "kill": 1,
         "pause": 2, "store": 2, "restart": 1, "switch": 1,
@@ -203,7 +201,8 @@ class World(rig.World[Model]):
             assert model.lanes or "in reserve" in model.share.reason
 
 
-def play(seed: int, folder: Path | None = None, steps: int = 150) -> World:
+def play(seed: int, folder: Path | None = None, *, steps: int = 150) -> World:
+    """Play one seed, with two servers or, with a `folder`, on one machine. Raises AssertionError."""
     world = World(seed, folder)
     for _ in range(3):
         world.join()
@@ -214,19 +213,3 @@ def play(seed: int, folder: Path | None = None, steps: int = 150) -> World:
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}") from error
     return world
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_of_a_shared_group_nothing_is_lost_and_a_lane_has_one_committer(part: int) -> None:
-    events, again = Counter[str](), 0
-    for seed in range(part * 25, part * 25 + 25):
-        world = play(seed)
-        events += world.events
-        again += sum(count > 1 for count in world.times.values())
-    assert min(events[kind] for kind in ("kill", "pause", "store", "restart", "switch", "leave")) > 10, events
-    assert again, "lanes were lost with messages in flight, which came again"
-
-
-def test_the_same_on_one_machine(tmp_path: Path) -> None:
-    for seed in range(8):
-        play(seed, tmp_path / str(seed), steps=100)

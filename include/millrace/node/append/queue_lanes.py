@@ -1,0 +1,479 @@
+"""The VChannels that this server dispatches of one work queue: what it reads ahead of each, and what is durable of it.
+
+The group's division says which they are (millrace.node.append.consumer_groups). For each, tasks are read ahead into a
+window (millrace.node.append.task_window). Its state is written with the group's position, under the claim to the
+VChannel: of two servers that both take themselves for the owner, only one can write. Callers that wait for a write
+share the next one. A VChannel that another server shall have delivers nothing more, and is given up when its leases
+are over, or after DRAIN_SECONDS.
+
+Bounds: LANE_BYTES and WINDOW_TASKS tasks for each VChannel, and QUEUE_BYTES for all windows of the server; a VChannel
+without any row in memory may always read one message. Beyond that, reading waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.base.backoff import jittered
+from millrace.base.deadline import Deadline
+from millrace.base.errors import LogUnavailable, MetaAmbiguous, MillraceError
+from millrace.client.consume.membership import GroupMember
+from millrace.message.keys import key_column, key_hashes
+from millrace.node.append.consumer_groups import ConsumerGroups, QueueMove
+from millrace.node.append.task_window import WINDOW_TASKS, TaskWindow
+
+LANE_BYTES: Final = 16 << 20
+"""Approximate memory of the tasks that a VChannel's window holds."""
+QUEUE_BYTES: Final = 256 << 20
+"""The same for all windows of this server."""
+DRAIN_SECONDS: Final = 5.0
+"""How long a VChannel that another server shall have waits for its leases."""
+PROGRESS_SECONDS: Final = 5.0
+"""Seconds between two writes of what no caller waits for: the position passes messages that are no tasks."""
+_READ_WAIT: Final = 5.0
+_ROOM_WAIT: Final = 0.5
+_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 1.0
+_BROKEN_PAUSE: Final = 30.0
+"""Longest pause before a VChannel is read again whose error needs somebody to act."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRows:
+    """Rows of one or more units, with one schema."""
+
+    ticks: npt.NDArray[np.int64]
+    """The unit of each row."""
+    rows: pa.RecordBatch
+    key: str | tuple[str, ...]
+    """Names of the primary key's columns."""
+    last: bool
+    """Whether the last unit is complete."""
+
+
+class TaskReader(Protocol):
+    """Reads the tasks of one VChannel in order. One thread reads; any may close it."""
+
+    @property
+    def confirmed_tick(self) -> int:
+        """Tick up to which `poll` has returned everything."""
+        ...
+
+    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
+        """Yield the next rows, perhaps none; wait for them for up to `timeout` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TaskSource(Protocol):
+    """Where a queue reads its tasks."""
+
+    def open(self, lane: str, after_tick: int) -> TaskReader: ...
+
+    def start_tick(self, lane: str, start: str | int) -> int:
+        """Return the tick after which a queue begins: "earliest", "latest" or a tick."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    name: str
+    claim: int
+    window: TaskWindow
+    generation: int = 0
+    """Counts what happened to the window that must become durable."""
+    saved: int = 0
+    promised: int = 0
+    """The generation that must be durable before anything is delivered."""
+    moved: bool = False
+    """Whether there is progress that no caller waits for."""
+    gone: bool = False
+    drain_until: float | None = None
+    error: MillraceError | None = None
+    reader: TaskReader | None = None
+    weighed: int = 0
+    """Bytes of the window that are counted in those of all queues."""
+
+    def is_gone(self) -> bool:
+        """Whether the VChannel is another's by now; another thread may have noticed it."""
+        return self.gone
+
+
+class WindowMemory:
+    """Approximate memory of the tasks in all windows of a server. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def grow(self, delta: int) -> None:
+        """Note that windows have grown by so many bytes."""
+        with self._guard:
+            self._bytes += delta
+
+
+def run_thread(name: str, call: Callable[[], None]) -> None:
+    """Run `call` in a thread of its own."""
+    threading.Thread(target=call, name=name, daemon=True).start()
+
+
+class QueueLanes:
+    """The VChannels of one queue at this server. Thread-safe.
+
+    Holders of `changed` may use lanes and their windows.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        member: GroupMember,
+        groups: ConsumerGroups,
+        source: TaskSource,
+        *,
+        ordered: bool,
+        start: str | int,
+        clock: Callable[[], float],
+        memory: WindowMemory,
+        spawn: Callable[[str, Callable[[], None]], None] = run_thread,
+    ) -> None:
+        """`start`: where a queue without a position begins. `spawn` runs a named function in the background."""
+        self._group = group
+        self._member = member
+        self._groups = groups
+        self._source = source
+        self._ordered = ordered
+        self._start = start
+        self._clock = clock
+        self._memory = memory
+        self._spawn = spawn
+        guard = threading.RLock()
+        self.changed = threading.Condition(guard)
+        self.available = threading.Condition(guard)
+        """Takes wait here for tasks, so that an acknowledgement does not wake them."""
+        self.reason = ""
+        """Why this server has no VChannel of the queue, "" if it has one."""
+        self._held: dict[str, Lane] = {}
+        self._saving = threading.Lock()
+        self._syncing = threading.Lock()
+        self._joined = False
+        self._closed = False
+        self._progress = clock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Iterate over the VChannels of this moment, by name."""
+        return iter(sorted(self._held.values(), key=lambda lane: lane.name))
+
+    def get(self, name: str) -> Lane | None:
+        """Return a VChannel if this server dispatches it."""
+        return self._held.get(name)
+
+    # --- membership ---------------------------------------------------------------------------------------------------
+
+    def join(self) -> bool:
+        """Join the group and read, once; return whether it did. Raises what the group's server raises."""
+        with self._syncing:
+            if self._joined or self._closed:
+                return False
+            self._joined = True
+        try:
+            with repeatable():
+                self.sync()
+        except BaseException:
+            self._joined = False
+            raise
+        return True
+
+    def tend(self) -> None:
+        """Do what time asks for: renew the membership, give up what is drained, write progress."""
+        if self._clock() >= self._member.next_call:
+            self.sync()
+        self._release_drained()
+        if self._clock() - self._progress >= PROGRESS_SECONDS:
+            self._progress = self._clock()
+            self.save([lane for lane in self if lane.moved], progress=True)
+
+    def pause(self) -> float:
+        """Return the seconds until time asks for something."""
+        with self.changed:
+            now = self._clock()
+            following = min((lane.window.next_time(now) for lane in self), default=now + 1.0)
+            if any(lane.drain_until is not None for lane in self):
+                return 0.1
+        return max(0.02, min(self._member.heartbeat, following - now))
+
+    def close(self) -> None:
+        """Make durable what is not, and leave the group. Idempotent."""
+        with self.changed:
+            if self._closed:
+                return
+            self._closed = True
+            lanes = list(self)
+            for lane in lanes:
+                lane.window.end_reserve()
+                lane.generation += 1
+            self.changed.notify_all()
+            self.available.notify_all()
+        try:
+            self.save(lanes)
+        except MillraceError as error:
+            _log.warning("queue %r: its last progress is not written: %s: %s", self._group, error.code, error)
+        finally:
+            with self.changed:
+                for lane in lanes:
+                    self._drop(lane)
+            self._member.leave()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def sync(self) -> None:
+        """Renew the membership; take VChannels that are new, drop the lost, drain those that another shall have."""
+        with self._syncing:
+            share = self._member.sync({lane.name: lane.claim for lane in self})
+            known = {lane.name: lane.claim for lane in self}
+            new = [name for name, held in share.held.items() if known.get(name) != held.claim]
+            states = self._groups.queue_states(self._group, new) if new else {}
+            starts = {
+                name: self._source.start_tick(name, self._start) for name in new if share.held[name].start is None
+            }
+            opened: list[Lane] = []
+            with self.changed:
+                for lane in self:
+                    held = share.held.get(lane.name)
+                    if held is None or held.claim != lane.claim:
+                        self._drop(lane)
+                for name, held in share.held.items():
+                    if name not in self._held and not self._closed:
+                        tick = starts.get(name) if held.start is None else held.start
+                        # A state belongs to the position that it was written with.
+                        saved = states.get(name) if held.tick is not None else None
+                        window = TaskWindow(
+                            tick or 0, saved, now=self._clock(), ordered=self._ordered, size=WINDOW_TASKS
+                        )
+                        lane = self._held[name] = Lane(name, held.claim, window, generation=1)
+                        opened.append(lane)
+                now = self._clock()
+                for lane in self:
+                    if lane.name in share.share:
+                        lane.drain_until = None
+                    elif lane.drain_until is None:
+                        lane.drain_until = now + DRAIN_SECONDS
+                self.reason = share.reason
+                self.changed.notify_all()
+        try:
+            if opened:
+                # A queue's start is durable before its first delivery, and the group is a queue from now.
+                self.save(opened)
+        finally:
+            for lane in opened:  # also after a failed write, which the next one makes up for
+                self._spawn(f"queue-{lane.name}", partial(self.read_on, lane))
+
+    def _drop(self, lane: Lane) -> None:
+        lane.gone = True
+        if self._held.get(lane.name) is lane:
+            del self._held[lane.name]
+        if lane.reader is not None:
+            lane.reader.close()
+        self.weigh(lane)
+        self.changed.notify_all()
+
+    def _release_drained(self) -> None:
+        now = self._clock()
+        with self.changed:
+            lanes = [
+                lane
+                for lane in self
+                if lane.drain_until is not None and (now >= lane.drain_until or not lane.window.counts().in_flight)
+            ]
+            for lane in lanes:
+                lane.window.end_reserve()
+                lane.generation += 1
+        if lanes:
+            self.save(lanes)
+            self._member.release([lane.name for lane in lanes])
+            with self.changed:
+                for lane in lanes:
+                    self._drop(lane)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read_on(self, lane: Lane) -> None:
+        """Read ahead on one VChannel until it is another's."""
+        pause = _PAUSE
+        while not lane.is_gone():
+            try:
+                self.read(lane, timeout=_READ_WAIT if lane.error is None else _PAUSE)
+                pause = _PAUSE
+                continue
+            except MillraceError as error:
+                found = error
+                if lane.error is None and not error.retriable:
+                    _log.warning("queue %r waits at %s: %s: %s", self._group, lane.name, error.code, error)
+            except Exception as error:
+                found = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
+                if lane.error is None:
+                    _log.exception("queue %r waits at %s", self._group, lane.name)
+            with self.changed:
+                lane.error = found
+                self.available.notify_all()
+                end = Deadline.after(jittered(pause))
+                while not lane.is_gone() and not end.expired():
+                    end.wait(self.changed)
+            # What needs somebody to act is tried again too: they may have acted.
+            pause = min(2 * pause, _LONGEST_PAUSE if found.retriable else _BROKEN_PAUSE)
+
+    def read(self, lane: Lane, *, timeout: float) -> None:
+        """Read ahead on one VChannel once, as far as there is room."""
+        with self.changed:
+            if not self.has_room(lane):
+                self.changed.wait(min(timeout, _ROOM_WAIT))
+            if lane.is_gone() or not self.has_room(lane):
+                return
+            reader = lane.reader
+        if reader is None:
+            reader = self._source.open(lane.name, lane.window.read_tick)
+            with self.changed:
+                lane.reader = reader
+                gone = lane.is_gone()
+            if gone:
+                reader.close()
+                return
+        try:
+            for piece in reader.poll(timeout=timeout):
+                self._add(lane, piece)
+                if lane.is_gone():
+                    return
+        except BaseException:
+            # The reader stands after what it yielded, perhaps within a unit: begin again at the last whole one.
+            reader.close()
+            with self.changed:
+                lane.reader = None
+                lane.window.forget_open_unit()
+            raise
+        with self.changed:
+            if not lane.is_gone():
+                lane.error = None
+                before = lane.window.position
+                lane.window.confirm(reader.confirmed_tick)
+                lane.moved = lane.moved or lane.window.position != before
+
+    def weigh(self, lane: Lane) -> None:
+        """Count what a lane's window holds now."""
+        size = 0 if lane.gone else lane.window.bytes
+        if size != lane.weighed:
+            self._memory.grow(size - lane.weighed)
+            lane.weighed = size
+
+    def has_room(self, lane: Lane) -> bool:
+        """Whether one task more may be read."""
+        window = lane.window
+        return bool(window.room) and (
+            not window.bytes or (window.bytes < LANE_BYTES and self._memory.bytes < QUEUE_BYTES)
+        )
+
+    def _add(self, lane: Lane, piece: TaskRows) -> None:
+        keys = None
+        if self._ordered:
+            names = (piece.key,) if isinstance(piece.key, str) else piece.key
+            keys = key_hashes(key_column(piece.rows, names))
+        first, count = 0, piece.rows.num_rows
+        with self.changed:
+            while first < count:
+                while not lane.is_gone() and not self.has_room(lane):
+                    self.changed.wait(_ROOM_WAIT)
+                if lane.is_gone():
+                    return
+                stop = first + min(lane.window.room, count - first)
+                lane.window.add(
+                    piece.ticks[first:stop],
+                    piece.rows.slice(first, stop - first),
+                    last=piece.last if stop == count else bool(piece.ticks[stop] != piece.ticks[stop - 1]),
+                    keys=None if keys is None else keys[first:stop],
+                )
+                self.available.notify(stop - first)
+                first, lane.moved, lane.error = stop, True, None
+                self.weigh(lane)
+
+    # --- the durable state --------------------------------------------------------------------------------------------
+
+    def save(self, lanes: Sequence[Lane], *, progress: bool = False) -> set[str]:
+        """Make the present state of lanes durable, with others that wait; return the lanes that are another's.
+
+        Raises what the store raises; a later call writes what this one could not.
+        """
+        with self.changed:
+            needed = {lane: lane.generation for lane in lanes}
+        with self._saving:
+            with self.changed:
+                if all(lane.gone or lane.saved >= wanted for lane, wanted in needed.items()) and not progress:
+                    return {lane.name for lane in needed if lane.gone}
+                dirty = [
+                    lane
+                    for lane in self
+                    if lane.generation > lane.saved or (lane.moved and (progress or lane in needed))
+                ]
+                moves = {
+                    lane.name: (
+                        lane,
+                        lane.generation,
+                        QueueMove(lane.claim, lane.window.position.tick, lane.window.encoded()),
+                    )
+                    for lane in dirty
+                }
+                for lane in dirty:
+                    lane.moved = False
+            lost: set[str] = set()
+            if moves:
+                try:
+                    with repeatable():
+                        lost = self._groups.move_queue(
+                            self._group, self._member.name, {name: move for name, (_, _, move) in moves.items()}
+                        )
+                except BaseException:
+                    for lane in dirty:
+                        lane.moved = True
+                    raise
+            with self.changed:
+                for name, (lane, generation, _) in moves.items():
+                    if name in lost:
+                        self._drop(lane)
+                    else:
+                        lane.saved = max(lane.saved, generation)
+                return {lane.name for lane in needed if lane.gone}
+
+    def owns(self, lane: Lane) -> bool:
+        """Whether a VChannel is certainly this server's: only then may a task get a new lease.
+
+        What is acknowledged needs no such check, because its write is bound to the claim.
+        """
+        return not self._member.expired and self._clock() < self._groups.locked_until(self._group, lane.name)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Raise LogUnavailable where the store's answer was lost: the consumer calls again, which is idempotent."""
+    try:
+        yield
+    except MetaAmbiguous as error:
+        raise LogUnavailable(f"the meta store did not answer: call again ({error})") from error

@@ -1,0 +1,167 @@
+"""Calls of a work queue at the server: what each answers, refuses, counts and bounds; see tests/sim for its faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.base.errors import InvalidArgument, ServerFull
+from millrace.base.metrics import Metrics
+from millrace.node.append import work_queues as module
+from tests.node.append.queue_rig import GROUP, LANES, TASK_LEASE, Bench, said
+from tests.sim.tasks import World
+
+
+def test_what_a_consumer_has_when_it_leaves_comes_again_counted_unless_it_never_got_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((1, 3))
+    assert bench.take() == []
+    bench.read()
+    [got] = bench.take(last=1, most=1)
+    bench.take("c2", most=0)  # the queue stays open
+    bench.take(last=2, most=2)  # the answer never comes
+    bench.settle(leave=True, last=2)
+    again = dict(bench.take("c2", last=1))
+    assert again[got[0]] == 2, "a task at which its consumers fail is counted, so that it becomes a dead letter"
+    assert sorted(again.values()) == [1, 1, 2]
+
+
+def test_another_principal_settles_nothing_under_the_name_of_a_consumer(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((1, 1))
+    bench.take()
+    bench.read()
+    [task] = bench.take(last=1)
+    for kind in ("done", "renew"):
+        assert bench.settle(caller="eve", **{kind: said(task)})["lost"] == {kind: [[0, 0]]}
+    assert bench.settle(caller="eve", release=[[*said(task)[0], 0.0, True]])["lost"]
+    bench.settle(caller="eve", leave=True)
+    assert bench.take("c2") == []
+    assert bench.settle(done=said(task)) == {"lost": {}, "unread": {}}
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"release": [[LANES[0], [1], [0], [1], 0.5]]},
+        {"release": [[LANES[0], [1], [0], [1], float("nan"), True]]},
+        {"release": [[LANES[0], [1], [0], [1], -1.0, True]]},
+        {"done": [[LANES[0], [1], [0, 1], [1]]]},
+        {"done": [[LANES[0], [1 << 70], [0], [1]]]},
+        {"done": [[LANES[0], [True], [0], [1]]]},
+        {"done": [[LANES[0], [], [], []]] * (module.MAX_TASKS + 1)},
+        {"done": [[LANES[0], [1] * 3000, [0] * 3000, [1] * 3000]] * 2},
+        {"renew": "abc"},
+        {"renew": 5},
+    ],
+)
+def test_a_call_that_names_tasks_wrongly_is_refused(tmp_path: Path, lists: dict[str, Any]) -> None:
+    bench = Bench(tmp_path)
+    bench.take()
+    with pytest.raises(InvalidArgument):
+        bench.settle(**lists)
+
+
+def test_names_that_no_task_has_change_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish((5, 2))
+    bench.take()
+    bench.read()
+    [first, second] = bench.take(last=1)
+    edge = (1 << 63) - 1
+    for tick, ordinal, count in ((5, -1, 1), (5, edge, 1), (-edge, 0, 1), (edge, edge, 1), (5, 0, 2), (5, 0, -1)):
+        bench.settle(done=[[LANES[0], [tick], [ordinal], [count]]])
+    assert bench.settle(renew=said(first, second)) == {"lost": {}, "unread": {}}, "they are leased as before"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lanes": [f"dml_0_7v{n}" for n in range(module.MAX_LANES + 1)]}, {"start": "noon"}, {"start": -1},
+     {"most": module.MAX_TASKS + 1}, {"most": -1}, {"lease": float("nan")}, {"last": -1}],
+)  # fmt: skip
+def test_a_take_with_wrong_arguments_opens_no_queue(tmp_path: Path, options: dict[str, Any]) -> None:
+    bench = Bench(tmp_path)
+    with pytest.raises(InvalidArgument):
+        bench.take(**options)
+    assert not bench.queues.queues()
+
+
+def test_consumers_of_one_queue_leave_room_for_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUE_CONSUMERS", 3)
+    bench = Bench(tmp_path)
+    bench.take()
+    for number in (2, 3):
+        bench.settle(f"c{number}", done=said(((LANES[0], 1, 0), 1)))
+    with pytest.raises(ServerFull):
+        bench.take("c4")
+    bench.settle("c5")  # names nothing, and is no consumer
+    assert bench.take("c1", last=1) == []
+
+
+def test_who_leaves_a_queue_closes_no_other(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.take(group="other")
+    [other] = bench.queues.queues()
+    other._consumers.clear()  # as between the making of a queue and its first consumer
+    bench.take()
+    bench.settle(leave=True)
+    assert bench.queues.queues() == [other]
+    assert not other.closed
+
+
+def test_two_servers_agree_on_the_order(tmp_path: Path) -> None:
+    world = World(1, None)
+    world.store.loses = 0.0
+    request = {"queue": "jobs", "group": GROUP, "consumer": "c", "lanes": LANES, "lease": TASK_LEASE}
+    world.queues[0].take(request | {"order": "key"})
+    with pytest.raises(InvalidArgument, match="order"):
+        world.queues[1].take(request)
+    world.queues[1].take(request | {"order": "key"})
+
+
+def test_counters_of_a_group_end_with_it(tmp_path: Path) -> None:
+    metrics = Metrics()
+    bench = Bench(tmp_path, metrics)
+    bench.publish((1, 1))
+    bench.take()
+    bench.read()
+    bench.settle(done=said(*bench.take(last=1)), leave=True)
+    assert f'{{group="{GROUP}"}}' in metrics.render().decode()
+    bench.queues.forget(GROUP)
+    assert f'{{group="{GROUP}"}}' not in metrics.render().decode()
+
+
+def test_what_a_queue_does_is_counted(tmp_path: Path) -> None:
+    metrics = Metrics()
+    bench = Bench(tmp_path, metrics)
+    clock, queues = bench.clock, bench.queues
+    bench.publish((9, 3))
+    request = {"queue": "jobs", "group": GROUP, "consumer": "c1", "lanes": LANES, "last": 0, "most": 2, "lease": 1.0}
+    assert not queues.take(request).parts
+    [queue] = queues.queues()
+    bench.read()
+    [part] = queues.take(request | {"last": 1}).parts
+    queue.tend()
+    name = f'{{group="{GROUP}"}}'
+
+    def value(family: str) -> float:
+        [line] = [each for each in metrics.render().decode().splitlines() if f"{family}{name} " in each]
+        return float(line.split()[-1])
+
+    assert (value("queue_ready_tasks"), value("queue_in_flight_tasks")) == (1, 2)
+    assert value("queue_oldest_task_seconds") > 0
+    done = [
+        [part.lane, *(column[:1].tolist() for column in (part.names.ticks, part.names.ordinals, part.names.deliveries))]
+    ]
+    queues.handle({"group": GROUP, "consumer": "c1", "done": done})
+    clock.now += 2.0
+    queue.tend()
+    queues.take(request | {"last": 2})
+    assert value("queue_deliveries_total") == 4
+    assert value("queue_redeliveries_total") == 1
+    assert value("queue_acknowledged_total") == 1
+    assert value("queue_expired_leases_total") == 1
+    queues.close()
+    assert f"queue_ready_tasks{name}" not in metrics.render().decode(), "a queue that is closed has no gauges"
