@@ -1,4 +1,4 @@
-"""Machines of a test: network namespaces on a bridge, in which this checkout and the data folder are empty."""
+"""Machines of a test: network namespaces on a bridge, in which named folders of this machine are empty."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ class Machine:
     def host(self) -> str:
         return f"10.77.0.{self.number + 2}"
 
-    def within(self, folder: Path, *, shown: Path, hidden: Sequence[Path]) -> list[str]:
-        """Return a command that runs another one here.
+    def within(self, folder: Path, *, hidden: Sequence[Path], shown: Path | None = None) -> list[str]:
+        """Return a command that runs another one here. The folders `hidden` are empty.
 
-        The folder `shown` appears as `folder`/spark. This checkout and the folders `hidden` are empty.
+        With `shown`, that folder appears as `folder`/spark, and this checkout is empty too.
         """
-        place = folder / "spark"
-        place.mkdir(parents=True, exist_ok=True)
-        empty = [ROOT.parent, *hidden]
-        mounts = [f"mount --bind {shown} {place}", *(f"mount -t tmpfs none {each}" for each in empty)]
+        mounts = [f"mount -t tmpfs none {each}" for each in hidden]
+        if shown is not None:
+            place = folder / "spark"
+            place.mkdir(parents=True, exist_ok=True)
+            mounts = [f"mount --bind {shown} {place}", f"mount -t tmpfs none {ROOT.parent}", *mounts]
         script = " && ".join([*mounts, f"export HOME={folder}", "cd /", 'exec "$@"'])
         ip = shutil.which("ip")
         assert ip
@@ -80,6 +81,7 @@ def machines(count: int) -> Iterator[list[Machine]]:
 def _remove(made: Sequence[Machine]) -> None:
     for each in made:
         _ip(f"netns del millrace{each.number}", check=False)
+        _ip(f"link del mr{each.number}", check=False)  # a process that stays keeps its namespace
     _ip(f"link del {BRIDGE}", check=False)
 
 

@@ -64,14 +64,14 @@ WAIT = 90.0
 
 
 class Stream(threading.Thread):
-    """Inserts rows until it is stopped; `count` were acknowledged, the ids below it."""
+    """Inserts rows until it is stopped. `count` is the id after the last acknowledged one; `begin` is the first."""
 
-    def __init__(self, client: Database, collection: CollectionInfo) -> None:
+    def __init__(self, client: Database, collection: CollectionInfo, *, begin: int = 0) -> None:
         super().__init__(name="stream", daemon=True)
         self._producer = client.new_producer()
         self._collection = collection
         self._ended = threading.Event()
-        self.count = 0
+        self.count = begin
         self.waited: list[float] = []
         """Seconds that each insert took."""
         self.failures: list[BaseException] = []

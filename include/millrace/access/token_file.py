@@ -235,17 +235,28 @@ class TokenFile:
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
         """Lock the file and yield its tokens."""
+        with self._locked():
+            yield self.tokens()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         make_folder(self.folder, 0o700)
         busy = LogBusy(f"another process is changing {self.path}: try again")
         with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
             for draft in self.folder.glob(f".{FILE}.*"):
                 draft.unlink(missing_ok=True)  # left by a process that was killed with the lock
-            yield self.tokens()
+            yield
 
     def _replace(self, tokens: Sequence[Token]) -> None:
+        self._write(self._encoded(tokens))
+
+    def _write(self, content: bytes) -> None:
+        replace_file(self.path, content, synced=True)
+
+    @staticmethod
+    def _encoded(tokens: Sequence[Token]) -> bytes:
         body = {"tokens": [each.to_json() for each in tokens]}
-        document = {"version": _VERSION, "crc32": zlib.crc32(_canonical(body)), "body": body}
-        replace_file(self.path, json.dumps(document, indent=1), synced=True)
+        return json.dumps({"version": _VERSION, "crc32": zlib.crc32(_canonical(body)), "body": body}, indent=1).encode()
 
 
 def _digest(token: str) -> str:

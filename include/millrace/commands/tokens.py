@@ -64,14 +64,15 @@ def add(
     Example: `millrace tokens add shop-7 --role produce --on 'orders*' --expires 90d`
     """
     from millrace.access.grants import EVERYTHING, Grant
-    from millrace.access.token_file import TokenFile
     from millrace.base.data_folder import prepare_data_folder
+    from millrace.coord.shared_tokens import open_tokens
 
     settings = context.settings
     grants = [Grant(each, tuple(on or (EVERYTHING,))) for each in dict.fromkeys(role)]
     until = None if expires is None else _moment(expires)
     prepare_data_folder(settings.data_dir)
-    token, made = TokenFile(settings.data_dir).add(name, grants, expires=until)
+    with open_tokens(settings) as tokens:
+        token, made = tokens.add(name, grants, expires=until)
     print_facts(_facts(made) | {"token": token}, as_json=context.as_json)
 
 
@@ -81,9 +82,10 @@ def list_(context: JsonContext) -> None:
 
     Example: `millrace tokens list`
     """
-    from millrace.access.token_file import TokenFile
+    from millrace.coord.shared_tokens import open_tokens
 
-    rows = [_facts(each) for each in TokenFile(context.settings.data_dir).tokens()]
+    with open_tokens(context.settings) as tokens:
+        rows = [_facts(each) for each in tokens.tokens()]
     columns = ("name", "may", "created", "expires", "state")
     print_rows(rows, columns=columns, as_json=context.as_json, empty="There are no tokens except the server's own.")
 
@@ -94,9 +96,10 @@ def revoke(context: JsonContext, name: TokenName) -> None:
 
     Example: `millrace tokens revoke shop-7`
     """
-    from millrace.access.token_file import TokenFile
+    from millrace.coord.shared_tokens import open_tokens
 
-    gone = _facts(TokenFile(context.settings.data_dir).revoke(name))
+    with open_tokens(context.settings) as tokens:
+        gone = _facts(tokens.revoke(name))
     if context.as_json:
         print_json(gone)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from millrace.base.errors import (
     CollectionNotFound,
     InvalidArgument,
     InvalidSettings,
+    MetaUnavailable,
     ProducerFenced,
 )
 from millrace.catalog.collection import CollectionInfo, CollectionPage, CollectionQuery, PChannel
@@ -72,6 +74,15 @@ class CatalogStore(Closeable):
     def close(self) -> None:
         self._db.close()
 
+    def refresh(self) -> None:
+        """Take over what other machines changed in the shared catalog, if the file is a copy of one.
+
+        Raises MetaUnavailable.
+        """
+        if self._db.is_copy:
+            with self._db.transaction():
+                pass
+
     def require_not_shared(self) -> None:
         """Raise InvalidSettings if the file is a copy of a shared catalog: a local write would be lost."""
         if self._db.fetch_one("select 1 from shared where revision > 0") is not None:
@@ -118,10 +129,12 @@ class CatalogStore(Closeable):
         )
 
     def term(self, name: str) -> int:
-        """Return the newest term of a PChannel.
+        """Return the newest term of a PChannel, as all machines know it unless the meta store is down.
 
         Raises InvalidArgument if it does not exist.
         """
+        with suppress(MetaUnavailable):
+            self.refresh()
         row = self._db.fetch_one("select term from pchannel where name = ?", (name,))
         if row is None:
             raise InvalidArgument(f"no PChannel {name!r}")
@@ -231,6 +244,10 @@ class CatalogStore(Closeable):
         Raises CollectionNotFound.
         """
         row = self._db.with_connection(partial(select_row, name=name))
+        if row is None and self._db.is_copy:  # another machine may have created it just now
+            with suppress(MetaUnavailable):
+                self.refresh()
+            row = self._db.with_connection(partial(select_row, name=name))
         if row is None:
             if (number := self.find_alias(name)) is not None:
                 raise CollectionNotFound(

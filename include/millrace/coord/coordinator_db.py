@@ -199,6 +199,11 @@ class CoordinatorDb(Closeable):
             db.execute(f"create temp view vchannel_count as {_SELECT_COUNTS}")
         return made
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether this connection follows a shared catalog."""
+        return self._shared is not None
+
     def close(self) -> None:
         self._db.close()
         if self._shared is not None:

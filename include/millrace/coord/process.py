@@ -22,10 +22,9 @@ from millrace.coord.balancer.policies import policy_of
 from millrace.coord.clock import Clock
 from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
-from millrace.coord.live_settings import SettingsCopy
+from millrace.coord.machine_copies import following
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import moving_roles
-from millrace.coord.table_news import TableNews
 from millrace.message.ids import pchannel_of
 from millrace.meta.store import MetaStore
 
@@ -54,11 +53,8 @@ def run_coordinator(
         with (
             FlightOrders(settings, seconds=settings.session_seconds / 2) as orders,
             ThreadRunner("orders") as together,
-            SettingsCopy(settings, store) as copying,
-            TableNews(settings, store) as news,
+            following(settings, store),
         ):
-            copying.start()
-            news.start()
             while not stop.wait(ROUND_SECONDS):
                 if leadership.epoch:
                     _log.info("%s leads", name)

@@ -88,12 +88,13 @@ def open_shared_catalog(settings: Settings) -> SharedCatalog | None:
 class SharedCatalog(Closeable):
     """The SharedStore on a meta store. Not thread-safe: it runs inside the file's transactions."""
 
-    def __init__(self, meta: ClosableMetaStore, *, retry_seconds: float = 0.0) -> None:
+    def __init__(self, meta: ClosableMetaStore, *, retry_seconds: float = 0.0, follow_only: bool = False) -> None:
         """`meta` is closed with it. `retry_seconds`: how long to retry an unavailable store; a restart closes its
-        connections.
+        connections. `follow_only`: never put the file's catalog into a store that has none.
         """
         self._meta = meta
         self._patience = retry_seconds
+        self._follow_only = follow_only
 
     def close(self) -> None:
         self._meta.__exit__(None, None, None)
@@ -119,6 +120,8 @@ class SharedCatalog(Closeable):
         """Bring the file up to date. A store without a catalog gets the file's."""
         guard = self._patiently(lambda: self._meta.get(CATALOG_GUARD_KEY))
         catalog, revision = _copy(db)
+        if guard is None and self._follow_only:
+            return
         if guard is None and revision:
             _log.warning("the meta store has lost the catalog: restoring it from the coordinator's file")
             # Under a new name, stored first: if the old store comes back, it must not mistake this catalog for its own.

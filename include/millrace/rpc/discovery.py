@@ -205,12 +205,15 @@ def find_or_start(folder: Path, *, start: bool, deadline: Deadline, launch: Serv
         raise LogUnavailable(
             f"no log server runs for {folder}: start it with python -m millrace.log.server.main --data {folder}"
         )
-    make_folder(folder)
-    with exclusive_lock(folder / STARTING_FILE, deadline=deadline):
-        record = running_server(folder)
-        if record is not None:
-            return record
-        return _start(folder, deadline=deadline, launch=launch or ServerLaunch())
+    try:
+        make_folder(folder)
+        with exclusive_lock(folder / STARTING_FILE, deadline=deadline):
+            record = running_server(folder)
+            if record is not None:
+                return record
+            return _start(folder, deadline=deadline, launch=launch or ServerLaunch())
+    except OSError as error:  # somebody removes the folder, or the disk is full
+        raise LogUnavailable(f"no log server can be started in {folder}: {error}") from error
 
 
 def _start(folder: Path, *, deadline: Deadline, launch: ServerLaunch) -> ServerRecord:

@@ -526,11 +526,13 @@ def append_extension(
     cluster: Callable[[Settings], ClusterPlacement] | None = None,
     positions: Callable[[Settings], PositionStore] | None = None,
     shared: Callable[[Settings], SharedStore | None] = lambda settings: None,
+    follow: Callable[[Settings], AbstractContextManager[None]] = lambda settings: nullcontext(),
 ) -> AppendExtension:
     """Make the extension of a log server's process. It follows from the newest state in the ``wal`` table.
 
     `cluster` makes the placement of appends, in a deployment whose nodes may take them. `positions` opens the positions
-    of consumer groups. `shared` opens the store of which the catalog is a copy.
+    of consumer groups. `shared` opens the store of which the catalog is a copy. `follow` keeps this machine's copies of
+    the meta store up to date.
     """
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri
@@ -556,6 +558,7 @@ def append_extension(
     flow.start()
     behind = ExitStack()
     together = behind.enter_context(ThreadRunner("broadcast"))
+    behind.enter_context(follow(settings))
     append = SingleEntryAppender(host, settings.append_deadline)
     catalog = Coordinator(settings, log=service, append=append, shared=shared(settings), run_all=together)
     if placing is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,7 @@ from millrace.client.produce.lane import deliver_single
 from millrace.coord.assignment_source import CoalescedAssignmentSource, MetaStoreAssignmentSource
 from millrace.coord.clock import SystemClock
 from millrace.coord.consumer_positions import open_positions
+from millrace.coord.machine_copies import following
 from millrace.coord.session import APPEND, NODE_PREFIX, NodeInfo
 from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.coord.store_factory import cluster_token, open_cluster_store, require_cluster
@@ -56,8 +57,12 @@ _log: Final = logging.getLogger(__name__)
 def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
     """Make the append host of a log's server in a deployment that may have nodes with the append role."""
     return server.append_extension(
-        service, folder, cluster=AppendRouter, positions=open_positions, shared=open_shared_catalog
+        service, folder, cluster=AppendRouter, positions=open_positions, shared=open_shared_catalog, follow=_follow
     )
+
+
+def _follow(settings: Settings) -> AbstractContextManager[None]:
+    return following(settings) if settings.meta_store else nullcontext()
 
 
 class AppendRouter:

@@ -19,12 +19,11 @@ from millrace.base.file_lock import exclusive_lock
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
 from millrace.coord.concurrency import ThreadRunner
-from millrace.coord.live_settings import SettingsCopy
+from millrace.coord.machine_copies import following
 from millrace.coord.orders import ASSIGN, STATUS
 from millrace.coord.role_manager import RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles
 from millrace.coord.store_factory import open_cluster_store, require_no_switch
-from millrace.coord.table_news import TableNews
 from millrace.node.cluster.append_server import AppendServer
 from millrace.node.cluster.order_server import OrderServer, parse_order
 from millrace.node.cluster.owned_channels import OwnedChannels
@@ -78,8 +77,7 @@ class Member(Closeable):
                 exclusive_lock(settings.node_run_path / "node.lock", deadline=Deadline.after(0), busy=taken)
             )
             store = opened.enter_context(open_cluster_store(settings, clock))
-            copying = opened.enter_context(SettingsCopy(settings, store))
-            news = opened.enter_context(TableNews(settings, store))
+            opened.enter_context(following(settings, store))
             server = OrderServer(settings, self._act)
             opened.callback(server.shutdown)
             roles = moving_roles(settings.log)
@@ -97,15 +95,11 @@ class Member(Closeable):
             self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
             self._opened = opened.pop_all()
         self._address = server.address
-        self._copying = copying
-        self._news = news
 
     def start(self) -> None:
         """Register the node and execute orders from now on."""
         _log.info("this node accepts orders at %s", self._address)
         self._keeping.start()
-        self._copying.start()
-        self._news.start()
 
     def _keep(self) -> None:
         while not self._stop.wait(self.session.step()):

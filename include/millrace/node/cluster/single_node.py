@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.coord.consumer_positions import open_positions
+from millrace.coord.machine_copies import following
 from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.log.protocol import LogService
 from millrace.node.append import server
@@ -12,4 +13,6 @@ from millrace.node.append import server
 
 def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
     """Make the append host of a log's server that takes all appends itself. Loaded by name (millrace.rpc.launch)."""
-    return server.append_extension(service, folder, positions=open_positions, shared=open_shared_catalog)
+    return server.append_extension(
+        service, folder, positions=open_positions, shared=open_shared_catalog, follow=following
+    )
