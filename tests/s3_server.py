@@ -7,10 +7,12 @@ ranges, listings. versitygw, which keeps objects on a disk, passes the same test
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -76,9 +78,14 @@ class Faults(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Passing)
         self.requests: Counter[str] = Counter()
+        self.signers: Counter[str] = Counter()
+        """Access keys that signed requests."""
+        self.encryptions: Counter[str] = Counter()
+        """What was asked for in puts: algorithm and key."""
         self.break_request: Callable[[str, str], str] = lambda method, path: ""
-        """Of method and path: "" passes, "503" is answered so, "reset" is not passed, "lost" has no answer,
-        "blind" passes without its condition."""
+        """Of method and path: "" passes, "503" is answered so, "reset" is not passed, "lost" has no answer, "slow" has
+        its answer in pieces, "torn" half of it, "blind" passes without its condition. A put with a condition has the
+        method "PUT NEW"."""
 
     @property
     def at(self) -> str:
@@ -101,7 +108,14 @@ class _Passing(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         self.server.requests[self.command] += 1
-        fault = self.server.break_request(self.command, self.path)
+        signed = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization") or "")
+        if signed is not None:
+            self.server.signers[signed[1]] += 1
+        if self.command == "PUT":
+            names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+            self.server.encryptions[" ".join(filter(None, map(self.headers.get, names)))] += 1
+        conditional = self.command == "PUT" and self.headers.get("If-None-Match") is not None
+        fault = self.server.break_request("PUT NEW" if conditional else self.command, self.path)
         if fault == "503":
             self.send_response(503)
             self.send_header("Content-Length", "0")
@@ -130,7 +144,16 @@ class _Passing(BaseHTTPRequestHandler):
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length or "0")
         self.end_headers()
-        self.wfile.write(data)
+        if fault == "slow":
+            for place in range(0, len(data), max(1, len(data) // 4)):
+                time.sleep(0.02)
+                self.wfile.write(data[place : place + max(1, len(data) // 4)])
+                self.wfile.flush()
+        elif fault == "torn" and self.command == "GET":
+            self.wfile.write(data[: len(data) // 2])
+            self._hang_up()
+        else:
+            self.wfile.write(data)
 
     def _hang_up(self) -> None:
         self.close_connection = True

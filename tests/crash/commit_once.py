@@ -1,4 +1,4 @@
-"""A streaming node without Spark that lives for one micro-batch: python commit_once.py <log folder> <wal folder>."""
+"""A streaming node without Spark that lives for one micro-batch: python commit_once.py <log folder> <wal table>."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from millrace.tables.wal.table import WalTable
 from tests.node.schedules import log_schedule
 
 
-def commit_once(log: Path, wal: Path) -> int:
-    """Commit what the log holds beyond the table; the rows that went in."""
+def commit_once(log: Path, wal: Path | str) -> int:
+    """Commit what the log holds beyond the table at `wal`; the rows that went in."""
     with RocksMQ(log) as service:
-        planner = log_schedule(service, WalTable.create(wal), parked=wal.parent / "parked")
+        planner = log_schedule(service, WalTable.create(wal), parked=log.parent / "parked")
         plans = planner.plan(planner.next_offset(START))
         reports = [run_ingest(plan, log=service.open(plan.base.pchannel), table=wal) for plan in plans]
         # A checkpoint and a clean-up behind each commit, so that their crash points are passed.
@@ -25,4 +25,4 @@ def commit_once(log: Path, wal: Path) -> int:
 
 
 if __name__ == "__main__":
-    commit_once(Path(sys.argv[1]), Path(sys.argv[2]))
+    commit_once(Path(sys.argv[1]), sys.argv[2])

@@ -1,4 +1,4 @@
-"""A publisher that lives for some ticks: python -m tests.crash.publish_process <table's folder> <newest tick's ms>.
+"""A publisher that lives for some ticks: python -m tests.crash.publish_process <table> <newest tick's ms>.
 
 Tick number n adds file n with its row n masked, and masks one more row of each older file. A tick that is published is
 not published again.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from millrace.storage.local import LocalStore
 from millrace.storage.published import AddedFile, PublishedChange, PublishedTable
+from millrace.storage.store import store_at
 from millrace.storage.table import LogMaintenance
 from tests.storage.published_world import SCHEMA, positions, tick_at
 
 ROWS = 100
 
 
-def publish(folder: Path, until: int) -> PublishedTable:
-    table = PublishedTable.create(LocalStore(folder), SCHEMA, collection_id=1)
+def publish(uri: Path | str, until: int) -> PublishedTable:
+    table = PublishedTable.create(store_at(uri), SCHEMA, collection_id=1)
     for ms in range(1, until + 1):
         if table.tick >= tick_at(ms):
             continue
@@ -35,4 +35,4 @@ def publish(folder: Path, until: int) -> PublishedTable:
 
 
 if __name__ == "__main__":
-    publish(Path(sys.argv[1]), int(sys.argv[2]))
+    publish(sys.argv[1], int(sys.argv[2]))

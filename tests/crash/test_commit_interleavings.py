@@ -19,6 +19,7 @@ from millrace.base.errors import MillraceError
 from millrace.node.ingest.committer import WalCommitter
 from millrace.node.ingest.ingester import IngestReport
 from millrace.node.range_loop.definition import CommitResult
+from millrace.storage.table import table_at
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest_rows
 from tests.failpoints import at_failpoints
@@ -30,7 +31,7 @@ PATIENCE = 20.0
 class Actor:
     """A committer in a thread that runs only while it is given a step."""
 
-    def __init__(self, table: Path, ranges: Sequence[IngestReport]) -> None:
+    def __init__(self, table: Path | str, ranges: Sequence[IngestReport]) -> None:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self.result: CommitResult[IngestReport] | None = None
         self.error: BaseException | None = None
@@ -65,20 +66,20 @@ class Actor:
         self._stopped.release()
 
 
-Ranges = Callable[[Path], tuple[list[IngestReport], list[IngestReport]]]
+Ranges = Callable[[Path | str], tuple[list[IngestReport], list[IngestReport]]]
 
 
-def same_first_range(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def same_first_range(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     base = WalTable.open(path).position("p0")
     return [inserts(path, base, 1, 2)], [inserts(path, base, 1, 2)]
 
 
-def ranges_of_different_length(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def ranges_of_different_length(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     base = WalTable.open(path).position("p0")
     return [inserts(path, base, 1, 2, 3)], [inserts(path, base, 1, 2)]
 
 
-def same_later_range(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def same_later_range(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     table = WalTable.open(path)
     WalCommitter(WalTable.open(path)).commit([inserts(path, table.position("p0"), 1)])
     table.refresh()
@@ -86,14 +87,14 @@ def same_later_range(path: Path) -> tuple[list[IngestReport], list[IngestReport]
     return [inserts(path, base, 2, 3)], [inserts(path, base, 2, 3)]
 
 
-def rejections_alone(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def rejections_alone(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     base = WalTable.open(path).position("p0")
     return [write_range(path, base, outcome(base, rejections=[rejection(1)]))], [
         write_range(path, base, outcome(base, rejections=[rejection(1)]))
     ]
 
 
-def one_shares_a_pchannel_with_the_other(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def one_shares_a_pchannel_with_the_other(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     bases = WalTable.open(path).positions(["p0", "p1", "p2"])
     return [inserts(path, bases["p0"], 1), inserts(path, bases["p1"], 1)], [
         inserts(path, bases["p1"], 1),
@@ -101,17 +102,17 @@ def one_shares_a_pchannel_with_the_other(path: Path) -> tuple[list[IngestReport]
     ]
 
 
-def both_share_all_pchannels(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def both_share_all_pchannels(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     bases = WalTable.open(path).positions(["p0", "p1"])
     return [inserts(path, base, 1) for base in bases.values()], [inserts(path, base, 1) for base in bases.values()]
 
 
-def nothing_shared(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
+def nothing_shared(path: Path | str) -> tuple[list[IngestReport], list[IngestReport]]:
     bases = WalTable.open(path).positions(["p0", "p1"])
     return [inserts(path, bases["p0"], 1)], [inserts(path, bases["p1"], 1)]
 
 
-def _drive(path: Path, ranges: Ranges, schedule: Sequence[int]) -> tuple[str, list[Actor]]:
+def drive(path: Path | str, ranges: Ranges, schedule: Sequence[int]) -> tuple[str, list[Actor]]:
     """Run both along `schedule`, then each to its end; the steps that were really taken, as letters."""
     actors = [Actor(path, part) for part in ranges(path)]
     taken = ""
@@ -123,7 +124,7 @@ def _drive(path: Path, ranges: Ranges, schedule: Sequence[int]) -> tuple[str, li
     return taken, actors
 
 
-def _check(path: Path, actors: Sequence[Actor]) -> None:
+def check(path: Path | str, actors: Sequence[Actor]) -> None:
     """No row lost, none doubled.
 
     State, totals and live files agree; each PChannel went in through exactly one actor.
@@ -136,7 +137,7 @@ def _check(path: Path, actors: Sequence[Actor]) -> None:
     assert len({item.pchannel for item in winners}) == len(winners)
     assert {item.pchannel for item in losers} <= {item.pchannel for item in winners}
     table = WalTable.open(path)
-    content = DeltaTable(str(path)).to_pyarrow_table()
+    content = table_at(path).dataset().to_table()
     for item in winners:
         position = table.position(item.pchannel)
         assert (position.commits, position.last_tick) == (item.base_commits + 1, item.last_tick)
@@ -176,8 +177,8 @@ def test_two_committers_leave_no_lost_and_no_doubled_row_in_any_order(tmp_path: 
             continue
         path = Path(WalTable.create(tmp_path / f"wal{number}").uri)
         number += 1
-        taken, actors = _drive(path, ranges, schedule)
-        _check(path, actors)
+        taken, actors = drive(path, ranges, schedule)
+        check(path, actors)
         seen.add(taken)
     assert {taken[0] for taken in seen} == {"A", "B"}, "each of them was first"
     assert {taken[:2] for taken in seen} >= {"AB", "BA"}, "both had checked before either committed"
@@ -196,7 +197,7 @@ def test_a_zombie_that_wakes_up_after_its_successor_changes_nothing(tmp_path: Pa
     assert zombie.result is not None
     assert zombie.result.fenced
     assert successor.table.position("p0").totals == WalTable.open(path).position("p0").totals
-    _check(path, [])
+    check(path, [])
     rows = DeltaTable(str(path)).to_pyarrow_table(filters=[("kind", "=", "message")], columns=["entry"])
     assert sorted(rows.column("entry").to_pylist()) == [1, 2, 3, 4, 5]
 

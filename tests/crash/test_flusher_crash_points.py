@@ -23,7 +23,7 @@ from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField, MakeNullable, RenameField, apply_changes
 from millrace.node.flush.definition import flush_to_end
-from millrace.storage.table import open_table
+from millrace.storage.table import open_table, table_at
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
 from millrace.tables.read.arrow import read_arrow
@@ -97,12 +97,12 @@ class Deployment:
 def contents(settings: Settings) -> dict[str, Counter[Any]]:
     """What stands in every table of a deployment, file names aside."""
     found = {}
-    for name, path in (("rows", Path(rows_uri(settings, 1))), ("deletes", Path(deletes_uri(settings, 1)))):
-        table = DeltaTable(str(path)).to_pyarrow_dataset().to_table()
+    for name, uri in (("rows", rows_uri(settings, 1)), ("deletes", deletes_uri(settings, 1))):
+        table = table_at(uri).dataset().to_table()
         found[name] = Counter(tuple(sorted(row.items())) for row in table.to_pylist())
-    segments = DeltaTable(str(Path(settings.segments_uri))).to_pyarrow_dataset().to_table()
+    segments = table_at(settings.segments_uri).dataset().to_table()
     found["segments"] = Counter(tuple(sorted(row.items())) for row in segments.to_pylist())
-    checkpoints = read_checkpoints(open_table(Path(settings.checkpoints_uri)))
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
     found["checkpoints"] = Counter(
         (each.pchannel, each.time_tick, each.confirmed, each.term, each.catalog_bytes) for each in checkpoints.values()
     )

@@ -72,7 +72,7 @@ def outcome(
     return ChainOutcome(state, lambda: (wal_rows(messages), wal_rows(rejections)))
 
 
-def write_range(table: Path, base: WalPosition, made: ChainOutcome) -> IngestReport:
+def write_range(table: Path | str, base: WalPosition, made: ChainOutcome) -> IngestReport:
     """One attempt at a range: files on disk and the report that a task would hand to the committer."""
     writer = WalRangeWriter(table, base.pchannel)
     writer.add(made)
@@ -89,6 +89,6 @@ def write_range(table: Path, base: WalPosition, made: ChainOutcome) -> IngestRep
     )
 
 
-def inserts(table: Path, base: WalPosition, *entries: int) -> IngestReport:
+def inserts(table: Path | str, base: WalPosition, *entries: int) -> IngestReport:
     """An attempt at a range that holds one insert for each of `entries`."""
     return write_range(table, base, outcome(base, messages=[message(entry) for entry in entries]))

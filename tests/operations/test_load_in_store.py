@@ -85,7 +85,7 @@ def test_a_load_through_faults_that_is_cut_off_and_repeated_has_one_effect(
     lost: list[str] = []
 
     def broken(method: str, path: str) -> str:
-        if method == "PUT" and path.endswith("/manifest.json") and not lost:
+        if "PUT" in method and path.endswith("/manifest.json") and not lost:
             lost.append(path)
             return "lost"
         return ""

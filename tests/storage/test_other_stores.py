@@ -24,12 +24,12 @@ from millrace.operations.recovery.diagnose import diagnose
 from millrace.operations.recovery.table_repair import rebuild_collection
 from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
-from millrace.storage.store import ENTRY_POINT_GROUP, _kind, store_at
+from millrace.storage.store import ENTRY_POINT_GROUP, _kind, _require_whole, store_at
 from millrace.tables.collections.data_tables import published_uri, rows_uri
 from millrace.tables.collections.layout import _is_earlier_store
 from millrace.tables.read.arrow import read_arrow
 from tests.operations.log_maker import Things
-from tests.storage.shelf import SCHEME, Shelf
+from tests.storage.shelf import SCHEME, Shelf, ShelfStore
 
 TABLES = {
     "wal",
@@ -152,6 +152,18 @@ def test_tables_of_an_earlier_layout_stay_in_a_store_that_cannot_rename(
     restore_backup(target, tmp_path / "backups")
     assert rows(target) == now
     assert published_uri(target, 1) == f"{tmp_path}/restored/tables/1"
+
+
+def test_a_store_of_an_earlier_protocol_is_refused_with_what_it_lacks(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ShelfStore, "replace")
+    monkeypatch.setattr(ShelfStore, "sync", None)
+    _require_whole.cache_clear()
+    with pytest.raises(InvalidSettings, match=r"shelf:// has no replace, sync: use a version of its package"):
+        store_at(f"{SCHEME}://box/wal")
+    monkeypatch.undo()
+    _require_whole.cache_clear()
 
 
 def test_an_address_of_a_store_that_nobody_knows_is_refused(shelf: Shelf) -> None:

@@ -6,10 +6,12 @@ delta-rs has such a file system too, but it holds the interpreter's lock while a
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import obstore
 import pyarrow as pa
@@ -17,9 +19,19 @@ import pyarrow.fs as fs
 from obstore.exceptions import BaseError, GenericError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
 from millrace.base.errors import InvalidSettings
+from millrace.storage.store import StoreUnreachable
 
+TORN_TRIES: Final = 5
+"""How often an answer is asked for whose body ends early. obstore repeats requests, but not for their bodies."""
+_TORN: Final = "response body"
+_TORN_PAUSE: Final = 0.5
+_TORN_SECONDS: Final = 30.0
+_MACHINE_ROLE: Final = "//169.254.169.254/"
 TAIL_BYTES: Final = 64 << 10
 """Of an object that its first request brings: a Parquet file's footer, or the whole of a small one."""
+
+
+_T = TypeVar("_T")
 
 
 def file_system(uri: str, objects: Any) -> fs.FileSystem:
@@ -29,7 +41,7 @@ def file_system(uri: str, objects: Any) -> fs.FileSystem:
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Raise what the store says as OSError, and what only the operator can mend as InvalidSettings."""
+    """Raise what the store says as StoreUnreachable, and what only the operator can mend as InvalidSettings."""
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as error:
@@ -39,12 +51,29 @@ def os_errors(what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except BaseError as error:
-        raise OSError(f"{what}: {_words(error)}") from None
+        raise StoreUnreachable(f"{what}: {_words(error)}") from None
+
+
+def read_whole(what: str, call: Callable[[], _T]) -> _T:
+    """Return what `call` reads; repeat it if the answer ends early, which obstore does not. Raises as os_errors."""
+    begun = time.monotonic()
+    for left in reversed(range(TORN_TRIES)):
+        try:
+            with os_errors(what):
+                return call()
+        except OSError as error:
+            if _TORN not in str(error) or not left or time.monotonic() - begun > _TORN_SECONDS:
+                raise
+            time.sleep(random.uniform(0, _TORN_PAUSE))
+    raise AssertionError("the last try returns or raises")
 
 
 def _words(error: Exception) -> str:
     """What an error says, on one line: obstore adds the source of each error below it."""
-    return " ".join(str(error).partition("Debug source")[0].split())[:500]
+    words = " ".join(str(error).partition("Debug source")[0].split())[:500]
+    if _MACHINE_ROLE in words:
+        words += "; the environment has no credentials, so this machine's role was asked for them"
+    return words
 
 
 class _Objects(fs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
@@ -73,13 +102,15 @@ class _Objects(fs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no typ
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         base = selector.base_dir.rstrip("/")
-        with os_errors(self._uri):
-            if selector.recursive:
-                parts = obstore.list(self._objects, prefix=base or None)
-                return [_described(each) for part in parts for each in part]
-            listed = obstore.list_with_delimiter(self._objects, prefix=base or None)
+        if selector.recursive:
+            return read_whole(self._uri, lambda: self._below(base))
+        listed = read_whole(self._uri, lambda: obstore.list_with_delimiter(self._objects, prefix=base or None))
         folders = [fs.FileInfo(each.rstrip("/"), fs.FileType.Directory) for each in listed["common_prefixes"]]
         return [*folders, *(_described(each) for each in listed["objects"])]
+
+    def _below(self, base: str) -> list[fs.FileInfo]:
+        parts = obstore.list(self._objects, prefix=base or None)
+        return [_described(each) for part in parts for each in part]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         return pa.PythonFile(_ObjectFile(self._objects, path), mode="r")
@@ -137,12 +168,16 @@ class _ObjectFile(io.RawIOBase):
         super().__init__()
         self._objects, self._path = objects, path
         self._place = 0
-        with os_errors(path):
-            try:
-                found = obstore.get(objects, path, options={"range": {"suffix": TAIL_BYTES}})
-                self._size, self._tail = found.meta["size"], bytes(found.bytes())
-            except (GenericError, NotSupportedError):  # an empty object; Azure
-                self._size, self._tail = obstore.head(objects, path)["size"], b""
+        self._size, self._tail = read_whole(path, self._end)
+
+    def _end(self) -> tuple[int, bytes]:
+        try:
+            found = obstore.get(self._objects, self._path, options={"range": {"suffix": TAIL_BYTES}})
+            return int(found.meta["size"]), bytes(found.bytes())
+        except (GenericError, NotSupportedError) as error:  # an empty object; Azure
+            if _TORN in str(error):
+                raise
+            return int(obstore.head(self._objects, self._path)["size"]), b""
 
     def readable(self) -> bool:
         return True
@@ -171,8 +206,7 @@ class _ObjectFile(io.RawIOBase):
         held = self._size - len(self._tail)
         if start >= held:
             return self._tail[start - held : end - held]
-        with os_errors(self._path):
-            return bytes(obstore.get_range(self._objects, self._path, start=start, end=end))
+        return read_whole(self._path, lambda: bytes(obstore.get_range(self._objects, self._path, start=start, end=end)))
 
     def readall(self) -> bytes:
         return self.read()

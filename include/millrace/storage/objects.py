@@ -11,6 +11,7 @@ outcome is unknown (millrace.storage.delta_log).
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 import time
 import uuid
@@ -24,7 +25,7 @@ from millrace.base.errors import InvalidSettings, StoreCannotPublish
 from millrace.base.extras import import_optional
 from millrace.storage.delta_log import is_log_file
 from millrace.storage.log_mirror import ListedObject, announce
-from millrace.storage.object_files import os_errors
+from millrace.storage.object_files import os_errors, read_whole
 from millrace.storage.store import OBJECT_STORES, TableStore
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _RETRIES: Final = 10
 _CLIENT: Final = {"timeout": _TIMEOUT, "connect_timeout": "5s"}
 _LOG_FOLDER: Final = "_delta_log"
 _PROBE: Final = "_millrace_probe"
+_PROBES: Final = 10
 
 _T = TypeVar("_T")
 
@@ -62,7 +64,9 @@ class ObjectStore:
 
     @property
     def options(self) -> Mapping[str, str]:
-        return {**_CLIENT, "max_retries": str(_RETRIES), "retry_timeout": f"{_RETRY_SECONDS}s"}
+        """As TableStore.options. Raises InvalidSettings if a profile or a web identity gives no credentials."""
+        found = {**_CLIENT, "max_retries": str(_RETRIES), "retry_timeout": f"{_RETRY_SECONDS}s"}
+        return found | (_keys_for_delta_rs() if self.uri.startswith("s3://") else {})
 
     @property
     def spark_options(self) -> Mapping[str, str]:
@@ -82,7 +86,7 @@ class ObjectStore:
     def delta(self, version: int | None = None) -> DeltaTable:
         from deltalake import DeltaTable
 
-        return DeltaTable(self.uri, version=version, storage_options=dict(self.options))
+        return read_whole(self.uri, lambda: DeltaTable(self.uri, version=version, storage_options=dict(self.options)))
 
     def exists(self) -> bool:
         return bool(self.list(_LOG_FOLDER))
@@ -91,8 +95,8 @@ class ObjectStore:
         """As TableStore.create. Raises StoreCannotPublish for a store on which two writers could both win."""
         from deltalake import DeltaTable
 
-        _require_conditional_puts(self.uri)
-        DeltaTable.create(self.uri, storage_options=dict(self.options), **options)
+        require_conditional_puts(self.uri)
+        read_whole(self.uri, lambda: DeltaTable.create(self.uri, storage_options=dict(self.options), **options))
 
     def put(self, name: str) -> _Upload:
         return _Upload(self._objects, name)
@@ -101,6 +105,8 @@ class ObjectStore:
         return self.put_new(name, data) is not None
 
     def put_new(self, name: str, data: bytes) -> str | None:
+        if is_log_file(name):
+            require_conditional_puts(self.uri)
         try:
             # Without repetitions: the refusal of a second request may be the answer to the first one.
             return _put_new(_single(self.uri), name, data)
@@ -125,9 +131,11 @@ class ObjectStore:
         return sorted(each.rstrip("/").rpartition("/")[2] for each in self._listed("")["common_prefixes"])
 
     def list_log(self, after: str) -> Sequence[ListedObject]:
-        with os_errors(self.uri):
+        def listed() -> list[Any]:
             parts = _obstore().list(self._objects, prefix=_LOG_FOLDER, offset=after or None, chunk_size=1000)
-            found = [each for part in parts for each in part]
+            return [each for part in parts for each in part]
+
+        found = read_whole(self.uri, listed)
         names = [(each["path"].rpartition("/"), each["e_tag"] or "") for each in found]
         return [ListedObject(name, tag) for (folder, _, name), tag in names if folder.endswith(_LOG_FOLDER)]
 
@@ -189,15 +197,13 @@ class ObjectStore:
         return _retrying(self.uri)
 
     def _listed(self, folder: str) -> Any:
-        with os_errors(self.uri):
-            return _obstore().list_with_delimiter(self._objects, prefix=folder or None)
+        return read_whole(self.uri, lambda: _obstore().list_with_delimiter(self._objects, prefix=folder or None))
 
     def _unless_missing(self, call: Callable[[], _T]) -> _T | None:
-        with os_errors(self.uri):
-            try:
-                return call()
-            except FileNotFoundError:
-                return None
+        try:
+            return read_whole(self.uri, call)
+        except FileNotFoundError:
+            return None
 
 
 class _Upload:
@@ -254,13 +260,68 @@ def _single(uri: str) -> Any:
     return _opened(uri, retries=0)
 
 
+def _session() -> Any:
+    """Return boto3's session if keys come from a profile or a web identity.
+
+    None if the environment has keys, or if the machine's role gives them: obstore and delta-rs know these themselves.
+    """
+    names = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ENDPOINT_URL_STS")
+    found = tuple(os.environ.get(name, "") for name in names)
+    if os.environ.get("AWS_ACCESS_KEY_ID") or not any(found[:2]):
+        return None
+    return _boto3_session(found)
+
+
+@lru_cache(8)
+def _boto3_session(variables: tuple[str, ...]) -> Any:
+    import_optional("boto3")
+    import boto3  # type: ignore[import-untyped]
+
+    with _asking_for_keys():
+        return boto3.Session()
+
+
+@contextmanager
+def _asking_for_keys() -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise InvalidSettings(
+            f"there are no credentials for S3 ({' '.join(str(error).split())[:300]}): check AWS_PROFILE, or"
+            " AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE"
+        ) from None
+
+
+def _keys_for_delta_rs() -> dict[str, str]:
+    """Return the keys that a profile or a web identity gives now, which delta-rs does not find by itself."""
+    session = _session()
+    if session is None:
+        return {}
+    with _asking_for_keys():
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise ValueError("the profile has none")
+        keys = credentials.get_frozen_credentials()
+    found = {
+        "aws_access_key_id": keys.access_key,
+        "aws_secret_access_key": keys.secret_key,
+        "aws_session_token": keys.token,
+        "aws_region": session.region_name,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
 def _opened(uri: str, *, retries: int) -> Any:
     more: dict[str, Any] = {}
-    if uri.startswith("s3://") and os.environ.get("AWS_PROFILE") and not os.environ.get("AWS_ACCESS_KEY_ID"):
-        import_optional("boto3")
+    session = _session() if uri.startswith("s3://") else None
+    if session is not None:
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        more["credential_provider"] = Boto3CredentialProvider()
+        with _asking_for_keys():
+            # boto3 renews keys ten minutes before they expire; asked more rarely, it would give expired ones.
+            more["credential_provider"] = Boto3CredentialProvider(session, ttl=timedelta(minutes=5))
     return import_optional("obstore.store").from_url(
         uri,
         client_options={**_CLIENT, "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")},
@@ -273,20 +334,39 @@ def _opened(uri: str, *, retries: int) -> Any:
     )
 
 
-@lru_cache
-def _require_conditional_puts(uri: str) -> None:
-    """Raise StoreCannotPublish unless a second put of the same name is refused, as commits rely on."""
-    objects, name = _single(uri), f"{_PROBE}-{uuid.uuid4().hex}"
-    try:
-        if _put_new(objects, name, b"1") is None or _put_new(objects, name, b"2") is not None:
-            raise StoreCannotPublish(
-                f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of several"
-                " writers would overwrite each other. Use a store with conditional puts, such as S3 itself, MinIO or"
-                " versitygw"
-            )
-    finally:
-        with os_errors(uri):
-            _obstore().delete(objects, [name])
+def require_conditional_puts(uri: str) -> None:
+    """Raise StoreCannotPublish unless a second put of the same name is refused, as commits rely on.
+
+    A process tries it once for each bucket, before its first commit there. Raises OSError.
+    """
+    bucket = uri.split("/")[2]
+    if bucket not in _CONDITIONAL:
+        _try_conditional_puts(uri)
+        _CONDITIONAL.add(bucket)
+
+
+_CONDITIONAL: Final[set[str]] = set()
+"""Buckets that have passed."""
+
+
+def _try_conditional_puts(uri: str) -> None:
+    for left in reversed(range(_PROBES)):
+        name = f"{_PROBE}-{uuid.uuid4().hex}"
+        try:
+            if _put_new(_single(uri), name, b"1") is None or _put_new(_single(uri), name, b"2") is not None:
+                raise StoreCannotPublish(
+                    f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of"
+                    " several writers would overwrite each other. Use a store with conditional puts, such as S3 itself,"
+                    " MinIO or versitygw"
+                )
+            return
+        except OSError:  # the outcome of that put is unknown: a name of its own tells
+            if not left:
+                raise
+            time.sleep(random.uniform(0, 1))
+        finally:
+            with os_errors(uri):
+                _obstore().delete(_retrying(uri), [name])
 
 
 def _put_new(objects: Any, name: str, data: bytes) -> str | None:
@@ -317,8 +397,8 @@ def remove_old_uploads(uri: str, *, before: float, dry_run: bool = False) -> int
         return 0
     bucket, _, prefix = uri.removeprefix("s3://").rstrip("/").partition("/")
     import_optional("boto3")
-    import boto3  # type: ignore[import-untyped]
-    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

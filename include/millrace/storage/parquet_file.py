@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from millrace.base.errors import FileReplaced, TableDamaged
-from millrace.storage.store import TableStore
+from millrace.base.errors import FileReplaced, TableDamaged, TableUnavailable
+from millrace.storage.store import StoreUnreachable, TableStore
 
 MAX_STAT_CHARACTERS: Final = 64
 """Longer strings have their first CUT_STAT_CHARACTERS as bounds, the upper one with a greater character after them."""
@@ -76,6 +76,8 @@ _CHECKED: Final = ds.ParquetFileFormat(
 def translate_read_errors(store: TableStore, name: str = "", *, others: Sequence[TableStore] = ()) -> Iterator[None]:
     """Raise TableDamaged inside for files of a table (or its file `name`) that are missing or unreadable.
 
+    Raises TableUnavailable if the store does not answer.
+
     Raises FileReplaced if the newest versions of the table, and of the `others` that are read with it, have all their
     files.
     """
@@ -84,6 +86,8 @@ def translate_read_errors(store: TableStore, name: str = "", *, others: Sequence
         yield
     except TableDamaged:
         raise
+    except StoreUnreachable as error:
+        raise TableUnavailable(f"cannot reach {what} ({error}): retry") from error
     except FileNotFoundError as error:
         if _is_whole(store) and all(_is_whole(each) for each in others if each.exists()):
             raise FileReplaced(

@@ -6,7 +6,7 @@ Names are relative to the table, with ``/`` between folders. Promises:
 - A name is never written twice: two attempts never share one.
 - :meth:`TableStore.delta` commits a version once, whoever tries.
 - A name of :meth:`ConditionalStore.put_if_absent` is written once, whoever tries. Only publishing needs that call.
-- Every call ends: a remote store has its own time limit, after which it raises OSError.
+- Every call ends: a remote store has its own time limit, after which it raises StoreUnreachable, an OSError.
 
 A failure does not mean that nothing happened.
 """
@@ -26,6 +26,13 @@ from millrace.base.errors import InvalidSettings, StoreCannotPublish
 if TYPE_CHECKING:
     import pyarrow.fs as fs
     from deltalake import DeltaTable
+
+
+class StoreUnreachable(OSError):
+    """The store did not answer a request, or answered with a failure, as often as it was repeated.
+
+    It says nothing about the file that was asked for: nobody may take the file for damaged.
+    """
 
 
 class OutputFile(Protocol):
@@ -142,6 +149,12 @@ class TableStore(Protocol):
         ...
 
 
+_CALLS: Final = tuple(
+    sorted(name for name, member in vars(TableStore).items() if not name.startswith("_") and callable(member))
+)
+"""The methods of TableStore."""
+
+
 class ConditionalStore(TableStore, Protocol):
     """A store of tables that Millrace publishes (:mod:`millrace.storage.published`)."""
 
@@ -204,7 +217,20 @@ def store_at(uri: object) -> TableStore:
         from millrace.storage.objects import ObjectStore
 
         return ObjectStore(str(uri))
-    return _kind(scheme).at(str(uri))
+    store = _kind(scheme).at(str(uri))
+    _require_whole(type(store), scheme)
+    return store
+
+
+@cache
+def _require_whole(kind: type, scheme: str) -> None:
+    """Raise InvalidSettings if a package's store was written for an earlier protocol, before it fails midway."""
+    lacking = [name for name in _CALLS if not callable(getattr(kind, name, None))]
+    if lacking:
+        raise InvalidSettings(
+            f"the store that is registered for {scheme}:// has no {', '.join(lacking)}: use a version of its package"
+            " for this version of Millrace"
+        )
 
 
 @cache

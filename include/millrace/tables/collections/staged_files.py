@@ -22,14 +22,14 @@ from typing import Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.base.errors import StagedFileDamaged
+from millrace.base.errors import StagedFileDamaged, TableUnavailable
 from millrace.base.files import sync
 from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile, VChannelImport
 from millrace.message.keys import key_column, vchannel_index
 from millrace.message.schema import CollectionSchema
 from millrace.storage.local import LocalStore
-from millrace.storage.store import TableStore, store_at
+from millrace.storage.store import StoreUnreachable, TableStore, store_at
 
 BATCH_BYTES: Final = 32 << 20
 """Approximate size of decoded rows that are returned at once."""
@@ -92,6 +92,8 @@ def check_staged_files(staged: object, files: Iterable[ImportFile]) -> None:
     for file in files:
         try:
             size = store.size(file["path"])
+        except StoreUnreachable as error:
+            raise _unreachable(store.uri, error) from None
         except OSError as error:
             raise _damaged(store.uri, file, f"cannot be read ({error.strerror or error})") from None
         if size is None:
@@ -114,8 +116,14 @@ def read_staged_file(
             _check_digest(store.uri, file, handle)
             handle.seek(0)
             yield from _rows(store.uri, file, pq.ParquetFile(handle), schema, vchannel, vchannels)
+    except StoreUnreachable as error:
+        raise _unreachable(store.uri, error) from None
     except OSError as error:
         raise _damaged(store.uri, file, f"cannot be read ({error})") from None
+
+
+def _unreachable(staged: str, error: StoreUnreachable) -> TableUnavailable:
+    return TableUnavailable(f"cannot reach the staged files in {staged} ({error}): retry")
 
 
 @contextmanager
