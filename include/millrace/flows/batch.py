@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from millrace.flows.plain import PlainActions
 from millrace.flows.records import Action, Failure, Record, is_truncation
 
 
@@ -91,7 +92,7 @@ def parts_at_truncations(batch: Batch) -> Iterator[Batch]:
     documents = batch.documents
     places = (
         []
-        if documents is None or batch.end == batch.start
+        if documents is None or batch.end == batch.start or isinstance(documents, PlainActions)
         else [place for place, each in enumerate(documents) if place and is_truncation(each.record)]
     )
     if documents is None or not places:

@@ -9,18 +9,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
-from itertools import count
+from itertools import chain, count
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.column_conversion import CONVERSION_ERRORS
 from millrace.flows.batch import Batch
 from millrace.flows.documents import Digits, decoded
+from millrace.flows.plain import PlainActions, bodies, removed_ids
 from millrace.flows.records import BINARY, DIGITS, Action, Record, listed_columns
-from millrace.message.schema import CollectionSchema
+from millrace.message.field_types import FieldType
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 CHANGE: Final = "_change"
@@ -76,6 +82,10 @@ def _key_text(values: Sequence[Any]) -> str | None:
     return None if values[0] is None else str(values[0])
 
 
+DOCUMENT_ERRORS: Final = (*CONVERSION_ERRORS, ArithmeticError, msgspec.MsgspecError, RecursionError)
+"""What a document raises that is no row of a collection."""
+
+
 class KeyedRow(NamedTuple):
     """A document as a row of a collection."""
 
@@ -93,9 +103,7 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     types = {field.name: str(field.type) for field in schema.fields}
     names = schema.key_names
     if action.body is None:
-        values = [_plain(action.id, types[names[0]])] if len(names) == 1 else _listed(action.id, names)
-        keys = [_key_value(value, types[name], name) for name, value in zip(names, values, strict=True)]
-        return KeyedRow(keys[0] if len(names) == 1 else tuple(keys), None)
+        return KeyedRow(_removed_key(action.id, schema.key_fields), None)
     document = decoded(action.body)
     missing = [name for name in names if document.get(name) is None]
     if missing:
@@ -103,7 +111,7 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     for name in listed_columns(action.record, DIGITS):
         value = document.get(name)
         if types.get(name) == "string" and isinstance(value, int | float):
-            document[name] = value.text if isinstance(value, Digits) else str(value)
+            document[name] = _text(value)
     row = {name: value_of(value, types.get(name, ""), name) for name, value in document.items()}
     for name in listed_columns(action.record, BINARY):
         if isinstance(row.get(name), str) and types.get(name, "").endswith("binary"):
@@ -111,7 +119,81 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
     return KeyedRow(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names), row)
 
 
+def columns_of(documents: Sequence[Action], schema: CollectionSchema) -> dict[str, Any]:
+    """Return the documents that have a body as columns: together, the rows of `row_of`.
+
+    Raises one of DOCUMENT_ERRORS if a document does not fit, or if they are not alike; `row_of` takes each by itself.
+    """
+    values = [each for each in bodies(documents) if each is not None]
+    if not values:
+        return {}
+    if schema.has_fill_values:
+        raise ValueError("a field that a document lacks may have a value")
+    digits, binary = _listed_columns(documents)
+    kinds = {field.name: field.parsed_type for field in schema.fields}
+    exact = bool(digits) or any(each.kind == "decimal" for each in kinds.values())
+    rows = decoded(b"[" + b",".join(values) + b"]", exact=exact)
+    if len(rows) != len(values) or set(map(type, rows)) != {dict}:
+        raise ValueError("a document is no object")
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    if any(None in columns.get(name, [None]) for name in schema.key_names):
+        raise ValueError("a document has no key")
+    return {
+        name: _column(column, kinds[name], name, digits=name in digits, binary=name in binary)
+        if name in kinds
+        else column
+        for name, column in columns.items()
+    }
+
+
+def _listed_columns(documents: Sequence[Action]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the records list as DIGITS and BINARY. Raises ValueError if they list different columns."""
+    some = documents[:1] if isinstance(documents, PlainActions) else documents
+    records = {id(each.record.headers): each.record for each in some}.values()
+    found = {(tuple(listed_columns(each, DIGITS)), tuple(listed_columns(each, BINARY))) for each in records}
+    if len(found) != 1:
+        raise ValueError("documents list different columns")
+    return found.pop()
+
+
+def _column(values: list[Any], kind: FieldType, name: str, *, digits: bool, binary: bool) -> Any:
+    """Return JSON's values of a field, or a column of them, as `row_of` has them."""
+    types = set(map(type, values)) - {NoneType}
+    if kind.kind == "string" and digits:
+        return [_text(each) if isinstance(each, int | float) else each for each in values]
+    if binary and kind.kind == "binary":
+        return [base64.b64decode(each, validate=True) if isinstance(each, str) else each for each in values]
+    whole: list[Any] | None = None
+    if kind.kind == "decimal" and types <= {int, float, Digits, str}:
+        whole = [None if each is None else _text(each) for each in values]
+    elif kind.kind in _MOMENTS and types == {str}:
+        whole = values
+    elif kind.kind != "decimal" and Digits not in types and (str not in types or kind.kind not in _PARSED):
+        return values
+    if whole is not None:
+        with suppress(pa.ArrowException):
+            return pa.array(whole, pa.utf8()).cast(kind.arrow)
+    return [value_of(each, kind.text, name) for each in values]
+
+
+def removed_keys(documents: Sequence[Action], schema: CollectionSchema) -> list[Any]:
+    """Return the keys of the documents without a body, as `key_rows` takes them. Raises as :func:`columns_of`."""
+    ids = removed_ids(documents)
+    fields = schema.key_fields
+    if len(fields) == 1 and fields[0].type.startswith(("string", "int")):
+        return ids
+    return [_removed_key(each, fields) for each in ids]
+
+
+def _text(value: float) -> str:
+    """Return the text of a number, with all digits."""
+    return value.text if isinstance(value, Digits) else str(value)
+
+
 _TEXTS: Final = ("string", "uuid", "json")
+_MOMENTS: Final = frozenset({"timestamp", "timestamp_ntz", "date"})
+_PARSED: Final = frozenset({"int8", "int16", "int32", "int64", "float32", "float64"}) | _MOMENTS
+"""Kinds of which a text of JSON is parsed."""
 
 
 def _plain(key: str, kind: str) -> str:
@@ -122,6 +204,13 @@ def _plain(key: str, kind: str) -> str:
         return str(decoded(key.encode()))
     except msgspec.DecodeError:
         return key
+
+
+def _removed_key(text: str, fields: Sequence[FieldSpec]) -> Any:
+    """Return the key of a tombstone from its text."""
+    values = [_plain(text, fields[0].type)] if len(fields) == 1 else _listed(text, [each.name for each in fields])
+    found = [_key_value(value, each.type, each.name) for value, each in zip(values, fields, strict=True)]
+    return found[0] if len(fields) == 1 else tuple(found)
 
 
 def _key_value(value: Any, kind: str, name: str) -> Any:
@@ -144,7 +233,7 @@ def value_of(value: Any, kind: str, name: str) -> Any:
     """Return JSON's value of the field `name` as its type `kind` has it. Raises ValueError, TypeError."""
     if not isinstance(value, str):
         if isinstance(value, int | float) and kind.startswith("decimal"):
-            return Decimal(value.text if isinstance(value, Digits) else str(value))
+            return Decimal(_text(value))
         return float(value) if isinstance(value, Digits) else value
     try:
         if kind.startswith("timestamp"):

@@ -20,6 +20,7 @@ from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS
 from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.place import ErrorPlace, errors_of
 from millrace.flows.isolation import Attempts, Isolation
+from millrace.flows.plain import value_bytes
 from millrace.flows.range_host.crashes import RangeWatch
 from millrace.flows.range_host.in_hand import InHand
 from millrace.flows.range_host.positions import Position
@@ -229,7 +230,7 @@ class Task:
             bulks=total.bulks + written.bulks,
             retries=total.retries + written.retries,
             cpu_seconds=total.cpu_seconds + written.cpu_seconds,
-            log_bytes=total.log_bytes + sum(len(record.value or b"") for record in records),
+            log_bytes=total.log_bytes + value_bytes(records),
             latencies=(*total.latencies, *latencies)[-_LATENCIES:],
             seconds={
                 "transform": total.seconds.get("transform", 0.0) + processed - begun,
@@ -264,6 +265,7 @@ class Task:
         hand = self._hand
         if hand is None:
             return self._transform.run(records)
+        records = list(records)  # a sequence may make them anew each time
         suspects = [each for each in records if each.offset == hand.suspect]
         failures = tried(self._flow, suspects, self._open_rows)[1] if suspects else []
         failed = {id(each.record) for each in failures}

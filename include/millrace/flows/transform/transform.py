@@ -21,6 +21,7 @@ from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.paths import split
 from millrace.flows.declare.steps import Lookup, Step
 from millrace.flows.documents import MISSING, Document, Refused, decoded, encoded, getter
+from millrace.flows.plain import PlainActions, PlainRecords
 from millrace.flows.records import FAULT, TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record, is_truncation
 from millrace.flows.registry import sink_kinds
 from millrace.flows.sources.kafka.events import event_rules_of, registry_of
@@ -34,7 +35,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Transformed:
     """What became of a run of records, in their order."""
 
-    actions: list[Action] = field(default_factory=list)
+    actions: Sequence[Action] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     filtered: int = 0
 
@@ -132,8 +133,10 @@ class Transform:
 
         An error of a document is its own failure. Raises a MillraceError if a lookup's collection cannot be read.
         """
-        done = Transformed()
-        actions, failures = done.actions, done.failures
+        if isinstance(records, PlainRecords) and self._passes(records):
+            return Transformed(PlainActions(records))
+        actions, failures = list[Action](), list[Failure]()
+        done = Transformed(actions, failures)
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
         by_position, versions = self._ids in _PLACES, self._versions
         take = None if hand is None else hand.take
@@ -190,6 +193,15 @@ class Transform:
             if hand is not None:
                 hand.leave()
         return done
+
+    def _passes(self, records: PlainRecords) -> bool:
+        """Whether plain records are documents of the sink as they are."""
+        if self._operators or self._versions or self._events is not None or self._ids != OWN:
+            return False
+        removes = self._tombstones == "delete" and (self._truncates or not records or not is_truncation(records[0]))
+        return (removes or None not in records.values) and all(
+            len(each) <= MAX_DOCUMENT_BYTES for each in records.values if each is not None
+        )
 
     def show(
         self,

@@ -12,8 +12,17 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.produce.rows import conform, delete_message, insert_message, key_rows, split_keys, split_rows
-from millrace.flows.conversion import KeyedRow
+from millrace.client.produce.rows import (
+    conform,
+    delete_message,
+    insert_message,
+    key_rows,
+    last_of_each_key,
+    split_keys,
+    split_rows,
+)
+from millrace.flows.conversion import DOCUMENT_ERRORS, KeyedRow, columns_of, removed_keys
+from millrace.flows.plain import bodies, offsets
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.collection.journal import PlacedMessage
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
@@ -41,6 +50,29 @@ def placed_messages(rows: Sequence[tuple[Action, KeyedRow]], collection: Collect
     if gone:
         keys = key_rows([key for key, _ in gone], collection)
         found += placed_deletes(keys, [place for _, place in gone], collection)
+    return found
+
+
+def placed_documents(documents: Sequence[Action], collection: CollectionInfo) -> list[PlacedMessage] | None:
+    """Return the messages of all `documents`, made by columns; None if one of them does not fit: see `fitting`."""
+    removed = np.fromiter((each is None for each in bodies(documents)), bool, len(documents))
+    places = np.array(offsets(documents), np.int64)
+    names = collection.schema.key_names
+    try:
+        rows = conform(columns_of(documents, collection.schema), collection)
+        keys = key_rows(removed_keys(documents, collection.schema), collection)
+    except DOCUMENT_ERRORS:
+        return None
+    put, gone = np.flatnonzero(~removed), np.flatnonzero(removed)
+    order = np.concatenate([put, gone])
+    # The last document of a key counts, whether it has a row or removes it.
+    both = pa.concat_tables([rows.select(names).cast(keys.schema), pa.Table.from_batches([keys])])
+    both = both.append_column(PLACE, pa.array(order)).take(pa.array(np.argsort(order)))
+    last = np.isin(order, last_of_each_key(both, names)[PLACE].to_numpy())
+    put_last, gone_last = last[: len(put)], last[len(put) :]
+    found = placed_upserts(rows.filter(pa.array(put_last)), places[put[put_last]].tolist(), collection)
+    if gone_last.any():
+        found += placed_deletes(keys.filter(pa.array(gone_last)), places[gone[gone_last]].tolist(), collection)
     return found
 
 

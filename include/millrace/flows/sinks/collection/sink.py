@@ -20,6 +20,7 @@ of its source, the documents of each VChannel change at one tick. Memory: the ba
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -57,7 +58,7 @@ from millrace.client.produce.rows import (
     split_rows,
 )
 from millrace.flows.batch import Batch, TableColumns
-from millrace.flows.conversion import KeyedRow, row_of
+from millrace.flows.conversion import DOCUMENT_ERRORS, KeyedRow, row_of
 from millrace.flows.errors.letters import RefusedRow, RowLetters
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import TASK_PUT, Action, Failure, is_truncation
@@ -82,6 +83,7 @@ from millrace.flows.sinks.collection.placed import (
     fitting,
     halves,
     placed_deletes,
+    placed_documents,
     placed_rows,
     placed_upserts,
     rows_in,
@@ -428,14 +430,15 @@ class CollectionSink(Closeable):
     def _once(self, lane: _Lane, batch: Batch, documents: Sequence[Action]) -> Verdicts:
         files, verdicts = lane.files, Verdicts()
         moves = batch.end > batch.start
-        before = [each for each in documents if moves and each.record.offset < files.position]
-        for each in before:
+        # The offsets of a range ascend.
+        before = bisect_left(documents, files.position, key=lambda each: each.record.offset) if moves else 0
+        for each in documents[:before]:
             refused = files.failures.get(each.record.offset)
             if refused is not None:
                 words = refused[1] or "an earlier attempt refused it"
                 verdicts.failures.append(Failure(each.record, TASK_PUT, STEP, refused[0], words))
-        verdicts.repeated = verdicts.acknowledged = len(before) - len(verdicts.failures)
-        documents = [each for each in documents if not moves or each.record.offset >= files.position]
+        verdicts.repeated = verdicts.acknowledged = before - len(verdicts.failures)
+        documents = documents[before:]
         if not documents:
             return verdicts
         collection = self._client.definition(self._name)
@@ -446,7 +449,7 @@ class CollectionSink(Closeable):
             if moves:
                 files.move(batch.end, start=batch.since, failures=own)
             lane.journal.write(Noted(1), in_transactions(messages) if batch.atomic else messages)
-            by_chain = [each for each in taken if each.record.offset in files.failures]
+            by_chain = [each for each in taken if each.record.offset in files.failures] if files.failures else []
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)
         verdicts.failures += failures
@@ -460,12 +463,16 @@ class CollectionSink(Closeable):
 
     def _placed(
         self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
-    ) -> tuple[list[Action], list[MutableMessage], list[Failure]]:
+    ) -> tuple[Sequence[Action], list[MutableMessage], list[Failure]]:
         """Return the documents that fit, their messages, and a failure for each other document."""
         if self._history is not None:
             return self._versions(KeyHistory(self._history, collection), documents, collection, batch)
         emptied = self._emptied(documents, collection, batch)
-        rows, failures = self._rows_of(documents[1:] if emptied else documents, collection.schema)
+        documents = documents[1:] if emptied else documents
+        whole = placed_documents(documents, collection)
+        if whole is not None:
+            return documents, [*emptied, *whole], []
+        rows, failures = self._rows_of(documents, collection.schema)
         rows, placed, misfits = fitting(rows, collection)
         return [each for each, _ in rows], [*emptied, *placed], failures + misfits
 
@@ -481,6 +488,7 @@ class CollectionSink(Closeable):
             return rows.get(list(keys)).to_pylist() if keys else []
 
         closed: list[Change] = []
+        documents = list(documents)  # a sequence may make them anew each time
         if is_truncation(documents[0].record):
             whole, documents = documents[0], documents[1:]
             closed = rules.closings(whole, rows.stream(where=rules.is_current, columns=list(rules.key)))
@@ -506,7 +514,7 @@ class CollectionSink(Closeable):
         for action in documents:
             try:
                 rows.append((action, row_of(action, schema)))
-            except (ValueError, TypeError, ArithmeticError) as error:
+            except DOCUMENT_ERRORS as error:
                 failures.append(Failure(action.record, TASK_PUT, STEP, "ROW", str(error)[:500]))
         return rows, failures
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,16 +20,36 @@ import msgspec
 
 from millrace.base.errors import CollectionNotFound, LogRegressed, MillraceError, PositionTruncated
 from millrace.flows.batch import Batch
-from millrace.flows.records import BINARY, DIGITS, OPERATION, Record, is_truncation
+from millrace.flows.plain import PlainRecords
+from millrace.flows.records import BINARY, DIGITS, OPERATION, Record
 from millrace.flows.sources.capture.columns import has_any_digits, table_columns
-from millrace.flows.sources.capture.engine import Event
-from millrace.flows.sources.capture.spool import Change, Spool
+from millrace.flows.sources.capture.spool import Changes, Spool
 from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, SourceLag, task_of
 
 TRANSACTION: Final = "millrace.transaction"
 LONGEST_WAIT: Final = 30.0
 """Seconds for which a lane waits for others at a mark."""
-_event: Final = msgspec.json.Decoder(Event)
+
+
+class Change(msgspec.Struct, gc=False, rename={"operation": "o", "key": "k", "after": "a"}):
+    """What a record has of :class:`millrace.flows.sources.capture.engine.Event`."""
+
+    operation: str
+    key: msgspec.Raw = msgspec.Raw()
+    after: msgspec.Raw = msgspec.Raw()
+    milliseconds: int = msgspec.field(name="m", default=0)
+    transaction: str | None = msgspec.field(name="g", default=None)
+
+    @property
+    def record_key(self) -> bytes | None:
+        return _key(self.key) if bytes(self.key) else None
+
+    @property
+    def value(self) -> bytes | None:
+        return None if self.operation in ("d", "t") else bytes(self.after)
+
+
+_changes: Final = msgspec.json.Decoder(list[Change])
 _values: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _logger: Final = logging.getLogger(__name__)
 
@@ -173,52 +195,71 @@ class CapturedRows(LaneReader):
             columns, changed = self._spool.columns(self._table, changed)
         found, after = self._within(start, end if changed is None else min(end, changed), end, limits)
         atomic = self._spool.is_marked(self._table, after)
-        lists = _lists(columns)
-        records = [self._record(each, lists) for each in found]
-        for place, each in enumerate(records):
-            if place and is_truncation(each):  # the first of a batch, as a sink wants it
-                records, after, atomic = records[:place], each.offset, False
+        # The lines are those of JSON that the spool was given: together they are a list.
+        events = _changes.decode(b"[" + b",".join(found.lines) + b"]")
+        for place, each in enumerate(events):
+            if place and each.operation == "t":  # the first of a batch, as a sink wants it
+                after, atomic = found.numbers[place], False
+                found, events = Changes(found.numbers[:place], found.lines[:place]), events[:place]
                 break
+        records = self._records(found, events, _lists(columns))
         shape = None if columns is None else table_columns(columns)
         yield Batch(task_of(self._table, 0), start, after, records=records, columns=shape, atomic=atomic)
 
-    def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[list[Change], int]:
+    def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[Changes, int]:
         """Return changes from `start` on, up to the end of a transaction within `limits`, and the position after them.
 
         None is at or after `stop`; a transaction that is larger than a batch, and than `limits` let it be, is split.
         """
-        found: list[Change] = []
-        size, cut = 0, None
+        numbers, lines, size, cut = list[int](), list[bytes](), 0, None
         for part in self._spool.read(self._table, start, stop):
-            for each in part:
-                if found and (len(found) >= limits.records or size >= limits.size):
-                    cut = each.number
-                    break
-                found.append(each)
-                size += len(each.line)
-            if cut is not None:
+            sizes = list(accumulate(map(len, part.lines), initial=size))
+            fit = max(min(bisect_left(sizes, limits.size), limits.records - len(numbers)), 0 if numbers else 1)
+            numbers += part.numbers[:fit]
+            lines += part.lines[:fit]
+            size = sizes[-1]
+            if fit < len(part.numbers):
+                cut = part.numbers[fit]
                 break
         if cut is None:
-            return found, end if stop == end else stop
+            return Changes(numbers, lines), end if stop == end else stop
         mark = self._spool.mark(start, cut)
-        if mark is not None and mark.number > found[0].number:
-            found = [each for each in found if each.number < mark.number]
-        elif (whole := self._spool.transaction_end(self._table, found[0].number, stop, limits.whole)) is not None:
-            found = [each for part in self._spool.read(self._table, start, whole) for each in part]
-        return found, found[-1].number + 1
+        if mark is not None and mark.number > numbers[0]:
+            kept = bisect_left(numbers, mark.number)
+            numbers, lines = numbers[:kept], lines[:kept]
+        elif (whole := self._spool.transaction_end(self._table, numbers[0], stop, limits.whole)) is not None:
+            parts = list(self._spool.read(self._table, start, whole))
+            numbers = [each for part in parts for each in part.numbers]
+            lines = [each for part in parts for each in part.lines]
+        return Changes(numbers, lines), numbers[-1] + 1
 
     def close(self) -> None:
         self._spool.close()
 
-    def _record(self, change: Change, lists: Sequence[tuple[str, bytes]]) -> Record:
-        event = _event.decode(change.line)
-        headers = [(OPERATION, event.operation.encode())]
-        if event.transaction is not None:
-            headers.append((TRANSACTION, event.transaction.encode()))
-        headers += lists
-        key = _key(event.key) if len(bytes(event.key)) else None
-        value = None if event.operation in ("d", "t") else bytes(event.after)
-        return Record(self._table, 0, change.number, key, value, event.milliseconds, headers)
+    def _records(
+        self, found: Changes, events: Sequence[Change], lists: Sequence[tuple[str, bytes]]
+    ) -> Sequence[Record]:
+        def record(place: int) -> Record:
+            event = events[place]
+            headers = [(OPERATION, event.operation.encode())]
+            if event.transaction is not None:
+                headers.append((TRANSACTION, event.transaction.encode()))
+            headers += lists
+            key, number = event.record_key, found.numbers[place]
+            return Record(self._table, 0, number, key, values[place], event.milliseconds, headers)
+
+        values = [each.value for each in events]
+        keys = [
+            (each.record_key or b"").decode() if value is None else ""
+            for each, value in zip(events, values, strict=True)
+        ]
+        first = 1 if events and events[0].operation == "t" else 0  # it has no key
+        if all(
+            key if value is None else value.startswith(b"{")
+            for value, key in zip(values[first:], keys[first:], strict=True)
+        ):
+            return PlainRecords(found.numbers, values, keys, record)
+        return [record(each) for each in range(len(events))]
 
 
 def _lists(columns: dict[str, Any] | None) -> list[tuple[str, bytes]]:

@@ -21,8 +21,8 @@ from millrace.base.closeable import Closeable
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.failpoint import hit
 from millrace.flows.records import BINARY, FAULT, PLACE, Record
-from millrace.flows.sources.capture.lane import CapturedRows
-from millrace.flows.sources.capture.spool import Change, Mark, Spool
+from millrace.flows.sources.capture.lane import CapturedRows, Change
+from millrace.flows.sources.capture.spool import Changes, Mark, Spool
 from millrace.runtime.supervisor import RestartBackoff
 
 _FIRST_PAUSE: Final = 1.0
@@ -183,14 +183,21 @@ _told: Final = msgspec.json.Decoder(_Told)
 class PolledRows(CapturedRows):
     """Reads changes that a poller found: each says which of its columns are bytes, and where it was read."""
 
-    def _record(self, change: Change, lists: Sequence[tuple[str, bytes]]) -> Record:
-        found, told = super()._record(change, lists), _told.decode(change.line)
-        headers = list(found.headers)
-        if told.fault:
-            headers.insert(0, (FAULT, told.fault.encode()))
-            found = found._replace(value=told.text.encode())
-        if told.place:
-            headers.append((PLACE, told.place.encode()))
-        if told.binary:
-            headers.append((BINARY, told.binary.encode()))
-        return found._replace(headers=headers)
+    def _records(
+        self, found: Changes, events: Sequence[Change], lists: Sequence[tuple[str, bytes]]
+    ) -> Sequence[Record]:
+        return [_told_of(*each) for each in zip(super()._records(found, events, lists), found.lines, strict=True)]
+
+
+def _told_of(record: Record, line: bytes) -> Record:
+    """Return a record with what its line says of it."""
+    told = _told.decode(line)
+    headers = list(record.headers)
+    if told.fault:
+        headers.insert(0, (FAULT, told.fault.encode()))
+        record = record._replace(value=told.text.encode())
+    if told.place:
+        headers.append((PLACE, told.place.encode()))
+    if told.binary:
+        headers.append((BINARY, told.binary.encode()))
+    return record._replace(headers=headers)

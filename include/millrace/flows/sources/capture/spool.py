@@ -19,6 +19,7 @@ import fcntl
 import json
 import secrets
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,12 +68,12 @@ drop table changes;
 """One table's changes were numbered without gaps, so their places are known."""
 
 
-class Change(NamedTuple):
-    """One change of a table."""
+class Changes(NamedTuple):
+    """Changes of a table, in order."""
 
-    number: int
-    line: bytes
-    """As the engine wrote it: :class:`millrace.flows.sources.capture.engine.Event`."""
+    numbers: list[int]
+    lines: list[bytes]
+    """As the engine wrote them: :class:`millrace.flows.sources.capture.engine.Event`."""
 
 
 class Mark(NamedTuple):
@@ -424,7 +425,7 @@ class Spool(Closeable):
             )
         self._db.execute("pragma incremental_vacuum(256)").fetchall()
 
-    def read(self, table: str, start: int, end: int) -> Iterator[list[Change]]:
+    def read(self, table: str, start: int, end: int) -> Iterator[Changes]:
         """Yield the changes of a table from `start` on and before `end` in stored parts."""
         parts = self._db.execute(
             "select number from parts where name = ? and after > ? and first < ? order by first", (table, start, end)
@@ -438,7 +439,9 @@ class Spool(Closeable):
             first, after, size, gaps, body = row
             lines = _CODEC.decompress(body, decompressed_size=size, asbytes=True).split(b"\n")
             numbers = (first + _places(gaps, after - first)).tolist()
-            yield [Change(each, line) for each, line in zip(numbers, lines, strict=True) if start <= each < end]
+            assert len(numbers) == len(lines), "they are stored together"
+            begin, stop = bisect_left(numbers, start), bisect_left(numbers, end)
+            yield Changes(numbers[begin:stop], lines[begin:stop])
 
     # --- ticks -------------------------------------------------------------------------------------------------------
 
