@@ -26,9 +26,10 @@ from millrace.base.errors import (
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.streams.sourcing.aggregate import Aggregate
+from millrace.streams.sourcing.appending import EVENT_SCHEMA, Appended, Command
 from millrace.streams.sourcing.events import EventTypes
 from millrace.streams.sourcing.snapshots import Snapshot
-from millrace.streams.sourcing.store import EVENT_SCHEMA, Appended, Command, EventStore, Loaded
+from millrace.streams.sourcing.store import EventStore, Loaded
 from tests.streams.sourcing.conftest import Open
 from tests.streams.sourcing.flying import AIRCRAFT, EVENTS, Aircraft, Flown, Registered, after, flown
 
@@ -348,12 +349,12 @@ def test_more_aggregates_than_the_chain_remembers(opened: Open, deployment: mill
 def test_a_refused_command_does_not_block_the_next(opened: Open, deployment: millrace.testing.Deployment) -> None:
     store = opened()
     store.append("N1", flown(1))
-    number = store._partition
+    number = store._appender._partition
     for _ in range(20):  # more than the results that the chain remembers
-        store._partition = 999
+        store._appender._partition = 999
         with pytest.raises(AppendRejected, match="PARTITION_NOT_FOUND"):
             store.append("N1", flown(2), expected_version=1)
-        store._partition = number
+        store._appender._partition = number
     assert store.append("N1", flown(2), expected_version=1).version == 2
 
 
@@ -421,7 +422,7 @@ def test_the_cache_is_bounded_and_changes_nothing(opened: Open) -> None:
     store = opened(cache=2)
     for number in range(8):
         store.append(f"N{number % 4}", flown(number), expected_version=number // 4)
-        assert len(store._entries) <= 2
+        assert len(store._states) <= 2
     assert [store.load(f"N{number}").version for number in range(4)] == [2] * 4
 
 
