@@ -25,7 +25,7 @@ from millrace.client.produce.written import Deleted, Written
 from millrace.client.schemas import SchemaSource, alter_changes
 from millrace.message.bodies import parse_body
 from millrace.message.datetime_range import check_datetime_columns
-from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
+from millrace.message.ids import Moment, resolve_span, resolve_tick, tick_physical_ms
 from millrace.message.model import ImmutableMessage
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
@@ -297,8 +297,8 @@ class Collection:
         InvalidArgument, and the errors of :meth:`get`.
         """
         if keys is not None:
-            begin = None if after is None else resolve_tick(after)
-            tick, seconds, selection = self._asked(at=until, columns=columns, deadline=deadline)
+            begin, end = resolve_span(after, until)
+            tick, seconds, selection = self._asked(at=end, columns=columns, deadline=deadline)
             definition = self.database.definition(self.definition, cached=True)
             found = key_rows(one_or_more_keys(keys, definition.schema), definition)
             return self.database.tables.history(

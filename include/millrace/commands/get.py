@@ -12,7 +12,7 @@ from millrace.base.errors import InvalidArgument
 from millrace.commands.parts.command_line import DATA_PANEL, CollectionName, JsonContext, find_collection, root
 from millrace.commands.parts.output import FileFormat, Output, OutputFormat, print_table, resolve_format, write_output
 from millrace.commands.read import plan_newest
-from millrace.message.ids import resolve_tick
+from millrace.message.ids import resolve_span, resolve_tick
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,8 +93,8 @@ def history(
 
     found = find_collection(context.settings, name)
     wanted = _keys(found, keys)
-    begin = None if after is None else resolve_tick(after)
-    plan = plan_newest(context.settings, found, None if until is None else resolve_tick(until), wait)
+    begin, end = resolve_span(after, until)
+    plan = plan_newest(context.settings, found, end, wait)
     rows = read_key_history(plan, wanted, after=begin, columns=name_list(",".join(columns)) if columns else None)
     _written(context, rows, file_format, output)
 

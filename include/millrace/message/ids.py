@@ -204,6 +204,14 @@ def resolve_tick(at: Moment) -> int:
     return at
 
 
+def resolve_span(after: Moment | None, until: Moment | None) -> tuple[int | None, int | None]:
+    """Convert the bounds of a history to time ticks. Raises InvalidArgument if `until` is before `after`."""
+    begin, end = (None if each is None else resolve_tick(each) for each in (after, until))
+    if begin is not None and end is not None and begin > end:
+        raise InvalidArgument(f"there is no history after tick {begin} up to the earlier tick {end}")
+    return begin, end
+
+
 def _moment(text: str) -> int | datetime:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)

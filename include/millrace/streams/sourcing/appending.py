@@ -324,9 +324,13 @@ class Appender(Generic[S]):
         """Send the messages of groups; return the chain's verdicts, in order."""
         if not groups:
             return []
+        found: dict[str, Verdict | MillraceError] = {}
         channels: defaultdict[str, list[tuple[_Group[S], MutableMessage]]] = defaultdict(list)
         for group, message in zip(groups, self._messages(groups), strict=True):
-            channels[pchannel_of(message.vchannel)].append((group, message))
+            if isinstance(message, MillraceError):
+                found[group.key] = message
+            else:
+                channels[pchannel_of(message.vchannel)].append((group, message))
 
         def send(name: str, part: list[tuple[_Group[S], MutableMessage]]) -> dict[str, Verdict | MillraceError]:
             try:
@@ -339,17 +343,16 @@ class Appender(Generic[S]):
             return dict(zip((group.key for group, _ in part), verdicts, strict=True))
 
         parts = [(name, entry) for name, part in channels.items() for entry in _entries(part)]
-        found: dict[str, Verdict | MillraceError] = {}
         if len(parts) == 1:
-            found = send(*parts[0])
-        else:
+            found |= send(*parts[0])
+        elif parts:
             with ThreadPoolExecutor(min(len(parts), 8), thread_name_prefix="event-store") as pool:
                 for each in pool.map(lambda part: send(*part), parts):
                     found |= each
         return [found[group.key] for group in groups]
 
-    def _messages(self, groups: Sequence[_Group[S]]) -> Iterator[MutableMessage]:
-        """Yield the conditional message of each group."""
+    def _messages(self, groups: Sequence[_Group[S]]) -> list[MutableMessage | MillraceError]:
+        """Return the conditional message of each group, or why a check or another rule of the collection refuses it."""
         homes = self._states.vchannels([group.key for group in groups])
         columns: dict[str, list[Any]] = {each.name: [] for each in EVENT_SCHEMA.fields}
         now = datetime.now(UTC)
@@ -363,8 +366,11 @@ class Appender(Generic[S]):
                 columns["command"] += [each.command.id] * count
                 columns["at"] += [each.command.at or now] * count
                 columns["metadata"] += [each.metadata] * count
-        [batch] = conform(columns, self._collection.definition).combine_chunks().to_batches()
-        first = 0
+        try:
+            [batch] = conform(columns, self._collection.definition).combine_chunks().to_batches()
+        except MillraceError as error:
+            return [error] if len(groups) == 1 else [found for each in groups for found in self._messages([each])]
+        first, messages = 0, list[MutableMessage | MillraceError]()
         for group, home in zip(groups, homes, strict=True):
             count = group.version - group.begin.version
             message = insert_message(
@@ -375,7 +381,8 @@ class Appender(Generic[S]):
                 upsert=group.commands[0].command.erases,
             )
             first += count
-            yield conditional(message, Condition(group.key, group.begin.version, group.begin.tick))
+            messages.append(conditional(message, Condition(group.key, group.begin.version, group.begin.tick)))
+        return messages
 
     def _take(self, appended: Sequence[tuple[_Group[S], int]]) -> None:
         """Take the events of accepted messages into the cache, and make the snapshots that are due."""
