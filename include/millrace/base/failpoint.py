@@ -24,9 +24,12 @@ Names, and the state at each:
 - ``restore_backup.copied``: all files are copied; none has its final name.
 - ``restore_backup.complete``: the place of the tables is marked as complete; the data folder has not its final name.
 - ``staging.uploaded``: the files of an import are in the store; its manifest is not.
+- ``append.durable``: entries are in the log; no caller was told.
 - ``clock.kept``: the stamp clock's belief is saved; the append that read it is not.
 - ``spool.sent``, ``spool.settled``: around the record that a spooled entry was sent.
 - ``produce.sent``, ``produce.kept``: around the record that a batch of a load was sent.
+- ``sourcing.appended``: a command's events are in the log; its caller was not told, and no snapshot is made.
+- ``sourcing.erased``: an aggregate is erased; its snapshot is there still.
 - ``sink.journaled``, ``sink.renumbered``, ``sink.uncommitted``, ``sink.sent``, ``sink.done`` (millrace.flows.sinks):
   after the steps of a sink; at ``uncommitted`` the log has all messages but the ends of transactions.
 - ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.flows.range_host):

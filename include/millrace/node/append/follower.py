@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base import failpoint
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
@@ -270,6 +271,7 @@ class Follower:
             if isinstance(error, LogUnavailable) and not self._stopping.is_set():
                 self._reopen()
             raise
+        failpoint.hit("append.durable")
         if self._metrics is not None:
             self._metrics.record_append(time.perf_counter() - begun, bytes=int(values.nbytes))
         start = 0

@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 
 import pydantic_core
 
+from millrace.base import failpoint
 from millrace.base.backoff import delay_after, jittered
 from millrace.base.errors import AppendRejected, EntryTooLarge, InvalidArgument, MillraceError, VersionConflict
 from millrace.client.collection import Collection
@@ -201,6 +202,8 @@ class Appender(Generic[S]):
             begin = self._begin(waiting, read, lost)
             groups = self._grouped(waiting, begin, read, alone)
             verdicts = self._sent(groups)
+            if groups:
+                failpoint.hit("sourcing.appended")
             taken: list[tuple[_Group[S], int]] = []
             for group, verdict in zip(groups, verdicts, strict=True):
                 queue = waiting[group.key]

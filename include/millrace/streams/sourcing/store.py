@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 import pydantic_core
 
+from millrace.base import failpoint
 from millrace.base.errors import InvalidArgument, MillraceError, VersionConflict
 from millrace.client.collection import Collection
 from millrace.client.database import Database
@@ -205,6 +206,7 @@ class EventStore(Generic[S]):
         [found] = self.append_all([Command(key, (), expected_version, command or uuid4(), erases=True)])
         if isinstance(found, MillraceError):
             raise found
+        failpoint.hit("sourcing.erased")
         if self.snapshots is not None:
             self.snapshots.forget(key)
         return found
