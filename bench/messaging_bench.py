@@ -41,8 +41,9 @@ from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.streams.sourcing.aggregate import Aggregate
+from millrace.streams.sourcing.appending import Appended, Command
 from millrace.streams.sourcing.events import EventTypes
-from millrace.streams.sourcing.store import Appended, Command, EventStore
+from millrace.streams.sourcing.store import EventStore
 
 LANES = 8
 BODY = 1000
