@@ -281,19 +281,14 @@ class Appender(Generic[S]):
             rest = deque[_Encoded]()
             for each in queue:
                 expected = each.command.expected_version
-                if rest:
-                    rest.append(each)
-                elif repeat := repeats.get(id(each)):
-                    each.outcome = repeat
-                elif expected is None or expected == group.version:
-                    if group.takes(each, alone=key in alone):
-                        group.add(each)
-                    else:
-                        rest.append(each)
-                elif group.commands:
+                repeat = repeats.get(id(each))
+                follows = repeat is None and (expected is None or expected == group.version)
+                if not rest and follows and group.takes(each, alone=key in alone):
+                    group.add(each)
+                elif rest or group.commands:  # each is judged after those before it
                     rest.append(each)
                 else:
-                    each.outcome = _conflict(each.command, known.version)
+                    each.outcome = repeat or _conflict(each.command, known.version)
             queue.clear()
             queue.extend([*group.commands, *rest])
             if group.commands:
