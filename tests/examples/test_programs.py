@@ -34,6 +34,7 @@ SAID = {
     "dataclass_rows": ["Order(number=1, customer='Ada'", "lines=['tea', 'cake'], note=None)"],
     "dataframes": ["BOS", "mean of the warm ones: 3.33"],
     "declared_stream": ["trades: 6"],
+    "event_sourcing": ["withdrawn: 30", "1: Deposited 100", "2: Withdrawn 30", "too late: VERSION_CONFLICT"],
     "offline_producer": ["rows taken: 1", "meter 7: True"],
     "patterns": ["N101: 0 -> 20 minutes in 6:00:00"],
     "quickstart": ["now: ['Cyd', 'Dan']", "before the transaction: ['Ada', 'Cyd'"],
@@ -129,6 +130,51 @@ def test_the_declared_stream_of_the_examples_runs_by_the_commands_of_its_first_l
         "ACME 09:32 between 11.0 and 11.0",
     ):
         assert words in printed.getvalue()
+
+
+def test_the_read_model_of_the_examples_can_run(
+    deployment: millrace.testing.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(str(EXAMPLES / "event_sourcing.py"), run_name="__main__")
+    settings = replace(deployment.settings, flow_declarations="event_sourcing")
+    assert [str(each) for each in check(settings, declared_flow(settings, "balances"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_the_read_model_of_the_examples_equals_the_states_now_and_at_a_tick(
+    deployment: millrace.testing.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()):
+        names = runpy.run_path(str(EXAMPLES / "event_sourcing.py"), run_name="__main__")
+        store = millrace.EventStore.open(deployment, "payments", names["ACCOUNTS"])
+        then = store.append("C-9", names["Deposited"](5)).tick
+        store.append("C-9", names["Withdrawn"](2))
+    deployment.settle()
+    path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent / "include")])
+    settings = replace(deployment.settings, flow_declarations="event_sourcing")
+    env = {**os.environ, **settings.environment(), "PYTHONPATH": path}
+
+    def flows(*words: str) -> str:
+        command = [sys.executable, "-m", "millrace", "flows", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def balances(at: int | None = None) -> dict[str, tuple[int, int]]:
+        return {each.key: (each.version, each.state.balance) for each in store.states(at=at)}
+
+    flows("run", "balances", "--until-end")
+    deployment.settle()
+    table = deployment["balances"].read().to_pylist()
+    assert {row["account"]: (row["version"], row["balance"]) for row in table} == balances()
+    rebuilt = [json.loads(line) for line in flows("batch", "balances", "--until", str(then), "--json").splitlines()]
+    assert {row["account"]: (row["version"], row["balance"]) for row in rebuilt} == balances(then)
+    assert balances(then) != balances()
 
 
 @pytest.mark.slow
