@@ -20,9 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace.testing
-from millrace.base.errors import CheckViolated, LogUnavailable, VersionConflict
+from millrace.base.errors import AppendRejected, CheckViolated, LogUnavailable, VersionConflict
+from millrace.message.model import MutableMessage
 from millrace.streams.sourcing import appending
 from millrace.streams.sourcing.appending import Appended, Command
+from millrace.streams.sourcing.commands import Verdict
 from millrace.streams.sourcing.store import EventStore
 from tests.streams.sourcing.conftest import Open
 from tests.streams.sourcing.flying import AIRCRAFT, Aircraft, flown
@@ -131,7 +133,12 @@ def sent(monkeypatch: pytest.MonkeyPatch, store: EventStore[Aircraft]) -> list[i
     """Messages of each entry that the store sends from now on."""
     found: list[int] = []
     send = store._appender._sender.send
-    monkeypatch.setattr(store._appender._sender, "send", lambda many: found.append(len(many)) or send(many))
+
+    def counted(messages: Sequence[MutableMessage]) -> list[Verdict | AppendRejected]:
+        found.append(len(messages))
+        return send(messages)
+
+    monkeypatch.setattr(store._appender._sender, "send", counted)
     return found
 
 
