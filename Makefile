@@ -121,7 +121,7 @@ wheel: $(STAMP) ## Build dist/millrace-*.whl, with its extras (docs/clients.md)
 	@rm -rf build/lib build/bdist.* && $(BIN)/uv build -q --wheel --out-dir dist
 
 chart: ## Lint, render and validate the pipelines' Helm chart (builds helm from Go; ARGS=--check changes nothing)
-	tools/pipelines/chart.sh $(ARGS)
+	tools/shipping/chart.sh $(ARGS)
 
 environment: $(STAMP) ## Pack Python, libraries and this code for Spark's executors: dist/environment.tar.gz (docs/spark-cluster.md)
 	@tools/pack_environment.sh "$(BIN)" dist/environment.tar.gz

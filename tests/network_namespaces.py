@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,16 @@ class Machine:
         ip = shutil.which("ip")
         assert ip
         return [ip, "netns", "exec", f"millrace{self.number}", "sh", "-c", script, "sh"]
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process here, as when a machine or a pod ends."""
+        ip = shutil.which("ip")
+        assert ip
+        command = [ip, "netns", "pids", f"millrace{self.number}"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        for pid in found.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def cut_off(self) -> None:
         _ip(f"link set mr{self.number} down")

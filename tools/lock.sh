@@ -15,16 +15,16 @@ mv tools/uv.txt.new tools/uv.txt
     "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header requirements.in
 } >requirements.txt.new
 mv requirements.txt.new requirements.txt
-# What the images of the pipelines' services hold: of the same versions, the same for every architecture.
-lock=tools/pipelines/requirements.txt
+# What the images hold: of the same versions, the same for every architecture.
+lock=tools/shipping/requirements.txt
 {
-    echo "# What the images of both services hold, with the hashes of every architecture. Made by \`make lock\`."
+    echo "# What the images hold, with the hashes of every architecture. Made by \`make lock\`."
     "$uv" pip compile -q --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --only-binary :all: --generate-hashes --no-emit-index-url \
-        --no-header --no-annotate --extra pipelines -c <(sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.txt) pyproject.toml
+        --no-header --no-annotate --extra pipelines --extra objects -c <(sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.txt) pyproject.toml
 } >"$lock.new"
 mv "$lock.new" "$lock"
 # What checks the chart of the pipelines; in an environment of its own, so that nothing of it has to fit the rest.
-lock=tools/pipelines/validate.txt
+lock=tools/shipping/validate.txt
 {
     echo "# What checks the rendered chart against Kubernetes' schemas (chart.sh), pinned as the rest is. Made by \`make lock\`."
     "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate - <<<"kubernetes-validate==1.37.0"

@@ -18,8 +18,11 @@ from millrace.catalog.sqlite_file import catalog_path
 from millrace.coord.broadcast_retrier import BroadcastRetrier
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.coordinator import Coordinator
+from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
+from millrace.message.wire.encode import encode_entry
+from millrace.wal.chain import CHAIN_VERSION
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
 
 
@@ -200,3 +203,26 @@ def test_a_term_that_the_log_knows_better_is_counted_past(coordinator: Coordinat
     for _ in range(3):
         coordinator.open_term("dml_0")
     assert log.states["dml_0"].term == coordinator.term("dml_0") == 4
+
+
+def test_ddl_waits_for_a_term_that_its_owner_has_taken_and_not_opened_yet(
+    coordinator: Coordinator, settings: Settings, log: ChainLog
+) -> None:
+    """A node that takes a PChannel over does so in two steps, on another machine."""
+    coordinator.ensure_pchannels(1)
+    with CatalogStore(catalog_path(settings.data_dir)) as store:
+        term = store.next_term("dml_0")
+    first, opening = log.append_one, []
+
+    def append_one(pchannel: str, entry: bytes) -> int:
+        if not opening and log.appends > 2:
+            opening.append(
+                first(
+                    pchannel, encode_entry([builders.term_opening(term=term, chain_version=CHAIN_VERSION, config={})])
+                )
+            )
+        return first(pchannel, entry)
+
+    log.append_one = append_one  # type: ignore[method-assign]
+    assert coordinator.create_collection("users", SCHEMA).state == "active"
+    assert opening, "it was refused, and sent again"

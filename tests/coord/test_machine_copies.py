@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -137,3 +138,16 @@ def test_without_a_cluster_the_tokens_are_in_the_file_alone(tmp_path: Path) -> N
     with open_tokens(settings) as tokens:
         tokens.add("one", EVERY)
     assert not (settings.data_dir / "coord").exists()
+
+
+def test_machines_that_change_the_catalog_at_once_each_get_what_they_asked_for(tmp_path: Path) -> None:
+    meta = MemoryStore(monotonic)
+    with ExitStack() as opened, ThreadPoolExecutor(4) as pool:
+        stores = [
+            opened.enter_context(CatalogStore(tmp_path / str(number) / "coord.db", shared=SharedCatalog(meta)))
+            for number in range(4)
+        ]
+        epochs = [
+            each for found in pool.map(lambda store: [store.next_epoch(7) for _ in range(25)], stores) for each in found
+        ]
+    assert sorted(epochs) == list(range(1, 101))

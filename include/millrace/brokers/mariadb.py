@@ -1,4 +1,4 @@
-"""MariaDB: one server on the loopback interface, with one database and one user "millrace".
+"""MariaDB: one server with one database and one user "millrace", on the loopback interface or at `host`.
 
 The user's password is generated once and stored in the data folder, readable by its owner only (`credentials`). The
 binary log has full row images with column names, so that changes can be captured from it.
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from millrace.base.errors import InvalidSettings
 from millrace.brokers.programs import find_program
-from millrace.brokers.server import LocalServer
+from millrace.brokers.server import LOOPBACK, LocalServer
 
 USER: Final = "millrace"
 DATABASE: Final = "millrace"
@@ -75,7 +75,7 @@ class MariaDbServer(LocalServer):
         configuration, first = self.data / "server.cnf", self.data / "users.sql"
         lines = "".join(f"{name}={value}\n" for name, value in self._configuration(account, folder, first).items())
         _write(configuration, f"[mysqld]\n{lines}")
-        _write(first, _users(self._password()))
+        _write(first, _users(self._password(), LOOPBACK if self.host == LOOPBACK else "%"))
         return [server, f"--defaults-file={configuration}"]
 
     def _install(self, folder: Path, account: str) -> None:
@@ -93,7 +93,7 @@ class MariaDbServer(LocalServer):
             "user": account,
             "datadir": str(folder),
             "tmpdir": str(self._temporary),
-            "bind-address": "127.0.0.1",
+            "bind-address": self.host,
             "port": str(self.port["client"]),
             "socket": str(self.socket),
             "pid-file": str(self.data / "server.pid"),
@@ -122,12 +122,12 @@ class MariaDbServer(LocalServer):
         return path.read_text(encoding="utf-8")
 
 
-def _users(password: str) -> str:
-    """Return the statements, one per line, that the server runs at each start."""
+def _users(password: str, clients: str) -> str:
+    """Return the statements, one per line, that the server runs at each start, for clients at the address `clients`."""
     return (
         f"create database if not exists {DATABASE};\n"
-        f"create or replace user '{USER}'@'127.0.0.1' identified by '{password}';\n"
-        f"grant all privileges on *.* to '{USER}'@'127.0.0.1';\n"
+        f"create or replace user '{USER}'@'{clients}' identified by '{password}';\n"
+        f"grant all privileges on *.* to '{USER}'@'{clients}';\n"
     )
 
 

@@ -15,6 +15,7 @@ from millrace.commands.parts.command_line import (
     CommandContext,
     JsonContext,
     command_group,
+    exec_python,
     iso_time,
     print_json,
     print_rows,
@@ -166,6 +167,19 @@ def truncate(
     print_rows(
         rows, columns=columns, as_json=context.as_json, empty="Nothing was flushed yet: the log keeps everything."
     )
+
+
+@app.command()
+def serve(context: CommandContext) -> None:
+    """Run the log server in the foreground, until a signal. Otherwise the first command that needs it starts it.
+
+    Example: `MILLRACE_LOG_HOST=10.0.0.5 MILLRACE_LOG_PORT=7700 millrace log serve`
+    """
+    from millrace.rpc.launch import launch_of
+
+    settings = context.settings
+    arguments = ["--data", str(settings.log_path), *launch_of(settings).arguments()]
+    exec_python(["-m", "millrace.log.server.main", *arguments], settings)
 
 
 @app.command()

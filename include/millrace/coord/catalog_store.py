@@ -37,7 +37,7 @@ from millrace.catalog.sqlite_file import (
     select_row,
 )
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
-from millrace.coord.coordinator_db import CoordinatorDb, SharedStore
+from millrace.coord.coordinator_db import CoordinatorDb, SharedStore, repeated
 from millrace.wal.definitions import VChannelOutline
 
 _YEAR_2026: Final = 1_767_225_600
@@ -92,6 +92,7 @@ class CatalogStore(Closeable):
                 " (docs/coordinator.md#the-catalog says how to continue without)"
             )
 
+    @repeated
     def set_id_floor(self, floor: int) -> None:
         """Allocate only producer epochs and ids of collections and partitions above `floor` from now on.
 
@@ -140,6 +141,7 @@ class CatalogStore(Closeable):
             raise InvalidArgument(f"no PChannel {name!r}")
         return int(row[0])
 
+    @repeated
     def next_term(self, name: str) -> int:
         """Allocate the next term of `name` (1 for a new PChannel), durably before anyone uses it."""
         with self._db.transaction():
@@ -150,6 +152,7 @@ class CatalogStore(Closeable):
             term: int = self._db.fetch_one("select term from pchannel where name = ?", (name,))[0]
         return term
 
+    @repeated
     def record_term(self, name: str, term: int) -> None:
         """Record the PChannel `name` with `term` open, as the log has it."""
         with self._db.transaction():
@@ -160,6 +163,7 @@ class CatalogStore(Closeable):
                 (name, term),
             )
 
+    @repeated
     def mark_term_opened(self, name: str, term: int, *, request: str = "") -> None:
         """Record that the opening of `term` was acknowledged, and the answer of `request`. No effect if a newer term
         exists.
@@ -170,6 +174,7 @@ class CatalogStore(Closeable):
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
+    @repeated
     def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
         """Allocate the next epoch of a producer, from 1. Only a repeated `request` returns the same epoch again.
 
@@ -281,6 +286,7 @@ class CatalogStore(Closeable):
         (newest,) = self._db.fetch_one("select coalesce(max(id), 0) from collection")
         return max(int(newest), self._floor()) + 1
 
+    @repeated
     def add(self, collection: CollectionInfo) -> bool:
         """Store a new collection. Returns False, and stores nothing, if its id was allocated meanwhile.
 
@@ -307,6 +313,7 @@ class CatalogStore(Closeable):
         row = self._db.fetch_one("select collection_id from alias where name = ?", (alias,))
         return None if row is None else int(row[0])
 
+    @repeated
     def set_alias(self, alias: str, collection_id: int, *, new: bool, request: str = "") -> None:
         """Point an alias to an active collection: a `new` one, or one that exists. A repeated request has no effect.
 
@@ -336,6 +343,7 @@ class CatalogStore(Closeable):
             )
             self._answer(request, f"alias {alias}", collection_id)
 
+    @repeated
     def drop_alias(self, alias: str, *, request: str = "") -> None:
         """Delete an alias. A repeated request has no effect.
 
@@ -358,6 +366,7 @@ class CatalogStore(Closeable):
                 " to another collection, and drop the collection then"
             )
 
+    @repeated
     def restore_collection(self, collection: CollectionInfo) -> bool:
         """Store a collection that the catalog lost or marks as dropped, under its old id; return whether it did.
 
@@ -372,6 +381,7 @@ class CatalogStore(Closeable):
             self._db.execute("insert or replace into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
             return True
 
+    @repeated
     def update_collection(self, collection: CollectionInfo) -> None:
         """Overwrite a collection's entry. Allocated partition ids stay allocated."""
         with self._db.transaction():
@@ -386,12 +396,14 @@ class CatalogStore(Closeable):
         now = self.find_collection(seen.id)
         return now is not None and replace(now, next_partition=seen.next_partition) == seen
 
+    @repeated
     def is_settled(self, seen: CollectionInfo) -> bool:
         """Whether the collection equals the snapshot `seen`, and no broadcast of it is in progress."""
         with self._db.transaction():
             under_way = any(task.collection_id == seen.id for task in self.broadcasts.open_tasks())
             return not under_way and self.is_unchanged(seen)
 
+    @repeated
     def update_if_settled(self, seen: CollectionInfo, there: CollectionInfo) -> bool:
         """Overwrite the entry with the chain's state if the collection is still as `seen`; return whether it was."""
         with self._db.transaction():
@@ -400,6 +412,7 @@ class CatalogStore(Closeable):
             self.update_collection(there)
             return True
 
+    @repeated
     def allocate_partition_id(self, collection_id: int) -> int:
         """Allocate a partition id."""
         with self._db.transaction():

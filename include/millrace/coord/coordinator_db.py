@@ -12,11 +12,14 @@ import logging
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
+from millrace.base.backoff import Backoff
 from millrace.base.closeable import Closeable
 from millrace.base.errors import CatalogBusy, MetaAmbiguous, MetaUnavailable
 from millrace.base.files import make_folder
@@ -25,6 +28,10 @@ from millrace.catalog.sqlite_file import FORMAT_VERSION, check_format_version, o
 
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
+ATTEMPTS: Final = 12
+"""How often a transaction is tried while other machines change the shared catalog."""
+_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
 
 _SCHEMA: Final = """
 create table if not exists pchannel (name text primary key, term integer not null, opened integer not null);
@@ -97,7 +104,30 @@ of the file update it, also where an earlier build writes. The file's first open
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 _TABLE: Final = re.compile(r"create table if not exists (\w+) ([^;]+);")
+
+
+class CatalogChanged(MetaUnavailable):
+    """Another machine's commit to the shared catalog came in between: the transaction did nothing."""
+
+    code = MetaUnavailable.code
+
+
+def repeated(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Repeat a method that is one transaction while other machines' commits come in between."""
+
+    @wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        pauses = Backoff(_PAUSE, _LONGEST_PAUSE)
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return method(*args, **kwargs)
+            except CatalogChanged:
+                time.sleep(pauses.next_delay())
+        return method(*args, **kwargs)
+
+    return call
 
 
 class SharedStore(Protocol):

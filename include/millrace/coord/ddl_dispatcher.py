@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, EntryTooLarge, InvalidArgument, MillraceError
 from millrace.catalog.collection import CollectionInfo
 from millrace.coord.append_port import AppendPort
@@ -18,6 +19,9 @@ from millrace.wal.definitions import VChannelDefinition
 from millrace.wal.reasons import Reason
 
 TERM_REJECTIONS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
+OPENING_SECONDS: Final = 3.0
+"""How long to wait for a term that its owner has not opened in the log yet."""
+_PAUSE: Final = 0.05
 
 
 class DdlDispatcher:
@@ -85,11 +89,19 @@ class DdlDispatcher:
                     raise
 
     def _in_term(self, pchannel: str, made: MutableMessage) -> int:
-        """Append one message; retry in the newer term if one was opened meanwhile."""
-        try:
-            return self._append.append_one(pchannel, encode_entry([made]))
-        except AppendRejected as rejection:
-            term = self._store.term(pchannel)
-            if rejection.reason not in TERM_REJECTIONS or term == made.term:
-                raise
-        return self._in_term(pchannel, replace(made, term=term))
+        """Append one message; retry in the newer term if one was opened meanwhile.
+
+        A new owner of the PChannel takes its term from the catalog before it opens it in the log: that is waited for.
+        """
+        end = Deadline.after(OPENING_SECONDS)
+        while True:
+            try:
+                return self._append.append_one(pchannel, encode_entry([made]))
+            except AppendRejected as rejection:
+                term = self._store.term(pchannel)
+                opening = rejection.reason == Reason.TERM_NOT_OPENED and term == made.term
+                if rejection.reason not in TERM_REJECTIONS or (term == made.term and not opening):
+                    raise
+                if opening and not end.pause(_PAUSE):
+                    raise
+            made = replace(made, term=term)

@@ -37,6 +37,7 @@ from millrace.base.errors import (
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
+from millrace.coord.coordinator_db import CatalogChanged
 from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX, open_cluster_store
 from millrace.meta.factory import ClosableMetaStore
 from millrace.meta.store import Delete, Entry, Mutation, Put, RevisionEquals
@@ -168,7 +169,7 @@ class SharedCatalog(Closeable):
         except MetaAmbiguous:
             revision = self._settled(guard, catalog, base)
         if revision is None:
-            raise MetaUnavailable("the catalog was changed concurrently: nothing was done, retry")
+            raise CatalogChanged("the catalog was changed concurrently: nothing was done, retry")
         _record(db, Entry(guard.key, guard.value, 0, revision))
         return revision
 
@@ -208,7 +209,7 @@ class SharedCatalog(Closeable):
         left = [Delete(entry.key) for entry in self._meta.list(CATALOG_PREFIX).entries if entry.key not in keys]
         for piece in _pieces([*left, *changes]):
             if self._meta.commit(piece, when=[RevisionEquals(CATALOG_GUARD_KEY, 0)]) is None:
-                raise MetaUnavailable("another process created the catalog concurrently: retry")
+                raise CatalogChanged("another process created the catalog concurrently: retry")
         self._commit(db, [], catalog, 0)
         hit("catalog.shared")
 

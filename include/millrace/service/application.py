@@ -6,10 +6,12 @@ with tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any, Final, NamedTuple
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from millrace.access.grants import Role
@@ -24,6 +26,12 @@ from millrace.service.middleware import BodyLimit, RequestLog, SecurityHeaders
 OPENAPI_CALLS: Final[Mapping[str, Requirement]] = {
     "openapi": Requirement((Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the description of all this"),
 }
+
+
+HEALTH: Final = "/health"
+"""Path of the health probe."""
+READY_SECONDS: Final = 1.0
+"""How long an answer of the probe counts: anybody may ask."""
 
 
 class RouteGroup(NamedTuple):
@@ -69,3 +77,20 @@ def build_app(
     for part in parts:
         app.include_router(part.router, dependencies=[require_permission(door, part.calls, part.authorize)])
     return app
+
+
+def add_health(app: FastAPI, service: str, is_ready: Callable[[], bool]) -> None:
+    """Add ``/health``, which needs no token: 503 unless `is_ready`."""
+    lock = Lock()
+    answered = (float("-inf"), False)
+
+    @app.get(HEALTH)
+    def health(response: Response) -> dict[str, Any]:
+        """Return whether the meta store answers: 503 if it does not. Needs no token."""
+        nonlocal answered
+        with lock:
+            if time.monotonic() - answered[0] > READY_SECONDS:
+                ready = is_ready()
+                answered = (time.monotonic(), ready)
+        response.status_code = 200 if answered[1] else 503
+        return {"service": service, "ready": answered[1]}

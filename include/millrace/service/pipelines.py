@@ -35,14 +35,12 @@ from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
 from millrace.runtime.process_setup import set_up_service
 from millrace.service import read_routes
-from millrace.service.application import RouteGroup, build_app
+from millrace.service.application import HEALTH, RouteGroup, build_app
 from millrace.service.authentication import Authenticator, Credentials, token_authenticator
 from millrace.service.error_responses import ERROR_RESPONSES
 from millrace.service.server import serving
 
 RECONCILE_SECONDS: Final = 5.0
-HEALTH: Final = "/health"
-"""Path of the health probe."""
 LOG: Final = "service.log"
 """Log file in ``<data>/pipelines``, configured by `log:`."""
 _log: Final = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from millrace.coord.broadcast.task import (
     collection_keys,
     keys_conflict,
 )
-from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.coord.coordinator_db import CoordinatorDb, repeated
 from millrace.message.ids import pchannel_of
 
 MAX_CLOSED: Final = 1_000
@@ -123,6 +123,7 @@ class SqliteLedger:
 
     # -- the protocol Ledger ------------------------------------------------------------------------------------------
 
+    @repeated
     def add(
         self, draft: BroadcastDraft, check: Callable[[BroadcastTask, Any], None]
     ) -> BroadcastTask | tuple[BroadcastTask, ...]:
@@ -174,6 +175,7 @@ class SqliteLedger:
             self._db.execute(f"delete from {table} where broadcast_id in ({closed})", oldest)
         self._db.execute("delete from broadcast where done and id < ?", oldest)
 
+    @repeated
     def acknowledge(self, number: int, ticks: Mapping[str, int]) -> None:
         with self._db.transaction():
             self._db.execute_many(
@@ -181,6 +183,7 @@ class SqliteLedger:
                 [(tick, number, target) for target, tick in ticks.items()],
             )
 
+    @repeated
     def finish(self, number: int, acked: Callable[[BroadcastTask], None]) -> BroadcastTask | None:
         with self._db.transaction():
             task = self.task(number)
@@ -192,6 +195,7 @@ class SqliteLedger:
             self._collect()
             return found
 
+    @repeated
     def abandon(
         self, number: int, words: str, refused: Callable[[BroadcastTask], BroadcastDraft | None]
     ) -> BroadcastTask | None:
@@ -214,6 +218,7 @@ class SqliteLedger:
             self._insert(undoing)
             return undoing
 
+    @repeated
     def note_reason(self, number: int, words: str) -> None:
         with self._db.transaction():
             if self._db.fetch_one("select 1 from broadcast where id = ? and not done", (number,)):

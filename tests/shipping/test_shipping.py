@@ -26,10 +26,10 @@ from millrace.base.settings import RESERVED, describe
 from millrace.brokers.server import free_ports
 from millrace.flows.declare.configuration import Configuration
 from millrace.runtime.child_processes import ChildProcess
-from tools.pipelines.quality_gate import problems
+from tools.shipping.quality_gate import problems
 
 HOME = ROOT.parent
-SHIPPED = HOME / "tools" / "pipelines"
+SHIPPED = HOME / "tools" / "shipping"
 RENDERED = SHIPPED / "rendered"
 
 
@@ -61,7 +61,8 @@ def test_the_container_file_has_two_stages_by_arguments_and_takes_what_is_there(
             assert all((HOME / source).exists() for source in value.split()[:-1]), value
     user = [value for name, value in lines if name == "USER"]
     assert user == ["10001:10001"], "not as root"
-    assert str(Configuration().server.httpPort) in [value for name, value in lines if name == "EXPOSE"]
+    (ports,) = [value for name, value in lines if name == "EXPOSE"]
+    assert str(Configuration().server.httpPort) in ports.split()
 
 
 def test_the_variables_of_what_is_shipped_are_settings() -> None:
@@ -131,12 +132,22 @@ def test_helm_where_it_is_there_renders_the_same_and_kubernetes_schemas_allow_it
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["default", "full"])
+@pytest.mark.parametrize("name", ["default", "full", "cluster"])
 def test_the_pods_fit_their_service_their_configuration_and_nobody_s_root(name: str) -> None:
     found = _rendered(name)
-    sets = {key[1]: value for key, value in found.items() if key[0] == "StatefulSet"}
-    assert set(sets) == {"pipes-mgmt"} | ({"pipes-worker-flights", "pipes-worker-orders"} if name == "full" else set())
-    (service,) = (value for key, value in found.items() if key[0] == "Service")
+    sets = {key[1]: value for key, value in found.items() if key[0] in ("StatefulSet", "Deployment")}
+    more = {"default": (), "full": ("worker-flights", "worker-orders")}
+    cluster = ("log", "coordinator", "node", "worker-flights")
+    assert set(sets) == {"pipes-mgmt", *(f"pipes-{each}" for each in more.get(name, cluster))}
+    services = {key[1]: value for key, value in found.items() if key[0] == "Service"}
+    for each in services.values():
+        selector = each["spec"]["selector"].items()
+        chosen = [key for key, one in sets.items() if selector <= one["spec"]["template"]["metadata"]["labels"].items()]
+        assert chosen == [each["metadata"]["name"]]
+        (container,) = sets[chosen[0]]["spec"]["template"]["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+        assert all(ports[port["targetPort"]] == port["port"] for port in each["spec"].get("ports", ()))
+    service = services["pipes-mgmt"]
     for each in sets.values():
         pod = each["spec"]["template"]
         assert each["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
@@ -148,14 +159,11 @@ def test_the_pods_fit_their_service_their_configuration_and_nobody_s_root(name: 
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]} | {"data"}
         assert set(mounts) == volumes
-        for before, path in pairwise(container["args"]):
+        for before, path in pairwise(container.get("args", ())):
             if before == "--config":
                 assert path == f"{mounts['config']}/pipeline-config.yaml"
-    selector = service["spec"]["selector"].items()
-    chosen = [key for key, each in sets.items() if selector <= each["spec"]["template"]["metadata"]["labels"].items()]
-    assert chosen == ["pipes-mgmt"]
     assert service["spec"]["ports"][0]["port"] == 13012
-    if name == "default":
+    if name != "full":
         kept = found["Secret", "pipes-config"]["stringData"]["pipeline-config.yaml"]
         assert Configuration.parse(yaml.safe_load(kept)) == Configuration.load(SHIPPED / "pipeline-config.yaml")
     else:
@@ -228,7 +236,7 @@ def test_an_image_of_no_service_says_so(service: str) -> None:
         timeout=20,
         check=False,
     )
-    assert (done.returncode, "pipeline-mgmt or pipeline-worker" in done.stderr) == (2, True)
+    assert (done.returncode, "log-server, coordinator or node" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow
@@ -274,6 +282,9 @@ def test_what_the_lines_of_the_container_file_make_serves(tmp_path: Path) -> Non
         assert (health["service"], health["dependencies"]["store"]) == ("millrace-pipelines", "ok")
     finally:
         assert job.stop(deadline=60) == 0, job.tail()
+    programs = "millrace.log.server.main, millrace.node.cluster.append_router, millrace.node.cluster.__main__"
+    imported = f"import {programs}, millrace.service.__main__, confluent_kafka, obstore, deltalake, pymysql"
+    subprocess.run([home / "bin" / "python", "-c", imported], env=environment, timeout=60, check=True)
     wrong = tmp_path / "pipeline.yaml"
     wrong.write_text("id: flights\nsink: {kind: nowhere}\n")
     done = subprocess.run(

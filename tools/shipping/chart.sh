@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint the chart, render it, and check what comes out against Kubernetes' own schemas; the result stands in tools/pipelines/rendered.
+# Lint the chart, render it, and check what comes out against Kubernetes' own schemas; the result stands in tools/shipping/rendered.
 # `chart.sh --check` changes nothing, and ends with 1 where something else would come out; `chart.sh --helm` says where helm is. It is built from
 # its Go module into the cache, once (HELM=/path/to/helm takes another); the schemas come with the package kubernetes-validate, into the cache too.
 set -euo pipefail
@@ -17,7 +17,7 @@ if [ ! -x "$helm" ]; then
     mv "$cache/helm" "$helm"
 fi
 [ "${1:-}" != --helm ] || { echo "$helm"; exit; }
-lock=tools/pipelines/validate.txt
+lock=tools/shipping/validate.txt
 venv=$cache/kubernetes-validate-$(sha256sum $lock | cut -c1-12)
 if [ ! -x "$venv/bin/kubernetes-validate" ]; then
     python3 -m venv "$venv"
@@ -26,21 +26,25 @@ fi
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-"$helm" lint --strict tools/pipelines/chart
-"$helm" lint --strict tools/pipelines/chart -f tools/pipelines/values/full.yaml
-"$helm" template pipes tools/pipelines/chart --kube-version "$KUBERNETES" >"$out/default.yaml"
-"$helm" template pipes tools/pipelines/chart --kube-version "$KUBERNETES" -f tools/pipelines/values/full.yaml >"$out/full.yaml"
-if "$helm" template pipes tools/pipelines/chart --kube-version "$KUBERNETES" --set config.server.httpPort=70000 >/dev/null 2>&1; then
-    echo "a wrong value was taken" >&2
-    exit 1
-fi
-"$venv/bin/kubernetes-validate" -k "$KUBERNETES" --strict "$out/default.yaml" "$out/full.yaml"
-(cd tools/pipelines && find chart values -type f | LC_ALL=C sort | xargs sha256sum) >"$out/chart.sha256"
+"$helm" lint --strict tools/shipping/chart
+for values in full cluster; do
+    "$helm" lint --strict tools/shipping/chart -f tools/shipping/values/$values.yaml
+    "$helm" template pipes tools/shipping/chart --kube-version "$KUBERNETES" -f tools/shipping/values/$values.yaml >"$out/$values.yaml"
+done
+"$helm" template pipes tools/shipping/chart --kube-version "$KUBERNETES" >"$out/default.yaml"
+for wrong in config.server.httpPort=70000 cluster.enabled=true store.log=rocksmq store.tls.secret=tls; do
+    if "$helm" template pipes tools/shipping/chart --kube-version "$KUBERNETES" --set "$wrong" >/dev/null 2>&1; then
+        echo "the wrong value $wrong was taken" >&2
+        exit 1
+    fi
+done
+"$venv/bin/kubernetes-validate" -k "$KUBERNETES" --strict "$out"/*.yaml
+(cd tools/shipping && find chart values -type f | LC_ALL=C sort | xargs sha256sum) >"$out/chart.sha256"
 if [ "${1:-}" = --check ]; then
-    diff -ru tools/pipelines/rendered "$out"
+    diff -ru tools/shipping/rendered "$out"
 else
-    rm -rf tools/pipelines/rendered
-    mkdir -p tools/pipelines/rendered
-    cp "$out"/* tools/pipelines/rendered/
+    rm -rf tools/shipping/rendered
+    mkdir -p tools/shipping/rendered
+    cp "$out"/* tools/shipping/rendered/
 fi
 echo "the chart is rendered, and valid by Kubernetes $KUBERNETES"

@@ -1,6 +1,6 @@
 """The quality gate: report problems of a test run, and exit with 1 if there are any.
 
-    python tools/pipelines/quality_gate.py build/tests.xml build/coverage.xml
+    python tools/shipping/quality_gate.py build/tests.xml build/coverage.xml
 
 Every test must pass, none may be skipped, and at least as many must run as belong to pipelines. The tests must run
 enough of the lines and branches of each package. SonarQube's own gate (SONAR_STATUS) must be OK if it is set.
