@@ -5,7 +5,8 @@ append host and the log; the time runs from the moment when the lanes are divide
 Kafka consumes as many messages of the same size with confluent-kafka's group consumer from the project's own broker,
 with 8 partitions as Millrace has VChannels there; Kafka's client neither decodes rows nor acknowledges one by one.
 
-``event sourcing`` appends one row for a command with an expected version, as a plain insert does without one.
+``event sourcing`` appends one row for a command with an expected version, as a plain insert does without one. ``a store
+of many aggregates`` has far more of them than the store's cache and the chain remember.
 
 ``division`` has no processes: members call the server's groups in this process, on a meta store in memory, whose
 commits it counts.
@@ -13,6 +14,7 @@ commits it counts.
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -27,6 +29,7 @@ from uuid import uuid4
 
 import msgspec
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from bench.deployment import ROOT, SCHEMA
@@ -40,6 +43,8 @@ from millrace.coord.consumer_positions import MetaStorePositions
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.streams.sourcing.aggregate import Aggregate
 from millrace.streams.sourcing.appending import Appended, Command
 from millrace.streams.sourcing.events import EventTypes
@@ -209,45 +214,65 @@ def _paid(state: dict[str, int], event: _Paid) -> dict[str, int]:
     return state
 
 
+def _payments() -> Aggregate[dict[str, int]]:
+    types = EventTypes()
+    types.register()(_Paid)
+    return Aggregate(events=types, initial=dict, fold=_paid)
+
+
+def _row(name: str, version: int = 1) -> dict[str, Any]:
+    """An event as a row, for a plain insert."""
+    event = {"type": "_Paid", "type_version": 1, "data": '{"amount":7,"to":"Ada"}', "command": uuid4()}
+    return event | {"aggregate": name, "version": version, "at": datetime.now(UTC)}
+
+
+def _rate(names: Sequence[str], work: Callable[[str], Any], writers: int) -> int:
+    """Calls a second of one call for each name, by so many writers at once."""
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(writers) as pool:
+        for _ in pool.map(lambda first: [work(name) for name in names[first::writers]], range(writers)):
+            pass
+    return round(len(names) / (time.perf_counter() - begun))
+
+
 def sourcing(folder: Path, *, commands: int, keys: int) -> dict[str, Any]:
     """Measure commands with expected versions beside plain appends, and a rebuild beside a bare loop over its events.
 
-    A command and a plain insert are one row of the same columns. In batches, each command is judged by itself.
+    A command and a plain insert are one row of the same columns. Writers are threads of one process; each has its own
+    aggregates. In batches, each command is judged by itself.
     """
-    types = EventTypes()
-    types.register()(_Paid)
-    aggregate = Aggregate(events=types, initial=dict, fold=_paid)
     settings = Settings(data_dir=folder / "sourcing", cache_dir=Settings.load().cache_dir)
     found: dict[str, Any] = {"commands": commands, "aggregates": keys}
     with connect(settings=settings, create=True) as database:
-        store = EventStore.open(database, "payments", aggregate, vchannels=LANES)
+        store = EventStore.open(database, "payments", _payments(), vchannels=LANES)
         plain = database.create_collection("plain", store.collection.schema, vchannels=LANES)
         names = [f"account-{number}" for number in range(keys)]
         store.append_all([Command(name, [_Paid(0, "?")], 0) for name in names])
-        few = commands // 20
-
-        def row(number: int) -> dict[str, Any]:
-            event = {"type": "_Paid", "type_version": 1, "data": '{"amount":7,"to":"Ada"}', "command": uuid4()}
-            return event | {"aggregate": names[number % keys], "version": 1, "at": datetime.now(UTC)}
-
-        begun = time.perf_counter()
-        for number in range(few):
-            plain.insert([row(number)])
-        found["plain appends_per_s, one caller"] = round(few / (time.perf_counter() - begun))
-        begun = time.perf_counter()
-        for number in range(few):
-            store.append(names[number % keys], _Paid(7, "Ada"), expected_version=1 + number // keys)
-        found["commands_per_s, one caller"] = round(few / (time.perf_counter() - begun))
+        for writers in (1, 8, 64):
+            few = max(256, commands // 20) if writers == 1 else commands // 8
+            names = [f"account-{writers}-{number}" for number in range(few)]
+            store.append_all([Command(name, [_Paid(0, "?")], 0) for name in names])
+            found[f"plain appends_per_s, {writers} writers"] = _rate(
+                names, lambda name: plain.insert([_row(name)]), writers
+            )
+            found[f"commands_per_s, {writers} writers"] = _rate(
+                names, lambda name: store.append(name, _Paid(7, "Ada"), expected_version=1), writers
+            )
+        names = [f"account-{number}" for number in range(keys)]
         batches = [range(start, start + keys) for start in range(0, commands, keys)]
         begun = time.perf_counter()
         for batch in batches:
-            plain.insert([row(number) for number in batch])
+            plain.insert([_row(names[number % keys]) for number in batch])
         found["plain rows_per_s, in batches"] = round(len(batches) * keys / (time.perf_counter() - begun))
-        begun = time.perf_counter()
-        for batch in batches:
-            outcomes = store.append_all([Command(names[number % keys], [_Paid(7, "Ada")]) for number in batch])
-            assert all(isinstance(each, Appended) for each in outcomes)
-        found["commands_per_s, in batches"] = round(len(batches) * keys / (time.perf_counter() - begun))
+        for what, order in (
+            ("one command an aggregate", [[number % keys for number in batch] for batch in batches]),
+            ("20 commands an aggregate", [[place % (keys // 20) for place in range(keys)] for _ in batches]),
+        ):
+            begun = time.perf_counter()
+            for places in order:
+                outcomes = store.append_all([Command(names[place], [_Paid(7, "Ada")]) for place in places])
+                assert all(isinstance(each, Appended) for each in outcomes)
+            found[f"commands_per_s, in batches, {what}"] = round(len(batches) * keys / (time.perf_counter() - begun))
         begun = time.perf_counter()
         rebuilt = store.rebuild()
         found["rebuild events_per_s"] = round(rebuilt.events / (time.perf_counter() - begun))
@@ -262,6 +287,61 @@ def sourcing(folder: Path, *, commands: int, keys: int) -> dict[str, Any]:
     return found
 
 
+def aggregates(folder: Path, *, count: int) -> dict[str, Any]:
+    """Measure a store of so many aggregates, far more than its cache and the chain remember.
+
+    The jobs run here after the writes, so that reads of cold aggregates go by the tables and their key index.
+    """
+    settings = Settings(data_dir=folder / "aggregates", cache_dir=Settings.load().cache_dir)
+    found: dict[str, Any] = {"aggregates": count}
+    with connect(settings=settings, create=True) as database:
+        store = EventStore.open(database, "many", _payments(), vchannels=LANES, snapshot_every=1)
+        quiet = EventStore.open(database, "many", _payments())
+        names = [f"account-{number}" for number in range(count)]
+        plain = database.create_collection("plain", store.collection.schema, vchannels=LANES)
+        step = 10_000
+        begun = time.perf_counter()
+        for start in range(0, count // 10, step):
+            plain.insert([_row(name) for name in names[start : start + step]])
+        found["plain rows_per_s, in batches"] = round(count // 10 / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        for start in range(0, count, step):
+            done = quiet.append_all([Command(name, [_Paid(1, "?")], 0) for name in names[start : start + step]])
+            assert all(isinstance(each, Appended) for each in done)
+            if start % (10 * step) == 0:
+                ingest_to_end(settings, database.log)
+                flush_to_end(settings)
+        found["first commands_per_s, in batches"] = round(count / (time.perf_counter() - begun))
+        ingest_to_end(settings, database.log)
+        flush_to_end(settings)
+        found["writer_mib"] = round(psutil.Process().memory_info().rss / 2**20)
+        begun = time.perf_counter()
+        cold = EventStore.open(database, "many", _payments(), snapshot_every=1)
+        found["open_ms"] = round(1000 * (time.perf_counter() - begun), 1)
+        chosen = random.Random(1).sample(names, 400)
+        for what, work in (
+            ("cold load", cold.load),
+            ("cold command with its snapshot", lambda name: cold.append(name, _Paid(2, "B"), expected_version=1)),
+            ("hot command with its snapshot", lambda name: cold.append(name, _Paid(2, "B"), expected_version=2)),
+        ):
+            some = chosen[:200] if "load" in what else chosen[200:]
+            took = []
+            for name in some:
+                begun = time.perf_counter()
+                work(name)
+                took.append(time.perf_counter() - begun)
+            found[f"{what}_ms, p50"] = round(1000 * float(np.median(took)), 1)
+        begun = time.perf_counter()
+        assert len(EventStore(database, cold.collection, _payments()).load_all(names[: count // 100])) == count // 100
+        found["cold loads_per_s, a hundredth at once"] = round(count / 100 / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        rebuilt = cold.rebuild(passes=4)
+        found["rebuild events_per_s, four passes"] = round(rebuilt.events / (time.perf_counter() - begun))
+        assert rebuilt.aggregates == count
+        database.connection.service.shutdown()
+    return found
+
+
 def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     """Return the parts of the section."""
     messages = 5_000 if quick else 50_000
@@ -269,6 +349,7 @@ def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         "groups": partial(groups, folder, messages=messages),
         "64 members x 64 lanes": partial(division, members=64, lanes=64, seconds=3.0 if quick else 20.0),
         "one member x 64 lanes": partial(division, members=1, lanes=64, seconds=3.0 if quick else 20.0),
+        "a store of many aggregates": partial(aggregates, folder, count=20_000 if quick else 1_000_000),
         "event sourcing": partial(sourcing, folder, commands=4_000 if quick else 40_000, keys=1_000),
         "kafka": partial(kafka, folder, messages=messages),
     }

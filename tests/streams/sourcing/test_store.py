@@ -21,6 +21,8 @@ from millrace.base.errors import (
     EventUndecodable,
     InvalidArgument,
     LogUnavailable,
+    PermissionDenied,
+    TickTooOld,
     VersionConflict,
 )
 from millrace.message import builders
@@ -185,6 +187,32 @@ def test_an_aggregate_that_cannot_be_loaded_fails_its_own_command_alone(opened: 
     found = opened().append_all([Command("N0", [flown(1)]), Command("N1", [flown(1)]), Command("N2", [flown(1)])])
     assert isinstance(found[1], EventUndecodable)
     assert [isinstance(each, Appended) for each in found] == [True, False, True]
+
+
+def test_a_fold_that_fails_on_stored_events_fails_the_commands_of_its_aggregate_alone(opened: Open) -> None:
+    def fold(state: Aircraft, event: Flown) -> Aircraft:
+        if event.distance < 0:
+            raise ValueError("negative")
+        return after(state, event)
+
+    opened().append("N1", flown(1, distance=-1))
+    store = opened(aggregate=Aggregate(events=EVENTS, initial=Aircraft, fold=fold))
+    found = store.append_all([Command("N0", [flown(1)]), Command("N1", [flown(2)]), Command("N2", [flown(3)])])
+    assert [isinstance(each, Appended) for each in found] == [True, False, True]
+    assert isinstance(found[1], EventUndecodable)
+    assert "ValueError: negative" in str(found[1])
+    with pytest.raises(ValueError, match="negative"):
+        store.load("N1")
+
+
+@pytest.mark.parametrize("key", [" ", "a\x00b", "a\nb", "é", "e\u0301", "🛩", "$erased", "x" * 20_000])
+def test_any_text_is_a_key(opened: Open, key: str) -> None:
+    store = opened(vchannels=2)
+    assert store.append(key, flown(1), expected_version=0).version == 1
+    other = opened()
+    assert other.execute(key, lambda state: [flown(state.flights)]).version == 2
+    assert [each.key for each in other.history(key)] == [key] * 2
+    assert store.rebuild().digest == store.digest([other.load(key)])
 
 
 def test_a_fold_that_fails_after_its_events_are_in_the_log_is_no_failure_of_the_command(opened: Open) -> None:
@@ -529,6 +557,39 @@ def test_a_state_that_json_changes_has_no_snapshot(opened: Open) -> None:
     assert limited.snapshots is not None
     assert limited.snapshots.skipped == 1
     assert [each["aggregate"] for each in snapshots_of(limited)] == ["N1"]
+
+
+def test_without_snapshots_that_can_be_read_the_events_tell_the_same(
+    opened: Open, deployment: millrace.testing.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(snapshot_every=2)
+    done = store.append("N1", flown(1), flown(2))
+    other = opened(snapshot_every=2)
+
+    def refused(*args: Any, **options: Any) -> Any:
+        raise TickTooOld("compaction folded them")
+
+    monkeypatch.setattr(other.snapshots._collection, "get", refused)  # type: ignore[union-attr]
+    assert other.load("N1", at=done.tick).version == 2
+    deployment.drop_collection(f"{store.collection.name}_snapshots")
+    assert store.load("N1", at=done.tick).version == 2
+    assert store.append("N1", flown(3), flown(4), expected_version=2).version == 4
+
+
+def test_who_may_not_delete_a_snapshot_of_erased_events_may_load_the_aggregate(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(snapshot_every=1)
+    store.append("N1", flown(1))
+    monkeypatch.setattr(store.snapshots, "forget", lambda key: None)
+    store.erase("N1")
+
+    def denied(*args: Any, **options: Any) -> None:
+        raise PermissionDenied("no role may delete")
+
+    reader = opened(snapshot_every=1)
+    monkeypatch.setattr(reader.snapshots._collection, "delete", denied)  # type: ignore[union-attr]
+    assert (reader.load("N1").state, reader.load("N1").version) == (Aircraft(), 2)
 
 
 # --- erasure ----------------------------------------------------------------------------------------------------------

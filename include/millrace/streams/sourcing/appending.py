@@ -38,8 +38,9 @@ from millrace.streams.sourcing.commands import (
     conditional,
 )
 from millrace.streams.sourcing.events import ERASED
+from millrace.streams.sourcing.rebuild import events_by_key
 from millrace.streams.sourcing.snapshots import Snapshot, Snapshots
-from millrace.streams.sourcing.states import Appenders, Known, States, appenders_of
+from millrace.streams.sourcing.states import Known, Read, States
 
 S = TypeVar("S")
 
@@ -195,7 +196,7 @@ class Appender(Generic[S]):
         waiting: dict[str, deque[_Encoded]] = {}
         for each in commands:
             waiting.setdefault(each.command.key, deque()).append(each)
-        read: dict[str, Appenders] = {}  # of aggregates that were read and not changed since
+        read: dict[str, Read] = {}  # of aggregates that were read and not changed since
         lost: Counter[str] = Counter()  # by aggregate, attempts in a row that lost to others
         alone: set[str] = set()  # aggregates whose message was refused: their commands are sent one by one
         while waiting:
@@ -236,7 +237,7 @@ class Appender(Generic[S]):
     def _begin(
         self,
         waiting: dict[str, deque[_Encoded]],
-        read: dict[str, Appenders],
+        read: dict[str, Read],
         lost: Mapping[str, int],
     ) -> dict[str, Known[S]]:
         """Return the aggregates that the next commands are judged against: each was read, at its tick.
@@ -262,7 +263,7 @@ class Appender(Generic[S]):
         self,
         waiting: Mapping[str, deque[_Encoded]],
         begin: Mapping[str, Known[S]],
-        read: Mapping[str, Appenders],
+        read: Mapping[str, Read],
         alone: set[str],
     ) -> list[_Group[S]]:
         """Judge the next commands of each aggregate; return those to append, and leave them where they wait."""
@@ -296,7 +297,7 @@ class Appender(Generic[S]):
         return groups
 
     def _repeats(
-        self, moved: Sequence[tuple[_Encoded, int]], begin: Mapping[str, Known[S]], read: Mapping[str, Appenders]
+        self, moved: Sequence[tuple[_Encoded, int]], begin: Mapping[str, Known[S]], read: Mapping[str, Read]
     ) -> dict[int, Appended]:
         """Return by identity the outcome of commands that have appended the version after the given one before."""
         who, unread = dict(read), []
@@ -305,15 +306,12 @@ class Appender(Generic[S]):
             if key not in who or who[key].first > version + 1:
                 unread.append(key)
         if unread:
-            rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-            columns = ["aggregate", "version", "command"]
-            for row in self._collection.get(list(dict.fromkeys(unread)), columns=columns).to_pylist():
-                rows[row["aggregate"]].append(row)
-            who |= {key: appenders_of(1, rows[key]) for key in unread}
+            rows = self._collection.get(list(dict.fromkeys(unread)), columns=["aggregate", "version", "command"])
+            who |= {key: Read(1, events) for key, events in events_by_key(rows, unread).items()}
         found = {}
         for each, version in moved:
             key = each.command.key
-            mine = who[key].versions.get(each.command.id, [])
+            mine = who[key].events.appended_by(each.command.id)
             if mine and min(mine) == version + 1:
                 found[id(each)] = Appended(key, max(mine), begin[key].tick, repeated=True)
         return found

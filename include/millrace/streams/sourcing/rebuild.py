@@ -1,4 +1,4 @@
-"""Folding stored events: of one aggregate, and of all of them with a digest.
+"""Stored events: those of one aggregate and their fold, and a digest of the states of all.
 
 The digest of a set of states is the sum of their 128-bit xxh3 hashes. So it depends on neither their order nor the
 parts in which they were folded. It finds faults, not forgeries.
@@ -6,12 +6,13 @@ parts in which they were folded. It finds faults, not forgeries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -26,6 +27,7 @@ from millrace.streams.sourcing.snapshots import Snapshot
 S = TypeVar("S")
 
 _COLUMNS: Final = ["aggregate", "version", "type", "type_version", "data"]
+_ORDER: Final = [("aggregate", "ascending"), ("version", "ascending")]
 _BITS: Final = 128
 
 
@@ -73,74 +75,88 @@ def sorted_events(collection: Collection, tick: int, part: int, parts: int) -> p
                 batch = batch.filter(pa.array(mine))
             found.append(batch)
         schema = reader.schema
-    return pa.Table.from_batches(found, schema).sort_by([("aggregate", "ascending"), ("version", "ascending")])
+    return pa.Table.from_batches(found, schema).sort_by(_ORDER)
 
 
-class StreamFolder(Generic[S]):
-    """Folds stored events of an aggregate, and checks that their versions are consecutive."""
+class Events:
+    """The events of one aggregate, by version."""
 
-    def __init__(self, aggregate: Aggregate[S]) -> None:
-        self._aggregate = aggregate
+    def __init__(self, key: str, rows: pa.Table) -> None:
+        """`rows` are sorted by version."""
+        self.key = key
+        self.rows = rows
+        self.versions: npt.NDArray[np.int64] = rows["version"].to_numpy()
 
-    def fold(self, key: str, rows: Sequence[Mapping[str, Any]], snapshot: Snapshot[S] | None) -> tuple[S, int]:
-        """Return the state and version of one aggregate of its rows, in any order.
+    def __len__(self) -> int:
+        return len(self.versions)
 
-        A snapshot is used if its event is among them. Raises EventStreamDamaged, EventUndecodable.
-        """
-        ordered = sorted(rows, key=lambda row: row["version"])
-        if not ordered:
-            return self._aggregate.initial(), 0
-        versions = [row["version"] for row in ordered]
-        _check(key, versions, ordered[0]["type"])
-        begun, state = 0, self._aggregate.initial()
-        if snapshot is not None:
-            place = snapshot.version - versions[0]
-            if 0 <= place < len(ordered) and UUID(str(ordered[place]["command"])) == UUID(str(snapshot.command)):
-                begun, state = place + 1, snapshot.state
-        rest = ordered[begun:]
-        state = self._folded(state, ((row["type"], row["type_version"], row["data"]) for row in rest))
-        return state, versions[-1]
+    def appended_by(self, command: UUID) -> list[int]:
+        """Return the versions whose events a command has appended."""
+        found: list[int] = self.versions[pc.equal(self.rows["command"], str(command)).to_numpy()].tolist()
+        return found
 
-    def extend(self, state: S, rows: Sequence[Mapping[str, Any]]) -> S:
-        """Return the state after further events of its aggregate, in any order. Raises EventUndecodable."""
-        ordered = sorted(rows, key=lambda row: row["version"])
-        return self._folded(state, ((row["type"], row["type_version"], row["data"]) for row in ordered))
+    def erased_after(self, version: int) -> bool:
+        """Return whether the events up to a version were erased."""
+        return bool(len(self)) and self.rows["type"][0].as_py() == ERASED and int(self.versions[0]) > version
 
-    def folded(self, table: pa.Table) -> Iterator[tuple[str, S, int, int]]:
-        """Yield key, state, version and number of events of each aggregate of sorted events."""
-        if not table.num_rows:
+    def check(self) -> None:
+        """Raise EventStreamDamaged unless the versions are consecutive, from 1 or from an erasure."""
+        first = int(self.versions[0])
+        wanted = first if self.rows["type"][0].as_py() == ERASED else 1
+        gaps = np.flatnonzero(np.diff(self.versions) != 1)
+        if first == wanted and not len(gaps):
             return
-        table = table.combine_chunks()
-        encoded = pc.run_end_encode(table["aggregate"].combine_chunks())
-        encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-        start = 0
-        for key, end in zip(encoded.values.to_pylist(), encoded.run_ends.to_pylist(), strict=True):
-            part = table.slice(start, end - start)
-            versions = part["version"].to_pylist()
-            kinds = part["type"].to_pylist()
-            _check(key, versions, kinds[0])
-            events = zip(kinds, part["type_version"].to_pylist(), part["data"].to_pylist(), strict=True)
-            yield key, self._folded(self._aggregate.initial(), events), versions[-1], len(versions)
-            start = end
+        what = f"begin at {first}"
+        if first == wanted:
+            place = int(gaps[0])
+            what = f"version {self.versions[place + 1]} comes where {self.versions[place] + 1} should"
+        raise EventStreamDamaged(
+            f"the events of aggregate {self.key!r} have a gap or a repetition ({what}): something else than an event"
+            " store wrote to the collection; find it in the WAL"
+        )
 
-    def _folded(self, state: S, events: Iterable[tuple[str, int, str]]) -> S:
-        decode, fold = self._aggregate.events.decode, self._aggregate.fold
-        for kind, version, data in events:
-            state = self._aggregate.initial() if kind == ERASED else fold(state, decode(kind, version, data))
+    def fold(self, aggregate: Aggregate[S], state: S, begin: int = 0) -> S:
+        """Return the state after the events from place `begin` on.
+
+        Raises EventUndecodable, and what the fold raises.
+        """
+        decode, fold = aggregate.events.decode, aggregate.fold
+        rest = self.rows.slice(begin)
+        columns = (rest[name].to_pylist() for name in ("type", "type_version", "data"))
+        for kind, version, data in zip(*columns, strict=True):
+            state = aggregate.initial() if kind == ERASED else fold(state, decode(kind, version, data))
         return state
 
+    def state(self, aggregate: Aggregate[S], snapshot: Snapshot[S] | None) -> S:
+        """Return the state after all events. A snapshot is used if its event is among them.
 
-def _check(key: str, versions: Sequence[int], first: str) -> None:
-    wanted = 1 if first != ERASED else versions[0]
-    if versions[0] == wanted and versions[-1] - versions[0] + 1 == len(versions) == len(set(versions)):
+        Raises EventStreamDamaged, EventUndecodable, and what the fold raises.
+        """
+        if not len(self):
+            return aggregate.initial()
+        self.check()
+        if snapshot is not None:
+            place = snapshot.version - int(self.versions[0])
+            if 0 <= place < len(self) and self.rows["command"][place].as_py() == str(snapshot.command):
+                return self.fold(aggregate, snapshot.state, place + 1)
+        return self.fold(aggregate, aggregate.initial())
+
+
+def split_events(rows: pa.Table) -> Iterator[Events]:
+    """Yield the events of each aggregate of sorted rows."""
+    if not rows.num_rows:
         return
-    expected = wanted
-    for version in versions:
-        if version != expected:
-            break
-        expected += 1
-    what = f"version {version} comes where {expected} should" if versions[0] == wanted else f"begin at {versions[0]}"
-    raise EventStreamDamaged(
-        f"the events of aggregate {key!r} have a gap or a repetition ({what}): something else than an event store wrote"
-        " to the collection; find it in the WAL"
-    )
+    rows = rows.combine_chunks()
+    encoded = pc.run_end_encode(rows["aggregate"].combine_chunks())
+    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+    start = 0
+    for key, end in zip(encoded.values.to_pylist(), encoded.run_ends.to_pylist(), strict=True):
+        yield Events(key, rows.slice(start, end - start))
+        start = end
+
+
+def events_by_key(rows: pa.Table, keys: Iterable[str]) -> dict[str, Events]:
+    """Return the events of each key, of rows in any order."""
+    none = rows.slice(0, 0)
+    found = {each.key: each for each in split_events(rows.sort_by(_ORDER))}
+    return {key: found.get(key) or Events(key, none) for key in keys}

@@ -6,30 +6,36 @@ after its snapshot.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.base.errors import EventStreamDamaged, EventUndecodable, InvalidArgument, MillraceError, TickTooOld
+from millrace.base.errors import EventUndecodable, InvalidArgument, MillraceError, TickTooOld
 from millrace.client.collection import Collection
 from millrace.client.database import Database
 from millrace.client.produce.rows import key_rows
 from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.streams.sourcing.aggregate import Aggregate
-from millrace.streams.sourcing.events import ERASED
-from millrace.streams.sourcing.rebuild import StreamFolder
-from millrace.streams.sourcing.snapshots import Snapshot, Snapshots
+from millrace.streams.sourcing.rebuild import Events, events_by_key
+from millrace.streams.sourcing.snapshots import Snapshots
 
 S = TypeVar("S")
 
+_log: Final = logging.getLogger(__name__)
+
 _COLUMNS: Final = ("aggregate", "version", "type", "type_version", "data", "command")
+_APPENDED: Final = pa.array(["insert", "upsert"])
 
 
 @dataclass(slots=True)
@@ -45,13 +51,12 @@ class Known(Generic[S]):
     """Whether somebody folds further events on the state. Nobody else may use it then, nor its version's successor."""
 
 
-class Appenders(NamedTuple):
-    """The commands that appended an aggregate's events, as a call has read them."""
+class Read(NamedTuple):
+    """An aggregate's events as a call has read them."""
 
     first: int
-    """The first version that is known."""
-    versions: Mapping[UUID, Sequence[int]]
-    """By command."""
+    """The first version that is known; 1 if all are."""
+    events: Events
 
 
 class States(Generic[S]):
@@ -117,7 +122,7 @@ class States(Generic[S]):
         *,
         lend: bool = False,
         failed: dict[str, MillraceError] | None = None,
-        read: dict[str, Appenders] | None = None,
+        read: dict[str, Read] | None = None,
     ) -> dict[str, Known[S]]:
         """Return aggregates by key as of a tick, or now; then they are in the cache.
 
@@ -140,34 +145,36 @@ class States(Generic[S]):
         at: int | None,
         lend: bool,
         failed: dict[str, MillraceError] | None,
-        read: dict[str, Appenders] | None,
+        read: dict[str, Read] | None,
     ) -> dict[str, Known[S]]:
         """Return aggregates folded from all their events."""
         if not keys:
             return {}
         # Before the events: a snapshot is then never newer than they are.
         taken = {} if self._snapshots is None else self._snapshots.load(keys, at)
-        rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in self._collection.get(list(keys), at=at, columns=list(_COLUMNS)).to_pylist():
-            rows[row["aggregate"]].append(row)
-        folder = StreamFolder(self._aggregate)
+        rows = self._collection.get(list(keys), at=at, columns=list(_COLUMNS))
         found = {}
-        for key in keys:
-            try:
-                state, version = folder.fold(key, rows[key], taken.get(key))
-            except (EventStreamDamaged, EventUndecodable) as error:
-                if failed is None:
-                    raise
-                failed[key] = error
+        for key, events in events_by_key(rows, keys).items():
+            with _failing(key, failed):
+                state = events.state(self._aggregate, taken.get(key))
+                version = int(events.versions[-1]) if len(events) else 0
+                found[key] = Known(state, version, observed[key], lend)
+            if key not in found:
                 continue
-            found[key] = Known(state, version, observed[key], lend)
             if read is not None:
-                read[key] = appenders_of(1, rows[key])
+                read[key] = Read(1, events)
             if at is None:
                 self.keep(key, found[key])
-                if key in taken and self._snapshots is not None and _outlived(taken[key], rows[key]):
-                    self._snapshots.forget(key)  # an erasure stopped before it could
+                if key in taken and self._snapshots is not None and events.erased_after(taken[key].version):
+                    self._forget(key)  # an erasure stopped before it could
         return found
+
+    def _forget(self, key: str) -> None:
+        assert self._snapshots is not None
+        try:
+            self._snapshots.forget(key)
+        except MillraceError as error:  # a reader may not delete
+            _log.warning("the snapshot of the erased events of %r was not deleted: %s", key, error)
 
     def _read_further(
         self,
@@ -175,7 +182,7 @@ class States(Generic[S]):
         observed: Mapping[str, int],
         lend: bool,
         failed: dict[str, MillraceError] | None,
-        read: dict[str, Appenders] | None,
+        read: dict[str, Read] | None,
     ) -> dict[str, Known[S]]:
         """Return those of the aggregates that are in the cache, with the events that were appended since.
 
@@ -185,7 +192,6 @@ class States(Generic[S]):
         if not begun:
             return {}
         definition = self._collection.definition
-        rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         try:
             changes = self._database.tables.history(
                 definition,
@@ -197,38 +203,30 @@ class States(Generic[S]):
             )
         except TickTooOld:  # compaction folded what follows the cached tick
             return {}
-        for row in changes.to_pylist():
-            if row["_time_tick"] > begun[row["aggregate"]].tick:
-                rows[row["aggregate"]].append(row)
-        folder = StreamFolder(self._aggregate)
+        other = set(changes.filter(pc.invert(pc.is_in(changes["_change"], _APPENDED)))["aggregate"].to_pylist())
         found = {}
-        for key, entry in begun.items():
+        for key, events in events_by_key(changes, begun.keys() - other).items():
+            entry = begun[key]
             # The cached state may have events of after its tick, which was decided before they were read.
-            newer = [row for row in rows[key] if row["version"] is None or row["version"] > entry.version]
-            versions = sorted(row["version"] or 0 for row in newer)
-            follow = all(row["_change"] in ("insert", "upsert") for row in newer)
-            if not follow or versions != list(range(entry.version + 1, entry.version + 1 + len(newer))):
+            newer = Events(key, events.rows.slice(int(np.searchsorted(events.versions, entry.version, side="right"))))
+            count = len(newer)
+            if not np.array_equal(newer.versions, np.arange(entry.version + 1, entry.version + 1 + count)):
                 continue
             lent = entry.lent
             if not self.claim(key, entry):
                 continue
-            try:
-                state = folder.extend(deepcopy(entry.state) if lent or entry.lent else entry.state, newer)
-            except EventUndecodable as error:
-                if failed is None:
-                    raise
-                failed[key] = error
-                continue
-            found[key] = Known(state, entry.version + len(newer), observed[key], lend)
-            if read is not None:
-                read[key] = appenders_of(entry.version + 1, newer)
-            self.keep(key, found[key])
+            with _failing(key, failed):
+                state = newer.fold(self._aggregate, deepcopy(entry.state) if lent or entry.lent else entry.state)
+                found[key] = Known(state, entry.version + count, observed[key], lend)
+                self.keep(key, found[key])
+            if key in found and read is not None:
+                read[key] = Read(entry.version + 1, newer)
         return found
 
-    def commands_of(self, key: str) -> set[UUID]:
-        """Return the commands that have appended the events of an aggregate."""
+    def has_command(self, key: str, command: UUID) -> bool:
+        """Return whether a command has appended events of an aggregate."""
         rows = self._collection.get([key], columns=["command"])
-        return {UUID(str(each)) for each in rows["command"].to_pylist()}
+        return bool(pc.any(pc.equal(rows["command"], str(command))).as_py())
 
     def _observed(self, keys: Sequence[str]) -> dict[str, int]:
         """Return by key a tick that is decided already: a read that follows has everything up to it."""
@@ -248,14 +246,15 @@ class States(Generic[S]):
         return [names[place] for place in vchannel_index(pa.array(keys, pa.utf8()), len(names)).tolist()]
 
 
-def appenders_of(first: int, rows: Iterable[Mapping[str, Any]]) -> Appenders:
-    """Return who appended `rows`, all events of one aggregate from version `first`."""
-    versions: defaultdict[UUID, list[int]] = defaultdict(list)
-    for row in rows:
-        versions[UUID(str(row["command"]))].append(row["version"])
-    return Appenders(first, versions)
-
-
-def _outlived(snapshot: Snapshot[Any], rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a snapshot has the data of events that were erased."""
-    return any(row["type"] == ERASED and row["version"] > snapshot.version for row in rows)
+@contextmanager
+def _failing(key: str, failed: dict[str, MillraceError] | None) -> Iterator[None]:
+    """Note an aggregate that cannot be folded in `failed`, if there is one, instead of raising its error."""
+    try:
+        yield
+    except Exception as error:
+        if failed is None:
+            raise
+        if not isinstance(error, MillraceError):  # the fold is the user's code and may raise anything
+            words = f"the events of aggregate {key!r} cannot be folded ({type(error).__name__}: {error})"
+            error = EventUndecodable(f"{words}: correct the fold")
+        failed[key] = error

@@ -37,7 +37,7 @@ from millrace.streams.sourcing.appending import (
     pause_between,
 )
 from millrace.streams.sourcing.events import ERASED, Recorded
-from millrace.streams.sourcing.rebuild import Rebuilt, StreamFolder, digest_of, sorted_events
+from millrace.streams.sourcing.rebuild import Rebuilt, digest_of, sorted_events, split_events
 from millrace.streams.sourcing.snapshots import SNAPSHOT_SCHEMA, Snapshots
 from millrace.streams.sourcing.states import Known, States
 
@@ -153,7 +153,7 @@ class EventStore(Generic[S]):
         if attempts < 1:
             raise InvalidArgument(f"a command is tried 1 or more times, not {attempts}")
         check_key(key)
-        if command is not None and command in self._states.commands_of(key):
+        if command is not None and self._states.has_command(key, command):
             return _loaded(key, self._states.read([key], lend=True)[key])
         identity = command or uuid4()
         before = self._states.cached(key, lend=True)
@@ -253,8 +253,8 @@ class EventStore(Generic[S]):
         tick = self._tick_of_all() if at is None else resolve_tick(at)
         for part in range(self._checked(passes)):
             table = sorted_events(self.collection, tick, part, passes)
-            for key, state, version, _ in StreamFolder(self.aggregate).folded(table):
-                yield Loaded(key, state, version, tick)
+            for events in split_events(table):
+                yield Loaded(events.key, events.state(self.aggregate, None), int(events.versions[-1]), tick)
 
     def rebuild(self, *, at: Moment | None = None, passes: int = 1) -> Rebuilt:
         """Fold all aggregates as of `at` from their events, as :meth:`states` does; return counts and a digest.
@@ -265,8 +265,9 @@ class EventStore(Generic[S]):
         found = Rebuilt(tick)
         for part in range(self._checked(passes)):
             table = sorted_events(self.collection, tick, part, passes)
-            for key, state, version, events in StreamFolder(self.aggregate).folded(table):
-                found.add(key, version, self.aggregate.encode(state), events)
+            for events in split_events(table):
+                state = self.aggregate.encode(events.state(self.aggregate, None))
+                found.add(events.key, int(events.versions[-1]), state, len(events))
         return found
 
     def digest(self, states: Iterable[Loaded[S]]) -> str:
