@@ -53,6 +53,7 @@ def documents_of(
     """
     encode = json.JSONEncoder(default=text).encode
     lane, start = batch.lane, batch.start
+    prefix = f"{lane}-{start}-"
     numbers = count() if batch.numbers is None else iter(batch.numbers)
     for chunk in batch.rows or ():
         missing = [name for name in key if name not in chunk.schema.names]
@@ -67,7 +68,7 @@ def documents_of(
             body = None if gone else encode(row).encode()
             number = next(numbers)
             record = Record(lane, start, number, None if name is None else name.encode(), body, -1)
-            yield Action(record, f"{lane}-{start}-{number}" if name is None else name, body, version)
+            yield Action(record, prefix + str(number) if name is None else name, body, version)
 
 
 def iso_text(value: Any) -> str:

@@ -396,6 +396,8 @@ class EntryContents:
                         call.written.spooled_rows += piece.count
                     else:
                         call.written.take(answer, rows=piece.count, size=piece.bytes)
+                        if isinstance(answer, AppendRejected) and isinstance(piece.rows, MutableMessage):
+                            call.written.refused.append((piece.rows, answer))
                     call.left -= 1
                     if not call.left:
                         call.ended = True

@@ -25,6 +25,8 @@ class Written:
     rejected_rows: int = 0
     rejected_by_reason: Counter[str] = field(default_factory=Counter)
     """`rejected_rows`, by reason."""
+    refused: list[tuple[MutableMessage, AppendRejected]] = field(default_factory=list)
+    """Of a call with messages (`Producer.send`), those that were rejected."""
     results: list[AppendResult] = field(default_factory=list)
     spooled_rows: int = 0
     """Rows that are durable in the producer's spool and not decided yet."""
@@ -66,6 +68,7 @@ class Written:
         self.rejections += other.rejections
         self.rejected_rows += other.rejected_rows
         self.rejected_by_reason += other.rejected_by_reason
+        self.refused += other.refused
         self.results += other.results
         self.spooled_rows += other.spooled_rows
 

@@ -123,6 +123,15 @@ def test_other_guarantees_put_refused_rows_aside_too(db: Deployment, tmp_path: P
     assert refused(letters(db, name)) == Counter([(1, 100), (2, 200)])
 
 
+@pytest.mark.parametrize("guarantee", ["at least once", "at most once"])
+def test_a_refused_row_repeats_no_other_row(db: Deployment, tmp_path: Path, guarantee: Any) -> None:
+    name = f"appended_{guarantee.replace(' ', '_')}"
+    with unknown_check(db, name), sink(db, tmp_path, name, guarantee=guarantee) as to:
+        given = [(n, BAD if n == 3 else n) for n in range(20)]
+        assert to.write(Batch.of_rows("query", 0, rows(*given))) == Verdicts(19, 1)
+    assert contents(db, name) == Counter(each for each in given if each[1] < BAD)
+
+
 def test_a_row_that_is_too_large_is_a_letter_without_its_payload(db: Deployment, tmp_path: Path) -> None:
     made = db.create_collection("large", {"id": "int64", "text": "string"}, key="id")
     for pchannel in {*made.definition.pchannels, *db.definition("letters").pchannels}:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from millrace.base.errors import SinkBusy
+from millrace.base.errors import BatchRefused, SinkBusy
 from millrace.base.failpoint import VARIABLE
 from millrace.base.package import ROOT
 from millrace.flows.batch import Batch
+from millrace.flows.guarantee import Guarantee
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
 from millrace.flows.sinks.kafka.sink import KafkaSink
@@ -151,3 +156,31 @@ def test_a_process_that_dies_in_a_transaction_loses_and_doubles_nothing(topic: s
             == code
         )
     assert found(topic) == Counter(range(40))
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_row_that_the_topic_refuses_is_known_by_its_number_key_and_value(
+    topic: str, tmp_path: Path, transactional: bool
+) -> None:
+    guarantee: Guarantee = "exactly once" if transactional else "at least once"
+    to = KafkaSink.of_rows(tmp_path, topic, running_brokers.kafka().address, key="k", guarantee=guarantee)
+    rows = [{"k": f"k{n}", "x": "x" * 9_000 if n in (3, 8) else str(n)} for n in range(10)]
+
+    def batch(*numbers: int) -> Batch:
+        table = pa.Table.from_pylist([rows[n] for n in numbers]).to_batches()
+        return replace(Batch.of_rows("query", 7, table), numbers=numbers)
+
+    if transactional:
+        done = to.write(batch(*range(10)))
+        assert done.acknowledged == 8
+    else:
+        with pytest.raises(BatchRefused, match=r"query-7-[38]: MSG_SIZE_TOO_LARGE"):
+            to.write(batch(*range(10)))
+        assert to.write(batch(*set(range(10)) - {3, 8})).acknowledged == 8
+        done = to.write(batch(3))
+        done.failures += to.write(batch(8)).failures
+        assert done.acknowledged == 0
+    to.close()
+    assert [each.record for each in sorted(done.failures, key=lambda each: each.record.offset)] == [
+        Record("query", 7, n, f"k{n}".encode(), json.dumps(rows[n]).encode(), -1) for n in (3, 8)
+    ]

@@ -92,6 +92,10 @@ class Division(NamedTuple):
     aside: int = 0
     """Rows that were put aside: they are no longer in the messages, or are letters."""
 
+    def counted(self, batch: Noted) -> Noted:
+        """Return the counts of `batch` without the rows that were put aside."""
+        return replace(batch, acknowledged=batch.acknowledged - self.aside, rejected=batch.rejected + self.aside)
+
 
 Refusals = Sequence[tuple[MutableMessage, AppendRejected]]
 
@@ -290,8 +294,7 @@ class Journal:
             else:
                 verdicts = {_number_of(message) for message, _ in faults}
                 again = [*(each for each in again if _number_of(each) not in verdicts), *division.messages]
-                taken, aside = batch.noted.acknowledged - division.aside, batch.noted.rejected + division.aside
-                batch.noted = replace(batch.noted, acknowledged=taken, rejected=aside)
+                batch.noted = division.counted(batch.noted)
             self._renumbered(batch, again)
             producer = self._owned()
             if not batch.groups:

@@ -276,22 +276,12 @@ class CollectionSink(Closeable):
     def _sent(self, messages: Sequence[MutableMessage], held: Sequence[MutableMessage], taken: Noted) -> Noted:
         """Send without a journal. Return the counts, with the rows that were put aside."""
         assert self._plain is not None
-        parts = [messages]
-        while parts:
-            part = parts.pop()
-            try:
-                self._plain.send(part)
-            except AppendRejected as error:
-                if not self._has_letters or error.reason not in _OF_ROWS:
-                    raise
-                if len(part) > 1:  # what was taken of them is sent again: at least once
-                    parts += [[each] for each in reversed(part)]
-                    continue
-                division = self._divided_rows([(part[0], error)], InFlight(taken, {}, held=held))
-                if division is None:
-                    raise
-                parts += [[each] for each in reversed(division.messages)]
-                taken = Noted(taken.batch_id, taken.acknowledged - division.aside, taken.rejected + division.aside)
+        left = messages
+        while refused := self._plain.send(left, raise_rejected=False).refused:
+            division = self._divided_rows(refused, InFlight(taken, {}, held=held)) if self._has_letters else None
+            if division is None:
+                raise refused[0][1]
+            taken, left = division.counted(taken), division.messages
         return taken
 
     def _divided_rows(self, refused: Refusals, batch: InFlight) -> Division | None:

@@ -22,11 +22,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pydantic import ValidationError
 
 from millrace.base.errors import BatchRefused, InvalidArgument, SinkBusy, SinkRefused
@@ -108,6 +110,7 @@ class KafkaSink:
             "enable.idempotence": True,
             "compression.type": declared.compression,
             "linger.ms": 5,
+            "delivery.report.only.error": True,
             "batch.size": 1 << 20,
             "message.max.bytes": 64 << 20,
             "delivery.timeout.ms": int(SECONDS * 1000),
@@ -173,9 +176,9 @@ class KafkaSink:
             return self._write_lane(batch)
         documents, failures = self._messages(self._documents(batch))
         # An event of a delete has a tombstone beside it: which of the two was taken is not told apart.
-        taken: list[int] | None = [] if self._events is None else None
-        verdicts = self._sent(self._producer, batch.documents is None, documents, taken=taken)
-        if verdicts.failures and len(documents) > 1:
+        taken: set[int] | None = set() if self._events is None and batch.documents is not None else None
+        verdicts = self._sent(self._producer, batch, documents, taken=taken)
+        if verdicts.failures and verdicts.acknowledged + len(verdicts.failures) > 1:
             # One that is refused takes those with it that share its request.
             first = verdicts.failures[0]
             raise BatchRefused(
@@ -234,8 +237,12 @@ class KafkaSink:
             records = (Record(batch.lane, batch.start, place, None, None, -1) for place in places)
             return Verdicts(again=True, failures=[_refused_earlier(each, lane.failures) for each in records])
         verdicts, of_rows = Verdicts(), batch.documents is None
-        documents: Sequence[Action] = list(self._documents(batch))
-        if not of_rows:
+        documents: Sequence[Action] = ()
+        failures: list[Failure] = []
+        if of_rows:
+            batch = replace(batch, rows=list(batch.rows or ()))  # each attempt reads them
+        else:
+            documents = list(self._documents(batch))
             before = [each for each in documents if each.record.offset < lane.position]
             codes = lane.failures
             refused = [each for each in before if each.record.offset in codes]
@@ -244,16 +251,20 @@ class KafkaSink:
             documents = [each for each in documents if each.record.offset >= lane.position]
             if not documents:
                 return verdicts
-        documents, failures = self._messages(documents)
+            messages, failures = self._messages(documents)
+            documents = list(messages)
         if len(failures) > MAX_FAILURES:
             raise SinkRefused(
                 f"{self._topic}: {len(failures)} documents of one batch make no event, the last of them"
                 f" {failures[-1].record.position}: {failures[-1].reason}"
             )
         alone: set[str] = set()
+        gone: set[int] = set()
         while True:
             lane.begin()
-            sent = self._sent(lane.producer, of_rows, documents, alone)
+            messages = self._documents(batch) if of_rows else documents
+            left = (each for each in messages if each.record.offset not in gone) if gone else messages
+            sent = self._sent(lane.producer, batch, left, alone)
             if not sent.failures:
                 break
             # What was refused spoils its transaction. One that is too large takes those with it that shared a request,
@@ -266,8 +277,7 @@ class KafkaSink:
             judged = [each for each in sent.failures if each.record.position in alone]
             alone |= wrong
             failures += judged
-            gone = {each.record.position for each in judged}
-            documents = [each for each in documents if each.record.position not in gone]
+            gone |= {each.record.offset for each in judged}
             _require_few(self._topic, {each.record.offset: each.kind for each in failures})
         # The numbers of rows are of one batch, which is written whole.
         earlier = {} if of_rows else lane.failures
@@ -284,9 +294,9 @@ class KafkaSink:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _messages(self, documents: Iterable[Action]) -> tuple[list[Action], list[Failure]]:
+    def _messages(self, documents: Iterable[Action]) -> tuple[Iterable[Action], list[Failure]]:
         """Return what is sent for `documents`, and a failure for each one that makes no event."""
-        return (list(documents), []) if self._events is None else self._events.encoded(documents)
+        return (documents, []) if self._events is None else self._events.encoded(documents)
 
     def _documents(self, batch: Batch) -> Iterable[Action]:
         if batch.documents is not None:
@@ -296,82 +306,78 @@ class KafkaSink:
     def _sent(
         self,
         producer: Producer,
-        of_rows: bool,
+        batch: Batch,
         documents: Iterable[Action],
         alone: Set[str] = frozenset(),
-        taken: list[int] | None = None,
+        taken: set[int] | None = None,
     ) -> Verdicts:
-        """Send `documents` in order and wait for each answer. Raises SinkBusy, SinkRefused.
+        """Send `documents` of `batch` in order and wait for each answer. Raises SinkBusy, SinkRefused.
+
+        A document is sent before the next one is made, so that the client sends while rows become JSON.
 
         `taken` gets the positions of those that were acknowledged.
 
         Within a transaction, a refusal ends it, so nothing more is sent. Those at the positions `alone` go in requests
         of their own.
         """
-        verdicts, within = Verdicts(bulks=1), producer is not self._producer
-        trouble: list[KafkaError] = []
-
-        def told(action: Action) -> Callable[[KafkaError | None, Any], None]:
-            def delivered(error: KafkaError | None, _: Any) -> None:
-                if error is None:
-                    # The tombstone after an event of a delete is no document of its own.
-                    verdicts.acknowledged += self._events is None or action.body is not None
-                    if taken is not None:
-                        taken.append(action.record.offset)
-                elif error.code() in _OWN_FAULT:
-                    verdicts.failures.append(_failure(action, error))
-                else:
-                    trouble.append(error)
-
-            return delivered
-
+        answers = _Answers(batch, taken, events=self._events is not None)
+        verdicts, within, of_rows = answers.verdicts, producer is not self._producer, batch.documents is None
+        row_answered, answered = answers.of_row, answers.of_document
+        stream, number = ("millrace-stream", self._stream), ("millrace-batch", str(batch.start))
         for action in documents:
-            record, on_delivery = action.record, told(action)
-            by_itself = record.position in alone
+            record = action.record
+            # Nothing holds a row's document while its message is in flight: the garbage collector would visit it.
+            on_delivery = partial(row_answered, record.offset) if of_rows else partial(answered, action)
+            by_itself = bool(alone) and record.position in alone
             if by_itself:
                 producer.flush(SECONDS + 5)
+            key, partition = record.key, _ANY
             if of_rows:
-                headers: Headers = [
-                    ("millrace-stream", self._stream),
-                    ("millrace-batch", str(record.partition)),
-                    ("millrace-row", str(record.offset)),
-                ]
-                partition = record.offset % self._partitions if record.key is None else _ANY
-                self._produce(producer, action, record.key, headers, partition, on_delivery, verdicts)
+                headers: Headers = [stream, number, ("millrace-row", str(record.offset))]
+                if key is None:
+                    partition = record.offset % self._partitions
             else:
-                headers = [(POSITION, record.position.encode())]
+                key, headers = action.id.encode(), [(POSITION, record.position.encode())]
                 if self._events is not None:
                     headers += [each for each in record.headers if each[0] == BINARY]
-                self._produce(producer, action, action.id.encode(), headers, _ANY, on_delivery, verdicts)
+            # Counted as acknowledged until the client reports otherwise: it reports failures alone.
+            verdicts.acknowledged += self._events is None or action.body is not None
+            if taken is not None:
+                taken.add(record.offset)
+            refused = self._produce(producer, action.body, key, headers, partition, on_delivery)
+            if refused is not None and not (within and verdicts.failures):
+                if refused.code() not in _OWN_FAULT:
+                    raise SinkBusy(f"{self._topic}: {refused.str()}", retry_after=1.0)
+                answered(action, refused)
             if by_itself:
                 producer.flush(SECONDS + 5)
             if within and verdicts.failures:
                 break
         left = producer.flush(SECONDS + 5)
+        trouble = answers.trouble
         if left or (trouble and not (within and verdicts.failures)):
             error = trouble[0] if trouble else None
             said = error.str() if error is not None else f"{left} records got no answer"
             if error is not None and error.code() in _REFUSED:
                 raise SinkRefused(f"{self._topic}: {said}")
-            raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0, taken=taken or ())
+            # Without all answers it is unknown which of the messages were acknowledged.
+            raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0, taken=(not left and taken) or ())
         return verdicts
 
     def _produce(
         self,
         producer: Producer,
-        action: Action,
+        body: bytes | None,
         key: bytes | None,
         headers: Headers,
         partition: int,
-        on_delivery: Callable[[KafkaError | None, Any], None],
-        verdicts: Verdicts,
-    ) -> None:
+        on_delivery: Callable[[KafkaError | None, Message], None],
+    ) -> KafkaError | None:
+        """Hand a message to the client. Return why the client refuses it. Raises SinkBusy if it has no room for it."""
         deadline: float | None = None
         while True:
             try:
-                producer.produce(
-                    self._declared.topic, action.body, key, partition, on_delivery=on_delivery, headers=headers
-                )
+                producer.produce(self._declared.topic, body, key, partition, on_delivery=on_delivery, headers=headers)
             except BufferError:
                 now = self._clock()
                 deadline = now + SECONDS if deadline is None else deadline
@@ -379,17 +385,40 @@ class KafkaSink:
                     raise SinkBusy(f"{self._topic}: the brokers take nothing", retry_after=1.0) from None
                 producer.poll(0.1)
             except KafkaException as error:
-                if error.args[0].code() == KafkaError._STATE:
-                    producer.flush(SECONDS + 5)  # a transaction that an earlier refusal ended, once it is told
-                    if verdicts.failures:
-                        return
-                if error.args[0].code() not in _OWN_FAULT:
-                    raise SinkBusy(f"{self._topic}: {error.args[0].str()}", retry_after=1.0) from None
-                verdicts.failures.append(_failure(action, error.args[0]))
-                return
+                refused: KafkaError = error.args[0]
+                if refused.code() == KafkaError._STATE:
+                    producer.flush(SECONDS + 5)  # an earlier refusal ended the transaction: wait until it is reported
+                return refused
             else:
                 producer.poll(0)
-                return
+                return None
+
+
+class _Answers:
+    """Take failures back from what is counted as acknowledged, and from `taken`."""
+
+    def __init__(self, batch: Batch, taken: set[int] | None, *, events: bool) -> None:
+        self._batch, self._events, self._taken = batch, events, taken
+        self.verdicts = Verdicts(bulks=1)
+        self.trouble: list[KafkaError] = []
+        """Failures that are no fault of the message."""
+
+    def of_document(self, action: Action, error: KafkaError | None, _: Message | None = None) -> None:
+        if error is None:
+            return
+        # The tombstone after an event of a delete is no document of its own.
+        self.verdicts.acknowledged -= not self._events or action.body is not None
+        if self._taken is not None:
+            self._taken.discard(action.record.offset)
+        if error.code() in _OWN_FAULT:
+            self.verdicts.failures.append(_failure(action, error))
+        else:
+            self.trouble.append(error)
+
+    def of_row(self, number: int, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            record = Record(self._batch.lane, self._batch.start, number, message.key(), message.value(), -1)
+            self.of_document(Action(record, "", record.value, None), error)
 
 
 def _require_few(topic: str, refused: Mapping[int, str]) -> None:
