@@ -157,7 +157,7 @@ def ran(declared: Deployment) -> Deployment:
     """A pipeline that has run here, and reached offset 7 of its one partition."""
     file = declared.file("late.yaml", PIPELINE)
     settings = declared.settings
-    pipeline = find_flow(settings, str(file)).pipeline(settings)
+    pipeline = find_flow(settings, str(file)).declaration(settings)
     note_flow(settings, pipeline, file=Path(file))
     set_offsets(settings, "late-flights", {"flights-0": 7})
     return declared

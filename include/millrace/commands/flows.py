@@ -144,7 +144,7 @@ def check(context: JsonContext, name: AnyName = None, config: Config = None) -> 
     else:
         flow = _found(settings, name, config)
         if flow.declared is None:
-            print_facts(_checked_pipeline(flow.pipeline(settings)), as_json=context.as_json)
+            print_facts(_checked_flow(flow.declaration(settings)), as_json=context.as_json)
             return
         chosen = [flow]
     rows: list[dict[str, Any]] = []
@@ -176,7 +176,7 @@ def trigger_statements(context: CommandContext, name: Name, config: Config = Non
     from millrace.flows.sources.triggers.model import TriggersSource
     from millrace.flows.sources.triggers.statements import statements
 
-    source = _found(context.settings, name, config).pipeline(context.settings).source
+    source = _found(context.settings, name, config).declaration(context.settings).source
     if not isinstance(source, TriggersSource):
         raise InvalidArgument(f"the source of {name} is of the kind {source.kind}, and needs no triggers")
     with SqlConnection(source) as connection:
@@ -191,26 +191,26 @@ def _checked(settings: Settings, flow: NamedFlow) -> list[Finding]:
     if flow.stream is not None:
         return checked(settings, flow.stream)
     try:
-        problem = flow.pipeline(settings).unordered()
+        problem = flow.declaration(settings).unordered()
     except MillraceError as error:
         return [Finding("error", "it", str(error))]
     return [] if problem is None else [Finding("error", problem.field, problem.message)]
 
 
-def _checked_pipeline(pipeline: Flow) -> dict[str, Any]:
+def _checked_flow(declared: Flow) -> dict[str, Any]:
     from millrace.flows.declare.part import invalid
 
-    if (problem := pipeline.unordered()) is not None:
+    if (problem := declared.unordered()) is not None:
         raise invalid([problem])
-    collection = pipeline.errors.collection
+    collection = declared.errors.collection
     return {
-        "pipeline": pipeline.name,
-        "topics": ", ".join(pipeline.topics()["input"]) or getattr(pipeline.source, "topics_regex", ""),
-        "source": pipeline.source.kind,
-        "steps": len(pipeline.transform.steps),
-        "sink": pipeline.sink.kind,
-        "guarantee": pipeline.promise,
-        **({"error topic": pipeline.errors_topic} if collection is None else {"dead letters": collection}),
+        "pipeline": declared.name,
+        "topics": ", ".join(declared.topics()["input"]) or getattr(declared.source, "topics_regex", ""),
+        "source": declared.source.kind,
+        "steps": len(declared.transform.steps),
+        "sink": declared.sink.kind,
+        "guarantee": declared.promise,
+        **({"error topic": declared.errors_topic} if collection is None else {"dead letters": collection}),
     }
 
 
@@ -230,12 +230,12 @@ def explain(context: JsonContext, name: Name, config: Config = None) -> None:
     if flow.stream is not None:
         _explain_stream(settings, flow.stream, said, as_json=context.as_json)
         return
-    pipeline = flow.pipeline(settings)
-    problem = pipeline.unordered()
+    declared = flow.declaration(settings)
+    problem = declared.unordered()
     findings = [] if problem is None else [f"error: {problem.field}: {problem.message}"]
-    facts = {**said, "declaration": pipeline.to_json(), "findings": findings}
+    facts = {**said, "declaration": declared.to_json(), "findings": findings}
     print_facts(facts, as_json=context.as_json)
-    _checked_pipeline(pipeline)
+    _checked_flow(declared)
 
 
 def _explain_stream(settings: Settings, stream: Flow, said: dict[str, Any], *, as_json: bool) -> None:
@@ -295,19 +295,19 @@ def run(
     from millrace.flows.supervisor import supervise
     from millrace.runtime.process_setup import stop_on_signals
 
-    pipeline = flow.pipeline(settings)  # errors of the declaration end the command, not a worker that restarts
-    _report_missing_source(settings, pipeline)
+    declared = flow.declaration(settings)  # errors of the declaration end the command, not a worker that restarts
+    _report_missing_source(settings, declared)
     host = WorkerHost(settings, flow.worker_file(settings), config=flow.config, until_end=until_end)
     raise typer.Exit(supervise(settings, host, stop_on_signals()).code)
 
 
-def _report_missing_source(settings: Settings, pipeline: Flow) -> None:
+def _report_missing_source(settings: Settings, declared: Flow) -> None:
     """Print why the source cannot be read yet. The worker tries again until it can, and writes to its own log only."""
     from contextlib import closing
 
     from millrace.flows.range_host.definition import places_of
 
-    with closing(places_of(settings, pipeline)) as places:
+    with closing(places_of(settings, declared)) as places:
         try:
             places.ends()
         except MillraceError as error:
@@ -378,14 +378,14 @@ def show(
     """
     if samples is None:
         flow = _found(context.settings, name, config)
-        declared = flow.stream or flow.pipeline(context.settings)
+        declared = flow.stream or flow.declaration(context.settings)
         print_json({"guarantee": declared.chosen_guarantee, **declared.to_json()})
         return
-    pipeline = _pipeline(context.settings, name, config, "show")
+    declared = _without_spark(context.settings, name, config, "show")
     from millrace.flows.records import Record
     from millrace.flows.transform.transform import Transform
 
-    made = Transform(pipeline)
+    made = Transform(declared)
     found: list[dict[str, Any]] = []
     for place, line in enumerate(samples.read_bytes().splitlines()):
         sample = made.show(Record("sample", 0, place, f"sample-{place}".encode(), line, 0))
@@ -414,7 +414,7 @@ def start(context: JsonContext, name: Name, config: Config = None) -> None:
     else:
         flow = _found(settings, name, config)
         flow.require_own("resume")
-        flow.pipeline(settings)  # errors of the declaration end the command, not a worker that restarts
+        flow.declaration(settings)  # errors of the declaration end the command, not a worker that restarts
         _require_not_in_foreground(settings, flow)
         found = start_flow(settings, flow)
     print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
@@ -602,7 +602,7 @@ def list_errors(
         from millrace.flows.errors.letter import of_topic
         from millrace.flows.errors.listing import error_page
 
-        found = of_topic(flow.name, error_page(settings, flow.pipeline(settings), chosen, limit=limit).errors)
+        found = of_topic(flow.name, error_page(settings, flow.declaration(settings), chosen, limit=limit).errors)
     rows = [each.model_dump(mode="json") for each in found]
     columns = ("id", "stage", "step", "kind", "reason", "lane", "position", "payload")
     print_rows(rows, columns=columns, as_json=context.as_json, empty="There are no such letters.")
@@ -645,7 +645,7 @@ def redrive_errors(
     else:
         from millrace.flows.errors.redrive import redrive as redriven
 
-        report = redriven(settings, flow.pipeline(settings), chosen, again=again, dry_run=dry_run)
+        report = redriven(settings, flow.declaration(settings), chosen, again=again, dry_run=dry_run)
     print_facts(report._asdict(), as_json=context.as_json)
 
 
@@ -826,7 +826,7 @@ def set_offsets(
         from millrace.flows.range_host.offsets import require_tasks
         from millrace.flows.range_host.offsets import set_offsets as put_offsets
 
-        require_tasks(_stopped_pipeline(settings, flow), asked)
+        require_tasks(_stopped_flow(settings, flow), asked)
         found = put_offsets(settings, flow.name, asked)
     _print_offsets(found, as_json=context.as_json)
 
@@ -847,10 +847,10 @@ def _reset(settings: Settings, flow: NamedFlow, to: str) -> dict[str, int]:
     from millrace.flows.range_host.offsets import offsets_at
     from millrace.flows.range_host.offsets import set_offsets as put_offsets
 
-    return put_offsets(settings, flow.name, offsets_at(settings, _stopped_pipeline(settings, flow), to))
+    return put_offsets(settings, flow.name, offsets_at(settings, _stopped_flow(settings, flow), to))
 
 
-def _stopped_pipeline(settings: Settings, flow: NamedFlow) -> Flow:
+def _stopped_flow(settings: Settings, flow: NamedFlow) -> Flow:
     """Return the pipeline, which no worker runs. Raises PipelineBusy."""
     from millrace.flows.directory import status_of
     from millrace.flows.range_host.offsets import require_no_members
@@ -859,9 +859,9 @@ def _stopped_pipeline(settings: Settings, flow: NamedFlow) -> Flow:
     flow.require_own("offsets")
     if (state := status_of(settings, flow).state) not in (FlowState.NEW, FlowState.STOPPED, FlowState.FAILED):
         raise PipelineBusy(f"{flow.name!r} is {state}: its positions change while it is stopped")
-    pipeline = flow.pipeline(settings)
-    require_no_members(settings, pipeline)
-    return pipeline
+    declared = flow.declaration(settings)
+    require_no_members(settings, declared)
+    return declared
 
 
 # --- which flow -------------------------------------------------------------------------------------------------------
@@ -893,11 +893,11 @@ def _stream(settings: Settings, name: str, command: str) -> Flow:
     return flow.stream
 
 
-def _pipeline(settings: Settings, name: str, config: Path | None, command: str) -> Flow:
+def _without_spark(settings: Settings, name: str, config: Path | None, command: str) -> Flow:
     flow = _found(settings, name, config)
     if flow.stream is not None:
         raise InvalidArgument(f"{name!r} is a stream, and `{command}` is for pipelines")
-    return flow.pipeline(settings)
+    return flow.declaration(settings)
 
 
 def _facts(status: FlowStatus, *, as_json: bool) -> dict[str, Any]:

@@ -37,8 +37,11 @@ class NamedFlow:
         """The declaration, if it runs on Spark."""
         return self.declared if self.declared is not None and self.declared.host == "spark" else None
 
-    def pipeline(self, settings: Settings) -> Flow:
-        """Read the pipeline's declaration. Raises PipelineInvalid, InvalidSettings, PipelineNotFound."""
+    def declaration(self, settings: Settings) -> Flow:
+        """Read the declaration of a flow that does not run on Spark.
+
+        Raises PipelineInvalid, InvalidSettings, PipelineNotFound.
+        """
         from millrace.flows.declare.configuration import Configuration
         from millrace.flows.declare.file import flow_of_file, with_defaults
         from millrace.flows.declare.keys import Keys
@@ -112,7 +115,7 @@ def status_of(settings: Settings, flow: NamedFlow) -> FlowStatus:
         return streams.flow_status(settings, flow.stream)
     found = observed.flow_status(settings, flow.name)
     never_ran = not found.reads and flow.declared is not None
-    return observed.with_description(found, flow.pipeline(settings)) if never_ran else found
+    return observed.with_description(found, flow.declaration(settings)) if never_ran else found
 
 
 def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> NamedFlow:
@@ -156,7 +159,7 @@ def _of_file(settings: Settings, file: Path, config: Path | None) -> NamedFlow:
     from millrace.flows.range_host.status import declaration_path
 
     flow = NamedFlow("", file=file, config=config)
-    name = flow.pipeline(settings).name
+    name = flow.declaration(settings).name
     return NamedFlow(name, file=file, config=config, managed=declaration_path(settings, name).exists())
 
 

@@ -147,7 +147,7 @@ def main() -> int:
         settings = Settings.load()
         prepare_data_folder(settings.data_dir)
         configuration = configuration_of(settings, options.config)
-        begin_log(settings.data_dir / "pipelines", configuration.log, pipeline="", run=new_run(), file=LOG)
+        begin_log(settings.data_dir / "pipelines", configuration.log, flow="", run=new_run(), file=LOG)
         door = token_authenticator([cluster_token(settings)], TokenFile(settings.data_dir))
         at_port = replace(settings, service_port=settings.service_port or configuration.server.httpPort)
         with open_pipelines(settings) as store:

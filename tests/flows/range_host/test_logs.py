@@ -37,7 +37,7 @@ def root_as_it_was() -> object:
 
 
 def test_a_line_is_json_that_says_whose_it_is(tmp_path: Path) -> None:
-    begin_log(tmp_path, Log(), pipeline="flights", run="r1")
+    begin_log(tmp_path, Log(), flow="flights", run="r1")
     logging.getLogger("a.b").info("två %d\nlines", 2)
     logging.getLogger("a.b").debug("not said")
     try:
@@ -53,7 +53,7 @@ def test_a_line_is_json_that_says_whose_it_is(tmp_path: Path) -> None:
 
 
 def test_files_are_rotated_so_many_kept_and_old_ones_forgotten(tmp_path: Path) -> None:
-    handler = begin_log(tmp_path, Log(maxSize=1, maxBackups=2, developMode=True), pipeline="p", run="r")
+    handler = begin_log(tmp_path, Log(maxSize=1, maxBackups=2, developMode=True), flow="p", run="r")
     for _ in range(50):
         logging.getLogger("x").debug("y" * 100_000)
     handler.close()
@@ -68,7 +68,7 @@ def test_files_are_rotated_so_many_kept_and_old_ones_forgotten(tmp_path: Path) -
 
 
 def test_what_is_too_old_goes_with_a_rotation_too_and_none_is_kept_where_none_is_to_be(tmp_path: Path) -> None:
-    handler = begin_log(tmp_path, Log(maxSize=1, maxBackups=0, maxAge=7), pipeline="p", run="r")
+    handler = begin_log(tmp_path, Log(maxSize=1, maxBackups=0, maxAge=7), flow="p", run="r")
     old = tmp_path / f"{FILE}.9"  # of a configuration that kept more
     old.write_text("")
     os.utime(old, (0, 0))
@@ -80,7 +80,7 @@ def test_what_is_too_old_goes_with_a_rotation_too_and_none_is_kept_where_none_is
 
 
 def test_lines_of_one_request_bear_its_id(tmp_path: Path) -> None:
-    begin_log(tmp_path, Log(), pipeline="", run="r")
+    begin_log(tmp_path, Log(), flow="", run="r")
     before = REQUEST_ID.set("abc")
     logging.getLogger("a").info("within")
     REQUEST_ID.reset(before)

@@ -52,7 +52,7 @@ def main() -> int:
             pulse = pulse_path(settings, flow.name, options.worker)
             SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()
         folder = worker_folder(settings, flow.name, options.worker)
-        begin_log(folder, configuration.log, pipeline=flow.name, run=new_run())
+        begin_log(folder, configuration.log, flow=flow.name, run=new_run())
         hold_to(flow.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
         definition = FlowRun(settings, flow, options.worker)

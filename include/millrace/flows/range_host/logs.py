@@ -1,4 +1,4 @@
-"""A worker's log: one JSON line per event, with the pipeline's id, in a file that rotates by pipeline-config.yaml.
+"""A worker's log: one JSON line per event, with the flow's name, in a file that rotates by pipeline-config.yaml.
 
 ``developMode`` writes text for people instead, including debug messages. maxSize is in MB of a file, maxBackups counts
 files, maxAge is in days.
@@ -28,9 +28,9 @@ class JsonLine(logging.Formatter):
     `run` is the same in all lines of one worker's life, `request` in all lines for one request.
     """
 
-    def __init__(self, *, pipeline: str, run: str) -> None:
+    def __init__(self, *, flow: str, run: str) -> None:
         super().__init__()
-        self._about = {"pipeline": pipeline, "run": run}
+        self._about = {"pipeline": flow, "run": run}  # the key of earlier builds, which readers of logs know
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -63,7 +63,7 @@ class _Rotated(RotatingFileHandler):
             self._path.with_name(f"{self._path.name}.1").unlink(missing_ok=True)
 
 
-def begin_log(folder: Path, log: Log, *, pipeline: str, run: str, file: str = FILE) -> logging.Handler:
+def begin_log(folder: Path, log: Log, *, flow: str, run: str, file: str = FILE) -> logging.Handler:
     """Write this process's log to `file` of `folder`; remove files older than maxAge, now and at each rotation."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
@@ -72,7 +72,7 @@ def begin_log(folder: Path, log: Log, *, pipeline: str, run: str, file: str = FI
     if log.developMode:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     else:
-        handler.setFormatter(JsonLine(pipeline=pipeline, run=run))
+        handler.setFormatter(JsonLine(flow=flow, run=run))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if log.developMode else _LEVELS[log.logLevel])

@@ -146,7 +146,7 @@ class AnyFlow:
             caller.principal.require_role((Role.READ,), (), f"the dead letters of {name}")
             found = stream_letters(self._settings, flow.stream, selection, limit=limit)
             return FlowErrors(place=letters_place(flow.stream), letters=found)
-        declared = self._pipeline(record) if record is not None else flow.pipeline(self._settings)
+        declared = self._pipeline(record) if record is not None else flow.declaration(self._settings)
         page = error_page(self._settings, declared, selection, limit=limit)
         return FlowErrors(place=page.topic, letters=of_topic(name, page.errors))
 
@@ -225,6 +225,6 @@ class AnyFlow:
 
 def _declared(settings: Settings, flow: NamedFlow) -> Flow | None:
     try:
-        return flow.pipeline(settings)
+        return flow.declaration(settings)
     except PipelineNotFound:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +20,8 @@ from millrace.flows.batch import Batch
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.collection import atomic
 from millrace.flows.sinks.collection.atomic import in_transactions
+from millrace.flows.sinks.collection.journal import InFlight
+from millrace.flows.sinks.collection.lane import LaneJournal
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
@@ -167,6 +169,61 @@ def test_rows_that_the_log_refuses_leave_the_others_at_one_tick(db: Deployment) 
     assert {row["id"]: row["n"] for row in made.read().to_pylist()} == {
         "k2": 0, **{f"k{place + 1}": 99 for place in (2, 4, 6, 8)},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["rows", "transactions"])
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed before it is sent"])
+def test_of_a_key_the_last_document_that_the_log_takes_counts(db: Deployment, atomic: bool, killed: bool) -> None:
+    name = f"last_{atomic}_{killed}"
+    made = db.create_collection(name, {"id": "string", "n": "int32"}, key="id")
+    made.insert([{"id": f"k{key}", "n": 0} for key in range(6)])
+    older = db.definition(name)
+    made.alter(add_check={"small": "n < 100"})
+    given = [(1, 1), (1, 100), (2, 2), (2, 102), (2, 101), (3, None), (3, 103), (4, 4), (4, 44), (5, 105), (5, None)]
+    changes = [change(place, *each) for place, each in enumerate(given)]
+    batch = Batch("in-0", 0, len(changes), documents=changes, atomic=atomic)
+    with patch.object(Database, "definition", return_value=older):
+        if killed:
+            with at_failpoints(_killed_at("sink.journaled")), pytest.raises(Killed):
+                CollectionSink(db.settings, name, flow=name).write(batch)
+        with CollectionSink(db.settings, name, flow=name) as to:
+            # The next owner's ranges begin and end elsewhere.
+            parts = [replace(batch, end=2, documents=changes[:2]), batch] if killed else [batch]
+            failures = [each.record.offset for part in parts for each in to.write(part).failures]
+    assert sorted(set(failures)) == [1, 3, 4, 6]
+    db.settle()
+    assert {row["id"]: row["n"] for row in made.read().to_pylist()} == {"k0": 0, "k1": 1, "k2": 2, "k4": 44}
+    if atomic and not killed:
+        ticks = {each["_time_tick"] for each in made.changes_between().read_all().to_pylist() if each["n"] != 0}
+        assert len(ticks) == 1
+
+
+def _killed_at(point: str) -> Callable[[str], None]:
+    def act(passed: str) -> None:
+        if passed == point:
+            raise Killed
+
+    return act
+
+
+def test_documents_that_the_log_takes_in_no_transaction_go_in_without_one_and_it_ends_at_once(db: Deployment) -> None:
+    made = db.create_collection("split", {"id": "string", "n": "int32"}, key="id")
+    made.insert([{"id": "k0", "n": 0}])
+    (pchannel,) = made.definition.pchannels
+    db.catalog.open_term(pchannel, config={"max_txn_bytes": 600})
+    changes = [change(0, 0, None), *(change(place, place, place) for place in range(1, 300))]
+    sent: list[MutableMessage] = []
+    keep = LaneJournal.keep
+
+    def kept(self: LaneJournal, batch: InFlight) -> None:
+        sent[:] = batch.messages()
+        keep(self, batch)
+
+    with patch.object(LaneJournal, "keep", kept), CollectionSink(db.settings, "split", flow="split") as to:
+        assert to.write(Batch("in-0", 0, 300, documents=changes, atomic=True)).acknowledged == 300
+    assert sorted(each.type.name for each in sent) == ["DELETE", "ROLLBACK_TXN", "UPSERT"]
+    db.settle()
+    assert {row["id"]: row["n"] for row in made.read().to_pylist()} == {f"k{place}": place for place in range(1, 300)}
 
 
 def test_more_than_a_transaction_holds_goes_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

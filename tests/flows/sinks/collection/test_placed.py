@@ -16,7 +16,13 @@ from millrace.flows.conversion import DOCUMENT_ERRORS, row_of
 from millrace.flows.documents import decoded, encoded
 from millrace.flows.plain import PlainActions, PlainRecords
 from millrace.flows.records import BINARY, DIGITS, Action, Record
-from millrace.flows.sinks.collection.placed import placed_documents, placed_messages, rows_in
+from millrace.flows.sinks.collection.placed import (
+    Placed,
+    placed_documents,
+    placed_messages,
+    replaced_messages,
+    rows_in,
+)
 from millrace.message.model import MutableMessage
 
 _numbers = st.one_of(
@@ -134,23 +140,28 @@ def _plain(actions: Sequence[Action]) -> PlainActions:
     return PlainActions(PlainRecords([each.offset for each in records], values, keys, records.__getitem__))
 
 
-def _rows(messages: Sequence[MutableMessage] | None, info: CollectionInfo) -> _Rows | None:
-    if messages is None:
+def _rows(placed: Placed | None, info: CollectionInfo) -> tuple[_Rows, _Rows] | None:
+    """Return the rows that are sent, and those that later ones of their keys replace."""
+    if placed is None:
         return None
-    return sorted(
-        (each.vchannel, int(each.type), place, repr(row))
-        for each in messages
-        for place, row in zip(each.places, rows_in(each, info).to_pylist(), strict=True)  # type: ignore[attr-defined]
+    sent, replaced = (
+        sorted(
+            (each.vchannel, int(each.type), place, repr(row))
+            for each in messages
+            for place, row in zip(each.places, rows_in(each, info).to_pylist(), strict=True)
+        )
+        for messages in placed
     )
+    return sent, replaced
 
 
-def _one_by_one(actions: Sequence[Action], info: CollectionInfo) -> _Rows | None:
+def _one_by_one(actions: Sequence[Action], info: CollectionInfo) -> tuple[_Rows, _Rows] | None:
     """The rows as a document after another gives them; None if one does not fit."""
     try:
         bodies = [None if each.body is None else encoded(decoded(each.body)) for each in actions]
         given = [each._replace(body=body) for each, body in zip(actions, bodies, strict=True)]
         rows = [(each, row_of(each, info.schema)) for each in given]
-        return _rows(placed_messages(rows, info), info)
+        return _rows(Placed(placed_messages(rows, info), replaced_messages(rows, info)), info)
     except DOCUMENT_ERRORS:
         return None
 

@@ -46,8 +46,8 @@ def is_commit(message: MutableMessage) -> bool:
     return message.type == MessageType.COMMIT_TXN
 
 
-def begun_again(messages: Iterable[MutableMessage]) -> list[MutableMessage]:
-    """Return `messages` with other transactions in place of theirs, which are rolled back."""
+def begun_again(messages: Iterable[MutableMessage], *, split: bool = False) -> list[MutableMessage]:
+    """Return `messages` with other transactions in place of theirs, which are rolled back; with `split` with none."""
     found: list[MutableMessage] = []
     by_id: dict[int, list[MutableMessage]] = {}
     for each in messages:
@@ -58,14 +58,8 @@ def begun_again(messages: Iterable[MutableMessage]) -> list[MutableMessage]:
     for txn_id, mine in by_id.items():
         found.append(_ended(txn_id, mine[0]))
         bodies = [replace(each, txn_id=0) for each in mine if each.type not in _FRAME]
-        found += _framed(bodies) if len(bodies) > 1 else bodies
+        found += _framed(bodies) if len(bodies) > 1 and not split else bodies
     return found
-
-
-def without_transactions(messages: Iterable[MutableMessage]) -> list[MutableMessage]:
-    """Return `messages` without a transaction around them."""
-    kept = [each for each in messages if each.type not in _FRAME]
-    return [replace(each, txn_id=0) if transaction_of(each) else each for each in kept]
 
 
 def _framed(messages: Sequence[MutableMessage]) -> list[MutableMessage]:

@@ -46,7 +46,7 @@ from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.transaction import TXN_ENDED
-from millrace.flows.sinks.collection.atomic import begun_again, is_commit, transaction_of, without_transactions
+from millrace.flows.sinks.collection.atomic import begun_again, is_commit, transaction_of
 from millrace.flows.sinks.memory import Noted
 from millrace.message.ids import pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA
@@ -237,14 +237,17 @@ class Journal:
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
         batch.groups[pchannel] = _entries(stamped)
 
-    def _renumbered(self, batch: InFlight, rest: Sequence[MutableMessage]) -> None:
-        """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns."""
+    def _renumbered(self, batch: InFlight, rest: Sequence[MutableMessage], *, split: bool = False) -> None:
+        """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns.
+
+        With `split`, its transactions end, and none takes their place.
+        """
         if self._producer is not None:
             self._producer.close()
             self._producer = None
         batch.groups, batch.renumber = {}, False
         by_pchannel: dict[str, list[MutableMessage]] = {}
-        for message in begun_again(rest):
+        for message in begun_again(rest, split=split):
             plain = replace(message, producer_id=0, epoch=0, sequence=0, barrier_tick=0)
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(plain)
         for pchannel, mine in by_pchannel.items():
@@ -288,14 +291,13 @@ class Journal:
             again = _left(batch, dict.fromkeys(standing, True) | _standing(answers))
             if split:
                 _logger.warning("%s: max_txn_bytes is less than a source's transaction has: it is split", self._name)
-                again = without_transactions(again)
             elif division is None:
                 epochs += 1
             else:
                 verdicts = {_number_of(message) for message, _ in faults}
                 again = [*(each for each in again if _number_of(each) not in verdicts), *division.messages]
                 batch.noted = division.counted(batch.noted)
-            self._renumbered(batch, again)
+            self._renumbered(batch, again, split=split)
             producer = self._owned()
             if not batch.groups:
                 return

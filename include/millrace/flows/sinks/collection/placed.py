@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,19 +41,50 @@ def placed_messages(rows: Sequence[tuple[Action, KeyedRow]], collection: Collect
 
     Raises InvalidArgument if a row does not fit.
     """
-    last = {each.key: (each.row, action.record.offset) for action, each in rows}
-    new = [(row, place) for row, place in last.values() if row is not None]
-    gone = [(key, place) for key, (row, place) in last.items() if row is None]
+    last = {each.key: (each.key, each.row, action.record.offset) for action, each in rows}
+    return _messages(list(last.values()), collection)
+
+
+def replaced_messages(rows: Rows, collection: CollectionInfo) -> list[PlacedMessage]:
+    """Return messages with the rows that later ones of their keys replace and that fit. They are not for sending."""
+    last = {each.key: action.record.offset for action, each in rows}
+    if len(last) == len(rows):
+        return []
+
+    def made(part: Sequence[tuple[Action, KeyedRow]]) -> list[PlacedMessage]:
+        return _messages([(each.key, each.row, action.record.offset) for action, each in part], collection, True)
+
+    earlier = [(action, each) for action, each in rows if last[each.key] != action.record.offset]
+    good, _ = separate(earlier, made)
+    return made(good)
+
+
+def _messages(
+    rows: Sequence[tuple[Any, dict[str, Any] | None, int]], collection: CollectionInfo, every_row: bool = False
+) -> list[PlacedMessage]:
+    """Return messages of keys, rows and places. With `every_row`, a key may be there several times."""
+    new = [(row, place) for _, row, place in rows if row is not None]
+    gone = [(key, place) for key, row, place in rows if row is None]
     found: list[PlacedMessage] = []
     if new:
-        found += placed_upserts(conform([row for row, _ in new], collection), [place for _, place in new], collection)
+        table = conform([row for row, _ in new], collection)
+        table = table.append_column(PLACE, pa.array([place for _, place in new], pa.int64()))
+        found += placed_rows(table, collection, upsert=True, every_row=every_row)
     if gone:
         keys = key_rows([key for key, _ in gone], collection)
         found += placed_deletes(keys, [place for _, place in gone], collection)
     return found
 
 
-def placed_documents(documents: Sequence[Action], collection: CollectionInfo) -> list[PlacedMessage] | None:
+class Placed(NamedTuple):
+    """The messages of documents."""
+
+    messages: list[PlacedMessage]
+    replaced: list[PlacedMessage]
+    """Those of documents that later ones of their keys replace. They are not for sending."""
+
+
+def placed_documents(documents: Sequence[Action], collection: CollectionInfo) -> Placed | None:
     """Return the messages of all `documents`, made by columns; None if one of them does not fit: see `fitting`."""
     removed = np.fromiter((each is None for each in bodies(documents)), bool, len(documents))
     places = np.array(offsets(documents), np.int64)
@@ -69,11 +100,18 @@ def placed_documents(documents: Sequence[Action], collection: CollectionInfo) ->
     both = pa.concat_tables([rows.select(names).cast(keys.schema), pa.Table.from_batches([keys])])
     both = both.append_column(PLACE, pa.array(order)).take(pa.array(np.argsort(order)))
     last = np.isin(order, last_of_each_key(both, names)[PLACE].to_numpy())
-    put_last, gone_last = last[: len(put)], last[len(put) :]
-    found = placed_upserts(rows.filter(pa.array(put_last)), places[put[put_last]].tolist(), collection)
-    if gone_last.any():
-        found += placed_deletes(keys.filter(pa.array(gone_last)), places[gone[gone_last]].tolist(), collection)
-    return found
+    rows = rows.append_column(PLACE, pa.array(places[put]))
+
+    def made(chosen: np.ndarray, *, every_row: bool) -> list[PlacedMessage]:
+        of_rows, of_keys = chosen[: len(put)], chosen[len(put) :]
+        found: list[PlacedMessage] = []
+        if of_rows.any():
+            found += placed_rows(rows.filter(pa.array(of_rows)), collection, upsert=True, every_row=every_row)
+        if of_keys.any():
+            found += placed_deletes(keys.filter(pa.array(of_keys)), places[gone[of_keys]].tolist(), collection)
+        return found
+
+    return Placed(made(last, every_row=False), made(~last, every_row=True))
 
 
 def placed_deletes(keys: pa.RecordBatch, places: Sequence[int], collection: CollectionInfo) -> list[PlacedMessage]:
@@ -153,8 +191,11 @@ def rows_in(message: MutableMessage, collection: CollectionInfo) -> pa.RecordBat
 
 def earlier_row(
     message: PlacedMessage, held: Sequence[MutableMessage], collection: CollectionInfo
-) -> PlacedMessage | None:
-    """Return the last row in `held` before the one row of `message` that has its key, as a message; None: no row."""
+) -> list[PlacedMessage]:
+    """Return a message with the last row in `held` that has the key of the one row of `message` and is before it.
+
+    It is in the transaction of `message`. The list is empty if there is no such row.
+    """
     names = collection.schemas[message.schema_version - 1].key_names
     key = rows_in(message, collection).select(names)
     newest: PlacedMessage | None = None
@@ -169,7 +210,7 @@ def earlier_row(
             place = each.places[number]
             if place < message.places[0] and (newest is None or place > newest.places[0]):
                 newest = _part(each, rows, number, number + 1)
-    return newest
+    return [] if newest is None else [replace(newest, txn_id=message.txn_id)]
 
 
 def halves(message: PlacedMessage, collection: CollectionInfo) -> Iterator[PlacedMessage]:

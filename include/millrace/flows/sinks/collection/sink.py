@@ -86,6 +86,7 @@ from millrace.flows.sinks.collection.placed import (
     placed_documents,
     placed_rows,
     placed_upserts,
+    replaced_messages,
     rows_in,
 )
 from millrace.flows.sinks.collection.poison import MOST, in_order, letters, redriven, shortened, sift
@@ -309,8 +310,7 @@ class CollectionSink(Closeable):
             else:
                 row = self._as_given(pa.Table.from_batches([rows_in(message, collection)]), collection)
                 aside.append(RefusedRow(message.places[0], row, answer.code, str(answer)))
-                earlier = earlier_row(message, batch.held, collection)
-                messages += [] if earlier is None else [earlier]
+                messages += earlier_row(message, batch.held, collection)
         if len(refused) > MOST or batch.noted.rejected + len(aside) > MOST:
             return None
         return Division([*messages, *self._put_aside(batch.noted.batch_id, aside)], len(aside))
@@ -398,16 +398,18 @@ class CollectionSink(Closeable):
         generation = batch.generation if moves else None
         files = LaneJournal(self._settings, self._flow, batch.lane, collection=collection.id, generation=generation)
 
-        def divide(refused: Refusals, _: InFlight) -> Division | None:
+        def divide(refused: Refusals, batch: InFlight) -> Division | None:
             messages: list[MutableMessage] = []
             alone: list[tuple[int, AppendRejected]] = []
             for message, answer in refused:
                 if answer.reason not in _OF_ROWS or not isinstance(message, PlacedMessage):
                     return None
+                collection = self._client.definition(self._name)
                 if message.rows > 1:
-                    messages += halves(message, self._client.definition(self._name))
-                else:
-                    alone.append((message.places[0], answer))
+                    messages += halves(message, collection)
+                    continue
+                alone.append((message.places[0], answer))
+                messages += earlier_row(message, batch.held, collection)
             for place, answer in alone:
                 files.refuse(place, answer.code, str(answer))
             return Division(messages)
@@ -432,13 +434,13 @@ class CollectionSink(Closeable):
         if not documents:
             return verdicts
         collection = self._client.definition(self._name)
-        taken, messages, failures = self._placed(documents, collection, batch)
+        taken, messages, held, failures = self._placed(documents, collection, batch)
         if messages:
             verdicts.bulks = 1
             own = {each.record.offset: (each.kind, each.reason) for each in (*batch.aside, *failures)}
             if moves:
                 files.move(batch.end, start=batch.since, failures=own)
-            lane.journal.write(Noted(1), in_transactions(messages) if batch.atomic else messages)
+            lane.journal.write(Noted(1), in_transactions(messages) if batch.atomic else messages, held=held)
             by_chain = [each for each in taken if each.record.offset in files.failures] if files.failures else []
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)
@@ -453,18 +455,24 @@ class CollectionSink(Closeable):
 
     def _placed(
         self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
-    ) -> tuple[Sequence[Action], list[MutableMessage], list[Failure]]:
-        """Return the documents that fit, their messages, and a failure for each other document."""
+    ) -> tuple[Sequence[Action], list[MutableMessage], list[PlacedMessage], list[Failure]]:
+        """Return the documents that fit, their messages, those of documents that later ones of their keys replace, and
+        a failure for each document that does not fit.
+        """
         if self._history is not None:
-            return self._versions(KeyHistory(self._history, collection), documents, collection, batch)
+            taken, written, failures = self._versions(
+                KeyHistory(self._history, collection), documents, collection, batch
+            )
+            return taken, written, [], failures
         emptied = self._emptied(documents, collection, batch)
         documents = documents[1:] if emptied else documents
         whole = placed_documents(documents, collection)
         if whole is not None:
-            return documents, [*emptied, *whole], []
+            return documents, [*emptied, *whole.messages], whole.replaced, []
         rows, failures = self._rows_of(documents, collection.schema)
         rows, placed, misfits = fitting(rows, collection)
-        return [each for each, _ in rows], [*emptied, *placed], failures + misfits
+        held = replaced_messages(rows, collection)
+        return [each for each, _ in rows], [*emptied, *placed], held, failures + misfits
 
     def _versions(
         self, rules: KeyHistory, documents: Sequence[Action], collection: CollectionInfo, batch: Batch

@@ -330,7 +330,7 @@ class KafkaSink:
             on_delivery = partial(row_answered, record.offset) if of_rows else partial(answered, action)
             by_itself = bool(alone) and record.position in alone
             if by_itself:
-                producer.flush(SECONDS + 5)
+                _flush(producer)
             key, partition = record.key, _ANY
             if of_rows:
                 headers: Headers = [stream, number, ("millrace-row", str(record.offset))]
@@ -350,10 +350,10 @@ class KafkaSink:
                     raise SinkBusy(f"{self._topic}: {refused.str()}", retry_after=1.0)
                 answered(action, refused)
             if by_itself:
-                producer.flush(SECONDS + 5)
+                _flush(producer)
             if within and verdicts.failures:
                 break
-        left = producer.flush(SECONDS + 5)
+        left = _flush(producer)
         trouble = answers.trouble
         if left or (trouble and not (within and verdicts.failures)):
             error = trouble[0] if trouble else None
@@ -387,11 +387,22 @@ class KafkaSink:
             except KafkaException as error:
                 refused: KafkaError = error.args[0]
                 if refused.code() == KafkaError._STATE:
-                    producer.flush(SECONDS + 5)  # an earlier refusal ended the transaction: wait until it is reported
+                    _flush(producer)  # an earlier refusal ended the transaction: wait until it is reported
                 return refused
             else:
                 producer.poll(0)
                 return None
+
+
+def _flush(producer: Producer) -> int:
+    """Wait for the answers to all messages. Return the number of those that got none. Raises KafkaException."""
+    try:
+        return int(producer.flush(SECONDS + 5))
+    except SystemError as error:
+        # After a fatal error the client goes on to report deliveries with its exception set, which no call survives.
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 class _Answers:
