@@ -38,7 +38,7 @@ def main() -> None:
 
     def definition(settings: Settings) -> FlowRun:
         if not made:
-            begin_log(flow_folder(settings, pipeline.name), configuration.log, pipeline=pipeline.name, run=new_run())
+            begin_log(flow_folder(settings, pipeline.name), configuration.log, flow=pipeline.name, run=new_run())
         end(made)  # the query restarts: its previous definition is finished
         made.append(FlowRun(settings, pipeline))
         return made[-1]
