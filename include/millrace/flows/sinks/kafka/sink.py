@@ -259,11 +259,11 @@ class KafkaSink:
                 f" {failures[-1].record.position}: {failures[-1].reason}"
             )
         alone: set[str] = set()
-        gone: set[int] = set()
+        gone: set[str] = set()
         while True:
             lane.begin()
             messages = self._documents(batch) if of_rows else documents
-            left = (each for each in messages if each.record.offset not in gone) if gone else messages
+            left = (each for each in messages if each.record.position not in gone) if gone else messages
             sent = self._sent(lane.producer, batch, left, alone)
             if not sent.failures:
                 break
@@ -277,7 +277,7 @@ class KafkaSink:
             judged = [each for each in sent.failures if each.record.position in alone]
             alone |= wrong
             failures += judged
-            gone |= {each.record.offset for each in judged}
+            gone |= {each.record.position for each in judged}
             _require_few(self._topic, {each.record.offset: each.kind for each in failures})
         # The numbers of rows are of one batch, which is written whole.
         earlier = {} if of_rows else lane.failures
