@@ -23,7 +23,6 @@ from millrace.flows.sinks.collection.placed import (
     replaced_messages,
     rows_in,
 )
-from millrace.message.model import MutableMessage
 
 _numbers = st.one_of(
     st.integers(-(1 << 70), 1 << 70).map(str),
