@@ -53,6 +53,7 @@ from bench import (
     pulsar_bench,
     restart_bench,
     sink_bench,
+    store_bench,
 )
 from bench.growth import parts as growth
 from bench.published import commits, key_index, publishing, visible_reads
@@ -477,6 +478,7 @@ IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
     "messaging": messaging_bench.parts,
     "published": _published,
     "tables": _tables,
+    "store": store_bench.parts,
     "streams": _streams,
 }
 

@@ -24,11 +24,15 @@ NAME = "bench"
 
 @contextmanager
 def deployment(
-    folder: Path, *, pchannels: int = 2, meta_store: str = ""
+    folder: Path, *, pchannels: int = 2, meta_store: str = "", tables: str = ""
 ) -> Iterator[tuple[Settings, Database, CollectionInfo]]:
     """Make a deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
     settings = Settings(
-        data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels, meta_store=meta_store
+        data_dir=folder,
+        cache_dir=Settings.load().cache_dir,
+        pchannels=pchannels,
+        meta_store=meta_store,
+        tables=tables,
     )
     with connect(settings=settings) as db:
         db.catalog.ensure_pchannels(pchannels)

@@ -29,13 +29,17 @@ def _nothing(_settings: Settings) -> AbstractContextManager[object]:
 
 
 def freshness(
-    folder: Path, *, seconds: float = 40.0, background: Callable[[Settings], AbstractContextManager[object]] = _nothing
+    folder: Path,
+    *,
+    seconds: float = 40.0,
+    background: Callable[[Settings], AbstractContextManager[object]] = _nothing,
+    tables: str = "",
 ) -> dict[str, Any]:
     """Return percentiles in seconds: from append to the commit in ``wal``, and to a read that starts then.
 
     What is measured is measured inside the context that `beside` makes.
     """
-    with deployment(folder) as (settings, client, collection), spark_job(settings, "--with-flusher"):
+    with deployment(folder, tables=tables) as (settings, client, collection), spark_job(settings, "--with-flusher"):
         stop = threading.Event()
         appended: dict[str, list[tuple[float, int]]] = {}
         ids = iter(range(0, 1 << 40, CALL_MESSAGES))
@@ -70,7 +74,7 @@ def freshness(
         try:
             stop.wait(WARM_UP_SECONDS)
             with background(settings):
-                visible = _watch(Path(settings.wal_uri), appended, seconds / 2)
+                visible = _watch(settings.wal_uri, appended, seconds / 2)
                 reads = _read(settings, collection.id, appended, seconds / 2)
         finally:
             stop.set()
@@ -82,8 +86,8 @@ def freshness(
     }
 
 
-def _watch(path: Path, appended: dict[str, list[tuple[float, int]]], seconds: float) -> list[float]:
-    table = WalTable.open(path)
+def _watch(uri: str, appended: dict[str, list[tuple[float, int]]], seconds: float) -> list[float]:
+    table = WalTable.open(uri)
     first = {pchannel: len(calls) for pchannel, calls in appended.items()}
     seen = dict(first)
     waits: list[float] = []
