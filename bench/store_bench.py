@@ -31,9 +31,10 @@ from millrace.operations.compaction.run import compact
 from millrace.storage.objects import PART_BYTES
 from millrace.storage.store import TableStore, list_below, store_at
 
-DOLLARS: Final = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7, "DELETE": 0.0}
+DOLLARS: Final = {"Put": 5e-6, "List": 5e-6, "Get": 4e-7, "Delete": 0.0}
 """Of a request."""
-_REQUEST: Final = re.compile(r'"(GET|PUT|POST|HEAD|DELETE) ([^ "]*)')
+_REQUEST: Final = re.compile(r" s3_(\w+) ")
+_KINDS: Final = {"GetObject": "Get", "HeadObject": "Get", "DeleteObjects": "Delete", "DeleteObject": "Delete"}
 _COMPACTION: Final = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacuum=False)
 ROW_BYTES: Final = 1000
 
@@ -163,8 +164,8 @@ def _requests(log: Path, after: int) -> Counter[str]:
     for line in log.read_text(encoding="utf-8").splitlines()[after:]:
         request = _REQUEST.search(line)
         if request is not None:
-            kind, path = request.groups()
-            found["LIST" if kind == "GET" and "list-type" in path else kind] += 1
+            name = request[1]
+            found[_KINDS.get(name, "List" if name.startswith("List") else "Put")] += 1
     return found
 
 
