@@ -21,8 +21,9 @@ from millrace.operations.housekeeping.declaration import ALL_AREAS, Housekeeping
 from millrace.operations.housekeeping.old_files import remove_old_files
 from millrace.operations.housekeeping.run import AREAS, LOCK, RETENTION, HousekeepingReport, run
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
+from millrace.operations.quality.data_docs import docs_uri
 from millrace.operations.quality.ranges import TickRange
-from millrace.operations.quality.results import docs_path, read_results, read_state, record_run
+from millrace.operations.quality.results import read_results, read_state, record_run
 from millrace.operations.restore.records import DONE, LOADING, read_record, restores_path, write_record
 from millrace.runtime.launch.folder import RunFolder
 from millrace.runtime.launch.launcher import RETAINED_RUNS, Launcher
@@ -202,7 +203,7 @@ def test_results_in_one_file_are_separated_by_their_age(settings: Settings) -> N
 def test_pages_of_old_runs_go_and_the_newest_run_stays(settings: Settings) -> None:
     def page(moment: float) -> Path:
         name = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ") + "-abcdef"
-        return write(docs_path(settings) / "validations" / "wal" / name / "x" / "p.html", days=0)
+        return write(Path(docs_uri(settings)) / "validations" / "wal" / name / "x" / "p.html", days=0)
 
     old, newest = page(NOW - 60 * DAY), page(NOW - 40 * DAY)
     assert [each.files for each in trim(settings, "quality", dry_run=True).areas] == [1]

@@ -36,7 +36,7 @@ STEPS = [
 
 LOCAL = {
     "coord": "a copy of the catalog that the meta store has",
-    "log": "which generations of the log there are: after a switch, copy generations.json of it",
+    "log": "a copy of the list of the log's backends, and here the log itself",
     "run": "addresses, locks and reports of processes",
     "tables": "the key index, derived from the published tables",
 }

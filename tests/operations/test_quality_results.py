@@ -19,7 +19,7 @@ from millrace.node.flush.definition import flush_to_end
 from millrace.operations.coverage import Coverage
 from millrace.operations.quality import collection_frames, results
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
-from millrace.operations.quality.data_docs import remove_old_runs, write_index
+from millrace.operations.quality.data_docs import put_pages, remove_old_runs, write_index
 from millrace.operations.quality.declaration import QualityParams, first_tick_at
 from millrace.operations.quality.gate import blocked, require_unblocked
 from millrace.operations.quality.quarantine import quarantined, read_slices, record, release_blocks
@@ -28,13 +28,16 @@ from millrace.operations.quality.results import read_results, read_state, record
 from millrace.operations.quality.run import Selection, _frames
 from millrace.operations.quality.state import Block, QualityState, apply_release, apply_run
 from millrace.operations.quality.user_suites import parse_suite
+from millrace.storage.local import LocalStore
+from millrace.storage.store import TableStore, list_below, store_at
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
 from tests.failpoints import at_failpoints
+from tests.s3_server import bucket
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -218,31 +221,60 @@ def test_a_suite_that_cannot_be_used_says_where_and_why(suite: object, words: st
         parse_suite(text, where="mine.json", columns=["a"])
 
 
-def test_the_pages_of_the_newest_runs_stay(tmp_path: Path) -> None:
-    for day in range(1, 6):
-        for table in ("wal", "collections/1"):
-            page = tmp_path / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "x" / "page.html"
-            page.parent.mkdir(parents=True)
-            page.write_text("page")
-    assert remove_old_runs(tmp_path, runs=2) == 3
-    left = {path.parent.parent.name for path in tmp_path.rglob("page.html")}
-    assert left == {"20260104T000000Z-abcdef", "20260105T000000Z-abcdef"}
-    assert remove_old_runs(tmp_path / "nothing") == 0
+@pytest.fixture(params=["disk", "bucket"])
+def docs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableStore]:
+    if request.param == "disk":
+        yield store_at(tmp_path / "docs")
+        return
+    with bucket(monkeypatch) as uri:
+        yield store_at(f"{uri}/quality/docs")
 
 
-def test_the_index_links_every_result_the_newest_run_first(tmp_path: Path) -> None:
-    for day, table, words in ((1, "wal", "Succeeded"), (3, "collections/1", "Failed"), (3, "wal", "Succeeded")):
-        page = tmp_path / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "moment" / "a #b.html"
+def made_by_a_run(folder: Path, day: int, tables: Sequence[str], *, words: str = "Succeeded") -> Path:
+    """Pages as Great Expectations leaves them."""
+    for table in tables:
+        page = folder / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "moment" / "a #b.html"
         page.parent.mkdir(parents=True)
         page.write_text(f'<span>Status:</span> <i class="fas"></i> {words}')
-    text = write_index(tmp_path).read_text()
+    for name in ("static/styles.css", "expectations/wal.html", "index.html"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name} of day {day}")
+    return folder
+
+
+def runs_of(store: TableStore, folder: str) -> set[str]:
+    return set(re.findall(r"\d{8}(?=T000000Z)", " ".join(list_below(store, folder))))
+
+
+def test_the_pages_of_the_newest_runs_stay(docs: TableStore, tmp_path: Path) -> None:
+    for day in range(1, 6):
+        put_pages(docs, made_by_a_run(tmp_path / str(day), day, ["wal", "collections/1"]))
+    assert remove_old_runs(docs, runs=2, dry_run=True) == 3
+    assert remove_old_runs(docs, runs=2) == 3
+    for folder in ("validations", "runs"):
+        assert runs_of(docs, folder) == {"20260104", "20260105"}
+    assert docs.read("static/styles.css") == b"static/styles.css of day 1", "copied once"
+    assert docs.read("expectations/wal.html") == b"expectations/wal.html of day 5"
+    if isinstance(docs, LocalStore):
+        assert len([path for path in docs.folder.rglob("*abcdef") if path.is_dir()]) == 4, "no empty folders stay"
+    assert remove_old_runs(store_at(f"{docs.uri}/nothing")) == 0
+
+
+def test_the_index_links_every_result_the_newest_run_first(docs: TableStore, tmp_path: Path) -> None:
+    earlier = made_by_a_run(tmp_path / "earlier", 1, ["wal"])
+    for name in list_below(store_at(earlier), "validations"):  # of a build that wrote no notes
+        docs.replace(name, (earlier / name).read_bytes())
+    last = made_by_a_run(tmp_path / "last", 3, ["wal"])
+    put_pages(docs, made_by_a_run(last, 3, ["collections/1"], words="Failed"))
+    assert write_index(docs) == f"{docs.uri}/index.html"
+    text = (docs.read("index.html") or b"").decode()
     found = re.findall(r'<td>(\d{8})T[^<]*</td><td><a href="([^"]+)">([^<]+)</a></td><td class="[^"]*">(\w+)<', text)
     assert [(run, table, words) for run, _, table, words in found] == [
         ("20260103", "collections/1", "Failed"),
         ("20260103", "wal", "Succeeded"),
         ("20260101", "wal", "Succeeded"),
     ]
-    assert all((tmp_path / unquote(link)).is_file() for _, link, *_ in found)
+    assert all(docs.size(unquote(link)) for _, link, *_ in found)
 
 
 def test_a_collection_without_new_rows_is_passed_over_without_spark(

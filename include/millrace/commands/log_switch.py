@@ -74,6 +74,7 @@ def _online(settings: Settings) -> Iterator[LogSwitch]:
     """Yield a switch that uses the log's server, which is started if none runs."""
     from millrace.client.database import connect
     from millrace.coord.switch_log import LogSwitch
+    from millrace.log.generations.shared_list import shared_list
 
     class Host:
         """The server's append host."""
@@ -85,7 +86,7 @@ def _online(settings: Settings) -> Iterator[LogSwitch]:
             return db.connection.describe(pchannel)
 
     with connect(settings=settings) as db:
-        yield LogSwitch(settings.log_path, settings.log, db.log, Host(), db.catalog)
+        yield LogSwitch(settings.log_path, settings.log, db.log, Host(), db.catalog, shared=shared_list(settings))
 
 
 @contextmanager
@@ -97,6 +98,7 @@ def _offline(settings: Settings) -> Iterator[LogSwitch]:
     from millrace.coord.shared_catalog import open_shared_catalog
     from millrace.coord.switch_log import LogSwitch
     from millrace.log.generations.service import open_deployment_log
+    from millrace.log.generations.shared_list import shared_list
     from millrace.node.append.host import AppendHost
     from millrace.node.append.server import committed_state_loader
     from millrace.rpc.discovery import LOCK_FILE
@@ -106,7 +108,9 @@ def _offline(settings: Settings) -> Iterator[LogSwitch]:
     settings.log_path.mkdir(parents=True, exist_ok=True)
     with (
         exclusive_lock(settings.log_path / LOCK_FILE, deadline=Deadline.after(1.0)),
-        open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
+        open_deployment_log(
+            settings.log_path, launch.backend, settings=dict(launch.settings), shared=shared_list(settings)
+        ) as log,
         AppendHost(log, committed_state_loader(settings.wal_uri, log)) as host,
         Coordinator(
             settings,
@@ -116,4 +120,4 @@ def _offline(settings: Settings) -> Iterator[LogSwitch]:
         ) as coordinator,
     ):
         hosted = _Hosted(host, settings.append_deadline)
-        yield LogSwitch(settings.log_path, launch.backend, log, hosted, coordinator)
+        yield LogSwitch(settings.log_path, launch.backend, log, hosted, coordinator, shared=shared_list(settings))

@@ -27,6 +27,7 @@ from millrace.base.file_lock import exclusive_lock
 from millrace.log.generations.generation_file import GenerationFile, Generations, same_log
 from millrace.log.generations.log import backend_position
 from millrace.log.generations.service import backend_url
+from millrace.log.generations.shared_list import SharedList
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.message import builders
@@ -93,6 +94,8 @@ class LogSwitch:
     open_target: Callable[[str], LogService] = open_service
     check: Callable[[], None] = lambda: None
     """Called before each step that changes something; raises if a node may be taking appends."""
+    shared: SharedList | None = None
+    """The list of a deployment whose tables lie in a store."""
 
     def run(self, to: str, *, dry_run: bool = False) -> list[SwitchedChannel]:
         """Switch every PChannel to `to`, or complete such a switch; with `dry_run`, only check whether it is possible.
@@ -102,7 +105,7 @@ class LogSwitch:
         no log), LogBusy (or `check` raised: retry when no node takes appends), DeadlineExceeded (retry), and backend
         errors.
         """
-        file = GenerationFile(self.folder, self.url)
+        file = GenerationFile(self.folder, self.url, shared=self.shared)
         with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(1.0)):
             generations = file.refresh()
             old = generations.open_generations()[0]

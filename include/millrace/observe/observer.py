@@ -53,7 +53,7 @@ from millrace.observe.models import (
 from millrace.observe.table_cache import TableCache, TableSnapshot
 from millrace.observe.ttl_cache import TtlCache
 from millrace.observe.wal_search import Cursor, SearchResult, WalQuery, find_message, search_wal
-from millrace.operations.quality.results import docs_path
+from millrace.operations.quality.data_docs import INDEX, docs_store
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
@@ -397,7 +397,8 @@ class Observer:
                 names=self._names(),
             ),
         )
-        return found.model_copy(update={"docs": (docs_path(self._settings) / "index.html").exists()})
+        docs = self._cache.get("data docs", SLOW, lambda: docs_store(self._settings).size(INDEX) is not None)
+        return found.model_copy(update={"docs": docs})
 
     # -- Sources of the answers ----------------------------------------------------------------------------------------
 

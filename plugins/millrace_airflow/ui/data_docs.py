@@ -1,4 +1,4 @@
-"""The Data Docs of the quality checks, behind the login: files of one folder, with scripts and foreign assets switched
+"""The Data Docs of the quality checks, behind the login: pages of one folder, with scripts and foreign assets switched
 off.
 
 They are HTML that shows values of rows. Under Airflow's address a script among them would act for whoever looks, so
@@ -8,15 +8,17 @@ none runs.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from millrace.observe.observer import Observer
-from millrace.operations.quality.results import docs_path
+from millrace.operations.quality.data_docs import INDEX, docs_store
+from millrace.storage.local import LocalStore
+from millrace.storage.store import TableStore
 from millrace_airflow.ui.access import Reader
 
 POLICY: Final = (
@@ -53,13 +55,14 @@ def router(observer: Observer) -> APIRouter:
 
     @made.get("/data-docs/{path:path}")
     def data_docs(request: Request, path: str, user: Reader) -> Response:
-        file = inside(docs_path(observer.settings), path or "index.html")
-        if file is None:
+        name = path or INDEX
+        data = read_inside(docs_store(observer.settings), name)
+        if data is None:
             raise HTTPException(404, "No such page of the Data Docs: run the DAG quality to have them built.")
-        media, headers = MEDIA[file.suffix.lower()], {"Content-Security-Policy": POLICY}
+        media, headers = MEDIA[_suffix(name)], {"Content-Security-Policy": POLICY}
         if media != "text/html":
-            return FileResponse(file, media_type=media, headers=headers)
-        page = _SWITCHED_OFF.sub("", file.read_text(encoding="utf-8", errors="replace"))
+            return Response(data, media_type=media, headers=headers)
+        page = _SWITCHED_OFF.sub("", data.decode("utf-8", "replace"))
         style = f'<link rel="stylesheet" href="{request.scope.get("root_path", "")}/static/data_docs.css"></head>'
         page = _HANDLER.sub(r"\1", page).replace("</head>", style, 1)
         return Response(page, media_type=media, headers=headers)
@@ -67,11 +70,18 @@ def router(observer: Observer) -> APIRouter:
     return made
 
 
-def inside(folder: Path, path: str) -> Path | None:
-    """The file that `path` names below `folder`, where it is one that may be served."""
+def read_inside(store: TableStore, name: str) -> bytes | None:
+    """Return the file `name` of the Data Docs, if it is one that may be served."""
+    parts = name.split("/")
+    if _suffix(name) not in MEDIA or "\0" in name or not all(part and part.strip(".") for part in parts):
+        return None
     try:
-        root, file = folder.resolve(), (folder / path).resolve()
-        served = file.is_relative_to(root) and file.is_file() and file.suffix.lower() in MEDIA
+        if isinstance(store, LocalStore) and not (store.folder / name).resolve().is_relative_to(store.folder.resolve()):
+            return None  # a link that leads elsewhere
+        return store.read(name)
     except (OSError, ValueError):
         return None
-    return file if served else None
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()

@@ -14,7 +14,7 @@ from millrace.coord.catalog_store import CatalogStore
 from millrace.message.ids import compose_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.store import MetaStore
-from millrace.operations.quality.results import docs_path
+from millrace.operations.quality.data_docs import docs_uri
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RunFolder
 from tests.coord.filled_catalog import fill_catalog
@@ -224,7 +224,7 @@ def test_the_views_of_the_navigation_lead_to_pages() -> None:
 
 
 def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: World) -> None:
-    folder = docs_path(world.settings)
+    folder = Path(docs_uri(world.settings))
     assert site.fault("data-docs/index.html") == (404, "NOT_FOUND")
     (folder / "validations").mkdir(parents=True)
     foreign = '<link rel="stylesheet" href="https://elsewhere.example/a.css"><img src="//elsewhere.example/b.png">'

@@ -9,6 +9,9 @@ AlterWAL message: the file records the position after that message. It is writte
 file, synced, renamed over the old one), with a version and a checksum; readers notice a new one by its stat. It holds
 no secrets: a log's URL has no credentials.
 
+If the tables lie in an object store, the list is there as well (millrace.log.generations.shared_list), and the file is
+a copy of it.
+
 It also holds the tombstones of the whole log (millrace.message.tombstones). A file with tombstones has the next
 version: a build that does not know them would read different entries, and must not.
 """
@@ -16,6 +19,7 @@ version: a build that does not know them would read different entries, and must 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import zlib
@@ -26,10 +30,20 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, InvalidSettings, LogCorrupted, TombstoneRefused, UnsupportedVersion
+from millrace.base.errors import (
+    InvalidArgument,
+    InvalidSettings,
+    LogBusy,
+    LogCorrupted,
+    LogUnavailable,
+    TombstoneRefused,
+    UnsupportedVersion,
+)
+from millrace.base.failpoint import hit
 from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import make_folder, replace_file
 from millrace.base.log_backends import EMBEDDED
+from millrace.log.generations.shared_list import SharedList
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.tombstones import MAX_TOMBSTONES, Tombstone, TombstoneMap
 
@@ -38,6 +52,9 @@ LOCK: Final = "generations.lock"
 
 _VERSION: Final = 1
 _TOMBSTONES_VERSION: Final = 2
+_LOCK_SECONDS: Final = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +212,49 @@ def _moved(one: str, other: str) -> bool:
 class GenerationFile:
     """The list of one folder, as it is on disk now. Thread-safe."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, *, shared: SharedList | None = None) -> None:
         """`url`: the backend in the settings ("" or "rocksmq": the embedded log in `folder`).
 
-        Raises InvalidSettings if the list has no such backend, LogCorrupted, UnsupportedVersion.
+        With `shared`, the file is a copy of that list, which is read now and before each change.
+        Raises InvalidSettings if the list has no such backend, LogCorrupted, UnsupportedVersion, LogUnavailable.
         """
         self.folder = folder
+        self._shared = shared
         self._path = folder / FILE
         self._lock = threading.Lock()
         self._alone = Generations((Generation(url or EMBEDDED),))
         self._seen: tuple[int, ...] | None = None
         self._generations = self._alone
+        if shared is not None:
+            make_folder(folder)
+            with exclusive_lock(folder / LOCK, deadline=Deadline.after(_LOCK_SECONDS)):
+                try:
+                    self._pull(shared)
+                except LogUnavailable as error:
+                    if not self._path.exists():
+                        raise
+                    _log.warning("%s. The copy in %s is used meanwhile", error, self._path)
         self.refresh()
+
+    def _pull(self, shared: SharedList) -> int:
+        """Take the shared list if it is newer than the file; give it the file's if there is none. Return its number."""
+        mine = _read_number(self._path)
+        number, data = shared.newest()
+        if number > mine:
+            _parsed(data, f"list {number} of the log's backends in the tables' store")
+            replace_file(self._path, data, synced=True)
+        elif not number and self._path.exists():
+            self._store_both(shared, mine + 1, _load(self._path))
+        return max(number, _read_number(self._path))
+
+    def _store_both(self, shared: SharedList, number: int, generations: Generations) -> bool:
+        """Put the list into the store, which decides, and then into the file. Returns False if the number is taken."""
+        data = _document(generations, number)
+        if not shared.put(number, data):
+            return False
+        hit("generations.shared")
+        replace_file(self._path, data, synced=True)
+        return True
 
     @property
     def generations(self) -> Generations:
@@ -238,14 +286,24 @@ class GenerationFile:
     def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
         """Replace the list by ``make(list)``, durably; write nothing if it is the same object.
 
-        Raises LogBusy.
+        Raises LogBusy, LogUnavailable.
         """
         make_folder(self.folder)
-        with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(timeout)):
-            before = self.refresh()
-            after = make(before)
-            if after is not before:
-                _store(self._path, after)
+        deadline = Deadline.after(timeout)
+        with exclusive_lock(self.folder / LOCK, deadline=deadline):
+            while True:
+                number = 0 if self._shared is None else self._pull(self._shared)
+                before = self.refresh()
+                after = make(before)
+                if after is before:
+                    break
+                if self._shared is None:
+                    replace_file(self._path, _document(after, _read_number(self._path)), synced=True)
+                    break
+                if self._store_both(self._shared, number + 1, after):
+                    break
+                if deadline.expired():
+                    raise LogBusy("other machines change the list of the log's backends all the time: retry")
         return self.refresh()
 
     def _checked(self, generations: Generations) -> Generations:
@@ -266,8 +324,20 @@ class GenerationFile:
 
 
 def _load(path: Path) -> Generations:
+    return _parsed(path.read_bytes(), str(path))
+
+
+def _read_number(path: Path) -> int:
+    """Return the number of the shared list that the file is a copy of; 0 if it never was."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return int(json.loads(path.read_bytes()).get("shared", 0))
+    except (FileNotFoundError, ValueError, AttributeError):
+        return 0  # a damaged file is an error of `_load`
+
+
+def _parsed(data: bytes, path: str) -> Generations:
+    try:
+        document = json.loads(data.decode())
         body, version = document["body"], document["version"]
         if version not in (_VERSION, _TOMBSTONES_VERSION):
             raise UnsupportedVersion(
@@ -289,7 +359,7 @@ def _load(path: Path) -> Generations:
         ) from error
 
 
-def _store(path: Path, generations: Generations) -> None:
+def _document(generations: Generations, number: int) -> bytes:
     body: dict[str, Any] = {
         "generations": [
             {"url": item.url, "ends": dict(item.ends), "since": dict(item.since), "closed": item.closed}
@@ -304,7 +374,9 @@ def _store(path: Path, generations: Generations) -> None:
         }
     version = _TOMBSTONES_VERSION if generations.tombstones else _VERSION
     document = {"version": version, "crc32": zlib.crc32(_canonical(body)), "body": body}
-    replace_file(path, json.dumps(document, sort_keys=True, indent=1), synced=True)
+    if number:
+        document["shared"] = number
+    return json.dumps(document, sort_keys=True, indent=1).encode()
 
 
 def _canonical(body: object) -> bytes:

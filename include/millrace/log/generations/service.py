@@ -24,6 +24,7 @@ from millrace.base.log_backends import backend_of, is_in_data_folder
 from millrace.log.clock import LogClock, log_clock
 from millrace.log.generations.generation_file import GenerationFile, Generations, GenerationSpan, span_of
 from millrace.log.generations.log import GenerationLog, backend_position, log_position
+from millrace.log.generations.shared_list import SharedList
 from millrace.log.group_leases import LeasesInProcess
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_read_only, open_service
@@ -44,11 +45,13 @@ def open_deployment_log(
     settings: Mapping[str, object] | None = None,
     embedded: bool = True,
     read_only: bool = False,
+    shared: SharedList | None = None,
 ) -> GenerationsService:
     """Open the log of the deployment with log folder `folder` and setting `log` = `url` ("", "rocksmq": embedded).
 
     `settings` are those of that backend. If the log was switched, the list in the folder decides. Opens the newest
     backend at once and others on first use.
+    `shared` is the list of a deployment whose tables lie in a store (millrace.log.generations.shared_list).
     Without `embedded`, no embedded log is opened, since only one process can have it: after a switch to one, calls
     raise LogUnavailable until the caller goes to the log server. With `read_only` as well, it is opened for reading
     while no process has it.
@@ -65,7 +68,7 @@ def open_deployment_log(
             return open_read_only(target, server_folder=folder)
         return open_service(target, options if backend == named else {})
 
-    return GenerationsService(folder, url, open_backend=open_backend)
+    return GenerationsService(folder, url, open_backend=open_backend, shared=shared)
 
 
 def backend_url(folder: Path, url: str, generation: int) -> str:
@@ -81,8 +84,15 @@ def backend_url(folder: Path, url: str, generation: int) -> str:
 class GenerationsService(LeasesInProcess, Closeable):
     """A LogService over generations. Thread-safe."""
 
-    def __init__(self, folder: Path, url: str = "", *, open_backend: OpenBackend = open_service) -> None:
-        self.file = GenerationFile(folder, url)
+    def __init__(
+        self,
+        folder: Path,
+        url: str = "",
+        *,
+        open_backend: OpenBackend = open_service,
+        shared: SharedList | None = None,
+    ) -> None:
+        self.file = GenerationFile(folder, url, shared=shared)
         self._open_backend = open_backend
         self._lock = threading.RLock()
         self._backends: dict[int, LogService] = {}

@@ -45,6 +45,7 @@ from millrace.base.file_lock import LockedFile, exclusive_lock
 from millrace.base.files import rotate_log
 from millrace.base.settings import Settings
 from millrace.log.generations.service import open_deployment_log
+from millrace.log.generations.shared_list import shared_list
 from millrace.log.protocol import LogService
 from millrace.log.server.connections import ConnectionLimits
 from millrace.log.server.flight import Extension, LogServer
@@ -80,7 +81,10 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     extensions = [_imported(path) for path in launch.extensions]
     prepare_data_folder(folder)
     with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
-        service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
+        settings = replace(Settings.load(), data_dir=folder.absolute().parent)
+        service = open_deployment_log(
+            folder, launch.backend, settings=dict(launch.settings), shared=shared_list(settings)
+        )
         try:
             if service.names():
                 service.file.ensure_written()
@@ -97,7 +101,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
                 port=launch.port,
                 tls=_certificates(launch),
                 stop_asked=stop,
-                access_log=AccessLog.of(replace(Settings.load(), data_dir=folder.absolute().parent)),
+                access_log=AccessLog.of(settings),
             )
         except pa.ArrowException as error:
             service.close()

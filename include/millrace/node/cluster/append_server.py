@@ -39,6 +39,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.coord.store_factory import cluster_token
 from millrace.log.generations.service import open_deployment_log
+from millrace.log.generations.shared_list import shared_list
 from millrace.log.protocol import LogService
 from millrace.log.server.flight import LogServer
 from millrace.log.server.main import shared_token
@@ -218,7 +219,13 @@ class AppendServer(Closeable):
 
 def _deployment_log(settings: Settings) -> LogService:
     launch = launch_of(settings)
-    return open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings), embedded=False)
+    return open_deployment_log(
+        settings.log_path,
+        launch.backend,
+        settings=dict(launch.settings),
+        embedded=False,
+        shared=shared_list(settings),
+    )
 
 
 def _certificates(tls: tuple[str, str, str]) -> tuple[bytes, bytes]:

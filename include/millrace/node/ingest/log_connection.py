@@ -19,6 +19,7 @@ from millrace.base.settings import Settings
 from millrace.log.generations.generation_file import FILE as GENERATIONS_FILE
 from millrace.log.generations.generation_file import GenerationFile
 from millrace.log.generations.service import open_deployment_log
+from millrace.log.generations.shared_list import shared_list
 from millrace.log.protocol import LogService
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
@@ -30,8 +31,10 @@ class LogConnection:
     If no server runs, it is started as the settings say, with the append host, so that clients find both.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, in_task: bool = False) -> None:
+        """`in_task`: the plan brought the list of backends, so nobody asks the tables' store for it."""
         self._settings = settings
+        self._shared = None if in_task else shared_list(settings)
         self._service: LogService | None = None
         self._through_server = False
         self._lock = threading.Lock()
@@ -40,6 +43,8 @@ class LogConnection:
         """Return the shared connection. It reconnects by itself. Costs one stat call."""
         with self._lock:
             log, folder = self._settings.log, self._settings.log_path
+            if self._service is None and self._shared is not None:
+                GenerationFile(folder, log, shared=self._shared)
             through = is_in_data_folder(log) or any(
                 backend_of(item.url).local for item in GenerationFile(folder, log).generations.items
             )
@@ -84,7 +89,7 @@ def service_of_task(settings: Settings, generations: bytes) -> LogService:
 
 @lru_cache(maxsize=4)
 def _worker_connection(settings: Settings) -> LogConnection:
-    return LogConnection(settings)
+    return LogConnection(settings, in_task=True)
 
 
 def require_reachable_log(settings: Settings) -> None:

@@ -52,7 +52,7 @@ from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
 from millrace.operations.coverage import Coverage
 from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.quarantine import quarantine_uri
-from millrace.operations.quality.results import docs_path, quality_path
+from millrace.operations.quality.results import quality_path
 from millrace.operations.restore.records import restores_path
 from millrace.operations.roots import (
     backup_root_names,
@@ -344,7 +344,7 @@ def _take_records(settings: Settings, files: BackupFiles) -> None:
         for folder in store.folders():
             if not folder.startswith(".") and store.size(f"{folder}/{STATE_FILE}") is not None:
                 files.copy_table_file(store, f"{folder}/{STATE_FILE}", STAGED)
-    tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), docs_path(settings)}
+    tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), quality_path(settings) / "docs"}
     for path in (restores_path(settings), quality_path(settings)):
         for each in sorted(path.rglob("*")) if path.is_dir() else []:
             if each.is_file() and not tables.intersection(each.parents):

@@ -28,9 +28,9 @@ from millrace.operations.housekeeping.airflow_history import airflow_home, trim_
 from millrace.operations.housekeeping.declaration import Area, HousekeepingParams
 from millrace.operations.housekeeping.old_files import Removed, newest_write, remove_old_files
 from millrace.operations.operation import OperationReport, counted, mebibytes
-from millrace.operations.quality.data_docs import remove_old_runs
+from millrace.operations.quality.data_docs import docs_store, remove_old_runs
 from millrace.operations.quality.quarantine import quarantined
-from millrace.operations.quality.results import docs_path, remove_old_results
+from millrace.operations.quality.results import remove_old_results
 from millrace.operations.restore.records import remove_finished_records, unfinished_records
 from millrace.runtime.launch.launcher import Launcher
 from millrace.runtime.progress import Progress
@@ -155,7 +155,7 @@ def _restores(trim: Trim) -> dict[str, Any]:
 
 def _quality(trim: Trim) -> dict[str, Any]:
     rows = remove_old_results(trim.settings, before=trim.before, dry_run=trim.dry_run)
-    pages = remove_old_runs(docs_path(trim.settings), before=trim.before, dry_run=trim.dry_run)
+    pages = remove_old_runs(docs_store(trim.settings), before=trim.before, dry_run=trim.dry_run)
     return {"rows": rows, "details": {"quality/results": rows} if rows else {}, "files": pages}
 
 

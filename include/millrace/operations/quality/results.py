@@ -68,11 +68,6 @@ def quality_path(settings: Settings) -> Path:
     return settings.data_dir / "quality"
 
 
-def docs_path(settings: Settings) -> Path:
-    """Return the folder of the Data Docs. Its start page is ``index.html``."""
-    return quality_path(settings) / "docs"
-
-
 def read_state(settings: Settings) -> QualityState:
     """Return the state accumulated over all runs, or the empty state before the first. Reads one small file."""
     table = open_table(quality_results_uri(settings))

@@ -6,12 +6,14 @@ means that the check itself could not run, for example because a user's suite is
 
 from __future__ import annotations
 
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -28,7 +30,7 @@ from millrace.operations.quality.declaration import ALL_TABLES, QualityParams, f
 from millrace.operations.quality.frames import ValidationInput
 from millrace.operations.quality.gx_validator import Validator, check_expectations
 from millrace.operations.quality.ranges import choose_ranges, has_ticks
-from millrace.operations.quality.results import docs_path, read_state, record_run
+from millrace.operations.quality.results import read_state, record_run
 from millrace.operations.quality.small_collections import SmallCollection, batches, read_small
 from millrace.operations.quality.snapshot import DeploymentSnapshot, take_snapshot
 from millrace.operations.quality.state import QualityState
@@ -84,11 +86,11 @@ def run(
     Raises InvalidSuite, CollectionNotFound.
     """
     with ExitStack() as stack:
-        return _run(cache(lambda: stack.enter_context(session_factory())), settings, params, progress)
+        return _run(cache(lambda: stack.enter_context(session_factory())), settings, params, progress, stack)
 
 
 def _run(
-    session: Callable[[], SparkSession], settings: Settings, params: QualityParams, progress: Progress
+    session: Callable[[], SparkSession], settings: Settings, params: QualityParams, progress: Progress, scope: ExitStack
 ) -> QualityReport:
     started, run_id = time.perf_counter(), f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     state = read_state(settings)
@@ -97,11 +99,12 @@ def _run(
     found = list(_frames(session, settings, params, state, chosen))
     together = batches(chosen.small)
     outcomes = chosen.empty
-    pages = None
+    pages: str | None = None
     total = len(found) + sum(len(each.members) for each in together)
     if total:
         progress.update("starting Great Expectations", tables=total)
-        validator = Validator(docs=docs_path(settings) if params.data_docs else None, samples=params.samples)
+        folder = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="millrace-docs-")))
+        validator = Validator(docs=folder if params.data_docs else None, samples=params.samples)
         checked = 0
         for frame in found:
             progress.step(f"checking {frame.table}", checked, total)
@@ -119,10 +122,12 @@ def _run(
                 alone = collection_frames.visible_rows(session(), settings, each.stored, each.ranges)
                 outcomes.append(validator.check(alone, run_id=run_id))
                 checked += 1
-        pages = validator.write_docs()
-        data_docs.remove_old_runs(docs_path(settings))
-        if pages is not None:
-            data_docs.write_index(docs_path(settings))
+        docs, made = data_docs.docs_store(settings), validator.write_docs() is not None
+        if made:
+            data_docs.put_pages(docs, folder)
+        data_docs.remove_old_runs(docs)
+        if made:
+            pages = data_docs.write_index(docs)
     progress.update("recording the results", done=1.0)
     state = record_run(settings, run_id, outcomes)
     if not (params.start or params.end):
@@ -143,7 +148,7 @@ def _run(
         unchanged_tables=chosen.covered.unchanged,
         blocks=tuple(block.id for block in state.blocks),
         quarantined=tuple(each.id for each in quarantined),
-        docs=None if pages is None else str(pages),
+        docs=pages,
         seconds=round(time.perf_counter() - started, 3),
     )
 
