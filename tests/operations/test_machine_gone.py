@@ -38,7 +38,7 @@ LOCAL = {
     "coord": "a copy of the catalog that the meta store has",
     "log": "a copy of the list of the log's backends, and here the log itself",
     "run": "addresses, locks and reports of processes",
-    "tables": "the key index, derived from the published tables",
+    "tables": "a copy of the key index",
 }
 """Folders of a data folder whose tables lie elsewhere, and what they are for (docs/object-stores.md)."""
 

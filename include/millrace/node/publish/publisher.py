@@ -67,6 +67,7 @@ from millrace.tables.collections.data_tables import (
 from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
 from millrace.tables.key_index.index import INDEX_FROM_ROWS, KeyIndex
 from millrace.tables.key_index.lookup import find_hits
+from millrace.tables.key_index.shared_index import shared_index
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
 ROWS_VERSION: Final = "rowsVersion"
@@ -120,7 +121,14 @@ class CollectionTables:
     def key_index(self) -> KeyIndex:
         """Return the key index of the rows. It covers nothing if there is none: then its files are read."""
         if self._index is None:
-            self._index = KeyIndex.open(self.settings.key_index_path(self.collection_id))
+            folder = self.settings.key_index_path(self.collection_id)
+            shared = shared_index(self.settings, self.collection_id)
+            try:
+                if shared is not None:
+                    shared.take(folder)  # of a publisher on another machine
+            except OSError as error:
+                _log.warning("the key index of collection %d is not copied: %s", self.collection_id, error)
+            self._index = KeyIndex.open(folder)
         return self._index
 
     def keep_index(self, schema: CollectionSchema, *, rows_scanned: int) -> None:
@@ -128,12 +136,18 @@ class CollectionTables:
 
         Call after the commit. A failure costs the next publish a scan.
         """
-        index = self.key_index()
-        if self.rows is None or not (index.is_wanted or rows_scanned >= INDEX_FROM_ROWS):
+        index, shared = self.key_index(), shared_index(self.settings, self.collection_id)
+        if self.rows is None:
             return
         try:
+            wanted = index.is_wanted or rows_scanned >= INDEX_FROM_ROWS
+            if not (wanted or (shared is not None and shared.is_wanted())):
+                return
+            before = index.table_version
             index.catch_up(self.rows, schema)
             hit("publish.indexed")
+            if shared is not None and index.table_version != before:
+                shared.put(index.folder, [each.path.name for each in index.runs])
         except MAINTENANCE_ERRORS as error:
             _log.warning("the key index of collection %d is not up to date: %s", self.collection_id, error)
             self._index = None

@@ -43,6 +43,7 @@ from millrace.storage.table import TableHandle, table_at
 from millrace.tables.collections.layout import TABLES, earlier_name, has_earlier_layout
 from millrace.tables.key_index.index import KeyIndex
 from millrace.tables.key_index.lookup import covered_hits, find_keys, reachable_files
+from millrace.tables.key_index.shared_index import request_index
 from millrace.tables.read.deleted import PLACE, TICKS, deleted_mask, name_no_partition
 from millrace.tables.read.open_tables import OpenTables
 from millrace.tables.read.plan import ReadPlan, plan_read
@@ -263,7 +264,7 @@ class _Look:
         path = plan.settings.key_index_path(plan.collection_id)
         index = KeyIndex.open(path) if plan.base is None else plan.base.index
         places = find_keys(index, table, plan.schema, keys, until=self._until)
-        index.request_for(places.unknown_rows)
+        request_index(plan.settings, plan.collection_id, index, places.unknown_rows)
         self._candidates = places.positions
         names = pa.array([*places.positions, *places.unknown], pa.utf8())
         return files.filter(pc.is_in(files["path"].cast(pa.utf8()), names))

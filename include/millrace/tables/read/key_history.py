@@ -26,6 +26,7 @@ from millrace.message.stored_columns import key_schema, needed_columns, to_field
 from millrace.rpc.selection import Selection
 from millrace.tables.collections.data_tables import earliest_readable_tick
 from millrace.tables.key_index.lookup import find_keys
+from millrace.tables.key_index.shared_index import request_index
 from millrace.tables.read.deleted import deleted_mask
 from millrace.tables.read.keys import deletes_of_keys, rows_of_keys
 from millrace.tables.read.open_tables import OpenTables
@@ -138,7 +139,7 @@ def _rows(plan: ReadPlan, wanted: pa.Table, target: pa.Schema, tables: OpenTable
         for path, positions in places.positions.items():
             rows, _ = plan.rows.take_rows(path, positions, columns=target.names)
             parts.append(align_to_schema(rows, target))
-        index.request_for(places.unknown_rows)
+        request_index(plan.settings, plan.collection_id, index, places.unknown_rows)
         if places.unknown:
             parts.append(rows_of_keys(plan.rows, places.unknown, wanted, target, first_tick=first, last_tick=plan.tick))
     parts += [piece.select(target.names).cast(target) for piece in plan.tail_rows(deletes=False)]

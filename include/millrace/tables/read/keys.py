@@ -20,6 +20,7 @@ from millrace.message.stored_columns import key_schema, needed_columns, to_field
 from millrace.rpc.selection import Selection
 from millrace.storage.table import TableHandle
 from millrace.tables.key_index.lookup import files_with_keys, find_keys
+from millrace.tables.key_index.shared_index import request_index
 from millrace.tables.read.arrow import hide_dropped
 from millrace.tables.read.deleted import deleted_mask
 from millrace.tables.read.open_tables import OpenTables
@@ -79,7 +80,7 @@ def _stored(
         late = rows["_time_tick"].to_numpy() > base.tick
         shown = ~np.isin(positions, masked, assume_unique=True)
         parts.append(_judged(rows, base.tick).filter(pa.array(shown | late)))
-    index.request_for(places.unknown_rows)
+    request_index(plan.settings, plan.collection_id, index, places.unknown_rows)
     if places.unknown:
         parts.append(_judged(rows_of_keys(table, places.unknown, wanted, target, last_tick=plan.tick), 0))
     early = (rows.filter(pc.less_equal(rows["_time_tick"], plan.tick)) for rows in parts)
