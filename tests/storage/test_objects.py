@@ -106,7 +106,7 @@ def test_a_file_is_there_as_a_whole_once_it_is_synced(store: TableStore) -> None
     assert store.list("a/b") == ["y"]
     assert list(store_at(store.uri).folders()) == ["a"]
     assert store.list("a/b", age=60) == []
-    store.delete(["a/x", "a/none"])
+    store.delete(["a/none", "a/x"])
     store.delete([])
     assert store.size("a/x") is None
 

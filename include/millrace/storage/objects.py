@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from millrace.base.errors import InvalidSettings, StoreCannotPublish
@@ -169,7 +169,13 @@ class ObjectStore:
 
     def delete(self, names: Iterable[str]) -> None:
         for some in _portions(names, 1000):
-            self._unless_missing(partial(_obstore().delete, self._objects, some))
+            with os_errors(self.uri):
+                try:
+                    _obstore().delete(self._objects, some)
+                except FileNotFoundError:  # Azure and Google stop at the first missing one; S3 ignores it
+                    for name in some:
+                        with suppress(FileNotFoundError):
+                            _obstore().delete(self._objects, name)
 
     def sync(self, names: Iterable[str]) -> None:
         """What is there is durable."""
@@ -365,7 +371,7 @@ def _try_conditional_puts(uri: str) -> None:
                 raise
             time.sleep(random.uniform(0, 1))
         finally:
-            with os_errors(uri):
+            with os_errors(uri), suppress(FileNotFoundError):
                 _obstore().delete(_retrying(uri), [name])
 
 
