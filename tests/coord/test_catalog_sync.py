@@ -370,10 +370,10 @@ def test_a_broadcast_that_has_to_wait_is_no_wall_for_other_collections(
     keep_as_before(settings, "create_partition", {"name": "p", "id": 2})
     append = log.append_one
 
-    def away(pchannel: str, entry: bytes) -> int:
+    def away(pchannel: str, entry: bytes, *, principal: str = "") -> int:
         if pchannel == "dml_1":
             raise LogUnavailable("dml_1 is away")
-        return append(pchannel, entry)
+        return append(pchannel, entry, principal=principal)
 
     monkeypatch.setattr(log, "append_one", away)
     assert coordinator.resume() == 1
@@ -407,9 +407,9 @@ def test_reasons_of_abandoned_broadcasts_are_kept_for_the_newest_alone(
 def test_ddl_of_many_threads_at_once_is_in_catalog_and_chain_alike(settings: Settings, log: ChainLog) -> None:
     guard, append = threading.Lock(), log.append_one
 
-    def one_by_one(pchannel: str, entry: bytes) -> int:
+    def one_by_one(pchannel: str, entry: bytes, *, principal: str = "") -> int:
         with guard:
-            return append(pchannel, entry)
+            return append(pchannel, entry, principal=principal)
 
     log.append_one = one_by_one  # type: ignore[method-assign]
     with Coordinator(settings, log=log, append=log) as made:  # type: ignore[arg-type]

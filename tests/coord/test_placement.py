@@ -126,9 +126,9 @@ def test_one_pchannel_is_asked_for_each_new_vchannel_however_many_there_are(
 def test_collections_that_several_coordinators_create_at_once_stay_spread(tmp_path: Path, log: ChainLog) -> None:
     append, lock = log.append_one, threading.Lock()
 
-    def one_by_one(pchannel: str, entry: bytes) -> int:
+    def one_by_one(pchannel: str, entry: bytes, *, principal: str = "") -> int:
         with lock:
-            return append(pchannel, entry)
+            return append(pchannel, entry, principal=principal)
 
     log.append_one = one_by_one  # type: ignore[method-assign]
     with opened(tmp_path, log) as first:

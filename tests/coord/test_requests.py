@@ -168,8 +168,8 @@ def test_a_term_of_which_the_opening_died_is_opened_by_who_asks_again(
 ) -> None:
     appended = coordinator._append.append_one
 
-    def dies(pchannel: str, entry: bytes) -> Any:
-        appended(pchannel, entry)
+    def dies(pchannel: str, entry: bytes, *, principal: str) -> Any:
+        appended(pchannel, entry, principal=principal)
         raise LogUnavailable("it died behind the append")
 
     monkeypatch.setattr(coordinator._append, "append_one", dies)

@@ -37,8 +37,8 @@ class Hosted:
 
     host: AppendHost
 
-    def append_one(self, pchannel: str, entry: bytes) -> int:
-        return self.host.append(pchannel, entry, deadline=5.0).result().time_tick
+    def append_one(self, pchannel: str, entry: bytes, *, principal: str = "") -> int:
+        return self.host.append(pchannel, entry, deadline=5.0, principal=principal).result().time_tick
 
     def definitions(self, pchannel: str, collection_id: int | None) -> PChannelDefinitions:
         return self.host.definitions(pchannel, collection_id, deadline=5.0)
@@ -108,9 +108,9 @@ def test_a_switch_that_a_node_came_into_stops_before_its_next_step_and_the_next_
             raise LogBusy("the mark was lost")
 
     class Counting(Hosted):
-        def append_one(self, pchannel: str, entry: bytes) -> int:
+        def append_one(self, pchannel: str, entry: bytes, *, principal: str = "") -> int:
             appended.append(pchannel)
-            return super().append_one(pchannel, entry)
+            return super().append_one(pchannel, entry, principal=principal)
 
     switch = deployment.switching(host=Counting(deployment.host), check=check)
     if steps < 5:
@@ -190,10 +190,10 @@ def test_another_target_is_refused_while_a_switch_is_under_way_and_the_same_one_
     deployment: Deployment, tmp_path: Path
 ) -> None:
     class Dying(Hosted):
-        def append_one(self, pchannel: str, entry: bytes) -> int:
+        def append_one(self, pchannel: str, entry: bytes, *, principal: str = "") -> int:
             if pchannel == "dml_1":
                 raise InvalidArgument("as if it was killed here")
-            return super().append_one(pchannel, entry)
+            return super().append_one(pchannel, entry, principal=principal)
 
     with pytest.raises(InvalidArgument, match="killed"):
         deployment.switching(host=Dying(deployment.host)).run(place(tmp_path))
@@ -210,10 +210,10 @@ def test_a_pchannel_that_is_made_while_a_switch_is_under_way_is_no_trouble(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     class Making(Hosted):
-        def append_one(self, pchannel: str, entry: bytes) -> int:
+        def append_one(self, pchannel: str, entry: bytes, *, principal: str = "") -> int:
             if pchannel == "dml_1":
                 deployment.coordinator.ensure_pchannel("late")
-            return super().append_one(pchannel, entry)
+            return super().append_one(pchannel, entry, principal=principal)
 
     deployment.switching(host=Making(deployment.host)).run(place(tmp_path))
     assert deployment.log.names() == ["dml_0", "dml_1", "late"]

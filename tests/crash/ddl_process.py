@@ -13,10 +13,10 @@ import sys
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
+from tests.coord.ddl_rig import ConnectionAppender
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     with (
         AppendClient.connect(settings.data_dir, start=False) as append,
         Coordinator(
-            settings, log=append.service, append=SingleEntryAppender(append, settings.append_deadline)
+            settings, log=append.service, append=ConnectionAppender(append, settings.append_deadline)
         ) as coordinator,
     ):
         for turn in range(turns):

@@ -18,12 +18,11 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
-from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.broadcast.task import TaskState
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
-from tests.coord.ddl_rig import SCHEMA
+from tests.coord.ddl_rig import SCHEMA, ConnectionAppender
 
 TURNS = 3
 
@@ -39,6 +38,7 @@ def client(tmp_path: Path) -> Iterator[Database]:
 
 def start(settings: Settings, number: int, failpoint: str = "") -> subprocess.Popen[bytes]:
     env = {**os.environ, "MILLRACE_DATA": str(settings.data_dir), "MILLRACE_TEST_FAILPOINTS": failpoint}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, str(Path(__file__).with_name("ddl_process.py")), str(number), str(TURNS)]
     return subprocess.Popen(command, env=env)
 
@@ -48,7 +48,7 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
     processes = [start(client.settings, number, point) for number, point in enumerate(["", "", *dying])]
     ended = [process.wait(timeout=120) for process in processes]
     assert ended == [0, 0, *[-signal.SIGKILL] * 4]
-    append = SingleEntryAppender(client.connection, client.settings.append_deadline)
+    append = ConnectionAppender(client.connection, client.settings.append_deadline)
     with Coordinator(client.settings, log=client.log, append=append) as coordinator:
         coordinator.resume()
         assert coordinator.differences() == []

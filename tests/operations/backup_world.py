@@ -109,8 +109,8 @@ class World:
         """Let the log go on in another backend."""
         LogSwitch(self.settings.log_path, "", self.log, self, self.coordinator).run(to)
 
-    def append_one(self, pchannel: str, entry: bytes) -> int:
-        return self.host.append(pchannel, [entry], deadline=20.0).result().time_tick
+    def append_one(self, pchannel: str, entry: bytes, *, principal: str = "") -> int:
+        return self.host.append(pchannel, [entry], deadline=20.0, principal=principal).result().time_tick
 
     def definitions(self, pchannel: str, collection_id: int | None) -> PChannelDefinitions:
         return self.host.definitions(pchannel, collection_id, deadline=20.0)

@@ -501,6 +501,24 @@ class RateLimited(MillraceError):
         self.retry_after = retry_after
 
 
+class BroadcastRefused(MillraceError):
+    """The check of a kind of broadcast refused it: nothing was stored or sent."""
+
+
+class CallbackFailed(MillraceError):
+    """Every VChannel has a broadcast, but the callback of its kind failed. It is called again; do not submit the
+    broadcast again under another request.
+    """
+
+    retriable = True
+
+
+class TooManyBroadcasts(MillraceError):
+    """Too many broadcasts are open: nothing was stored. `millrace broadcasts` shows what they wait for."""
+
+    retriable = True
+
+
 class ChangesRefused(MillraceError):
     """A stream of inserts only received a delete or a retraction: read all changes, or declare that they are
     skipped.

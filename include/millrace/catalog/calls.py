@@ -13,8 +13,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from millrace.access.grants import Caller, Resource, ResourceKind
-from millrace.access.permissions import authorize, may_see
+from millrace.access.permissions import authorize, channel_resources, may_see
 from millrace.base.errors import ChannelNotFound, InvalidArgument
+from millrace.catalog.broadcast import MESSAGE_KIND, BroadcastResult, message_from_json, message_to_json
 from millrace.catalog.collection import (
     DEFAULT_PARTITION,
     MAX_PAGE_SIZE,
@@ -25,6 +26,7 @@ from millrace.catalog.collection import (
 )
 from millrace.catalog.definition_cache import DefinitionCache
 from millrace.catalog.protocol import Catalog, CollectionOptions
+from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc import calls
 from millrace.rpc.calls import (
@@ -57,6 +59,14 @@ class ServedCatalog(Catalog, Protocol):
 
         For a `request` that is stored already: the collection that it changed.
         """
+        ...
+
+    def collection_of(self, vchannel: str) -> str | None:
+        """Return the name of a VChannel's collection; None if there is none."""
+        ...
+
+    def acting_for(self, principal: str) -> ServedCatalog:
+        """Return the catalog, which stamps what it appends with the name of `principal`."""
         ...
 
 
@@ -186,6 +196,26 @@ def _flush(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     return {"ticks": catalog.flush(given["name"], request=_request(given))}
 
 
+@handles(calls.BROADCAST)
+def _broadcast(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    made = catalog.broadcast(
+        [message_from_json(each) for each in given["messages"]],
+        kind=given.get("kind", MESSAGE_KIND),
+        data=given.get("data"),
+        request=_request(given),
+    )
+    return {"id": made.id, "ticks": made.ticks}
+
+
+def _authorize_targets(catalog: ServedCatalog, call: ServerCall, given: Arguments, caller: Caller) -> None:
+    """Check that the caller has the call's role on every VChannel of a broadcast. Raises PermissionDenied."""
+    for each in given["messages"]:
+        vchannel = str(each["vchannel"])
+        name = catalog.collection_of(vchannel)
+        own = () if name is None else (Resource(ResourceKind.COLLECTION, name),)
+        caller.principal.require_role(call.roles, channel_resources(vchannel) + own, call.name)
+
+
 def _request(given: Arguments) -> str:
     request = given.get("request", "")
     if not isinstance(request, str) or not _REQUEST.fullmatch(request):
@@ -241,7 +271,9 @@ def dispatch(catalog: ServedCatalog, name: str, arguments: Arguments, caller: Ca
     # alias differently get it.
     given = arguments if call in (calls.DROP_COLLECTION, calls.DROP_ALIAS) else resolved
     try:
-        answer = handler(catalog, given)
+        if call is calls.BROADCAST:
+            _authorize_targets(catalog, call, given, caller)
+        answer = handler(catalog.acting_for(caller.principal.name), given)
         if "collection" in call.answer:
             answer = {**answer, "collection": resolved[call.argument]}
         return call.checked(_shown(answer, caller))
@@ -347,6 +379,18 @@ class RemoteCatalog:
     def flush(self, name: str, *, request: str = "") -> dict[str, int]:
         ticks = self._call(calls.FLUSH, name=name, request=request)["ticks"]
         return {str(channel): int(tick) for channel, tick in ticks.items()}
+
+    def broadcast(
+        self,
+        messages: Sequence[MutableMessage],
+        *,
+        kind: str = MESSAGE_KIND,
+        data: Mapping[str, Any] | None = None,
+        request: str = "",
+    ) -> BroadcastResult:
+        sent = [message_to_json(each) for each in messages]
+        made = self._call(calls.BROADCAST, messages=sent, kind=kind, data=dict(data or {}), request=request)
+        return BroadcastResult(int(made["id"]), {str(name): int(tick) for name, tick in made["ticks"].items()})
 
     def aliases(self, collection: str | None = None) -> dict[str, str]:
         arguments = {} if collection is None else {"collection": collection}

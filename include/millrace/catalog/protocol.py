@@ -6,9 +6,11 @@ The coordinator implements it (millrace.coord.coordinator); its server exposes i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
+from millrace.catalog.broadcast import MESSAGE_KIND, BroadcastResult
 from millrace.catalog.collection import CollectionInfo, PChannel
+from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema
 
 if TYPE_CHECKING:  # only programs that change schemas need it
@@ -87,6 +89,23 @@ class DdlOperations(Protocol):
         """Seal and flush the collection's growing segments.
 
         Returns the tick of the ManualFlush by VChannel, 0 if nothing was growing.
+        """
+        ...
+
+    def broadcast(
+        self,
+        messages: Sequence[MutableMessage],
+        *,
+        kind: str = MESSAGE_KIND,
+        data: Mapping[str, Any] | None = None,
+        request: str = "",
+    ) -> BroadcastResult:
+        """Send one message to each of several VChannels, of one or more collections: to all, or to none.
+
+        `kind` names the callbacks to run, which get `data`, a JSON object.
+        Raises InvalidArgument, EntryTooLarge, CollectionNotFound, BroadcastRefused, AppendRejected with the reason why
+        a VChannel refuses its message, TooManyBroadcasts: nothing was sent.
+        Raises other errors that are retriable: it is sent, and completed by the coordinator.
         """
         ...
 

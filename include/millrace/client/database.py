@@ -38,6 +38,7 @@ from millrace.base.errors import (
 )
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.catalog.broadcast import MESSAGE_KIND
 from millrace.catalog.calls import RemoteCatalog
 from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, require_distinct_sql_names
 from millrace.catalog.protocol import Catalog
@@ -74,6 +75,7 @@ if TYPE_CHECKING:  # not needed by producers and consumers
     from millrace.client.client import Client
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
+    from millrace.client.produce.broadcast import Broadcast
     from millrace.client.produce.producer_recovery import AppliedMessage
     from millrace.wal.visible.changes import ChangePosition, ChangeStart
 
@@ -399,6 +401,30 @@ class Database(Closeable):
         Raises CollectionNotFound; CollectionHasAliases if aliases point to it; InvalidArgument for an alias.
         """
         self.catalog.drop_collection(name)
+
+    def broadcast(
+        self, *, kind: str = MESSAGE_KIND, data: Mapping[str, Any] | None = None, request: str = ""
+    ) -> Broadcast:
+        """Begin a broadcast: messages for VChannels of one or more collections, of which all are appended or none is.
+
+            with db.broadcast() as messages:
+                messages.upsert("orders", {"id": [7], "state": ["paid"]})
+                messages.delete("carts", ["ada"])
+
+        The block's end submits it. Messages become visible one by one, each at its own tick: readers may see some
+        before others, but every VChannel gets its message, even if this client or a server is killed meanwhile.
+        Requires the role operate on the collections. At most 1,024 messages of 256 KiB together, one for each VChannel.
+
+        Args:
+            kind: The kind whose callbacks the server runs (docs/broadcasts.md).
+            data: What these callbacks get, a JSON object.
+            request: A name under which it takes effect once, however often it is submitted. Default: a random one.
+
+        Raises InvalidArgument.
+        """
+        from millrace.client.produce.broadcast import Broadcast
+
+        return Broadcast(self.catalog, kind=kind, data=data, request=request)
 
     def create_alias(self, alias: str, collection: str) -> None:
         """Give a collection another name, which serves wherever a collection is named: in reads, writes and DDL.

@@ -12,10 +12,11 @@ The chain's state is the truth. Before DDL of a collection, the catalog is synch
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import (
@@ -29,11 +30,30 @@ from millrace.base.errors import (
     MillraceError,
 )
 from millrace.base.settings import Settings
+from millrace.catalog.broadcast import (
+    MESSAGE_KIND,
+    BroadcastResult,
+    check_data,
+    check_messages,
+    content_digest,
+    message_to_json,
+)
 from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, CollectionPage, CollectionQuery, PChannel
 from millrace.catalog.sqlite_file import catalog_path
+from millrace.client.produce.producer_recovery import AppliedLookup
 from millrace.coord.append_port import AppendPort
 from millrace.coord.broadcast.broadcaster import MAX_TARGETS, Broadcaster
-from millrace.coord.broadcast.ledger import StalePlan
+from millrace.coord.broadcast.kinds import find_kind
+from millrace.coord.broadcast.ledger import BroadcastCallbacks, StalePlan
+from millrace.coord.broadcast.messages import (
+    DIGEST,
+    MessageDispatcher,
+    judge_messages,
+    message_callbacks,
+    message_draft,
+    message_keys,
+    without_wal,
+)
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.catalog_sync import (
@@ -53,6 +73,7 @@ from millrace.coord.placement import place_collection
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.ids import collection_id_of
+from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import SchemaChange, apply_changes, change_to_json
 from millrace.message.wire.encode import encode_entry
@@ -84,10 +105,12 @@ class Coordinator(Closeable):
         append: AppendPort,
         shared: SharedStore | None = None,
         run_all: RunAll = run_sequentially,
+        applied: AppliedLookup = without_wal,
     ) -> None:
         """`shared`: the shared catalog that the local file is a copy of, in a cluster; closed with the coordinator.
-        `run_all` sends the messages of a broadcast concurrently.
+        `run_all` sends the messages of a broadcast concurrently. `applied` finds messages of a broadcast in the WAL.
         """
+        self._principal = ""
         self._settings = settings
         self._store = CatalogStore(catalog_path(settings.data_dir), shared=shared)
         if shared is None:
@@ -99,11 +122,18 @@ class Coordinator(Closeable):
         self._log = log
         self._append = append
         effects = DdlCallbacks(self._store, max_entry_bytes=settings.max_entry_bytes, on_named=self._link_by_name)
-        sending = DdlDispatcher(self._store, append)
-        self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.registry(), run_all=run_all)
+        sending = MessageDispatcher(self._store, append, DdlDispatcher(self._store, append), applied)
+        kinds = effects.registry(self._message_callbacks)
+        self._broadcaster = Broadcaster(self._store.broadcasts, sending, kinds, run_all=run_all)
 
     def close(self) -> None:
         self._store.close()
+
+    def acting_for(self, principal: str) -> Self:
+        """Return this coordinator, which stamps what it appends with the name of `principal`. Do not close it."""
+        found = copy.copy(self)
+        found._principal = principal
+        return found
 
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +175,7 @@ class Coordinator(Closeable):
             term = self._store.next_term(name)
             opening = builders.term_opening(term=term, chain_version=CHAIN_VERSION, config=dict(config or {}))
             try:
-                self._append.append_one(name, encode_entry([opening]))
+                self._append.append_one(name, encode_entry([opening]), principal=self._principal)
             except AppendRejected as rejection:
                 if rejection.reason != Reason.TERM_FENCED:
                     raise
@@ -240,7 +270,7 @@ class Coordinator(Closeable):
             ids = {partition: place for place, partition in enumerate(partitions, start=1)}
             names = tuple(f"{pchannel}_{number}v{place}" for place, pchannel in enumerate(placed))
             new = CollectionInfo(number, name, "creating", names, (schema,), ids, len(ids) + 1)
-            return ddl_draft("create_collection", new, {}, request=request)
+            return ddl_draft("create_collection", new, {}, request=request, principal=self._principal)
 
         try:
             self._broadcaster.submit(plan, request=request)
@@ -333,7 +363,8 @@ class Coordinator(Closeable):
         if self._is_known(name):
             return name
         if request and (task := self._store.broadcasts.find_request(request)) is not None:
-            return self._store.collection_by_id(task.collection_id).name
+            found = self._store.find_collection(task.collection_id)
+            return name if found is None else found.name
         try:
             return self._store.collection(name).name
         except CollectionNotFound:
@@ -361,6 +392,55 @@ class Coordinator(Closeable):
         self._store.drop_alias(alias, request=request)
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
+
+    def broadcast(
+        self,
+        messages: Sequence[MutableMessage],
+        *,
+        kind: str = MESSAGE_KIND,
+        data: Mapping[str, Any] | None = None,
+        request: str = "",
+    ) -> BroadcastResult:
+        """See :class:`millrace.catalog.protocol.DdlOperations`."""
+        find_kind(kind)
+        check_messages(messages)
+        given = check_data(data)
+        digest = content_digest([message_to_json(each) for each in messages], given)
+        known = self._store.broadcasts.find_request(request) if request else None
+        if known is not None and (known.kind, known.change.get(DIGEST)) != (kind, digest):
+            raise InvalidArgument(f"request {request!r} was used for another change: name each request uniquely")
+
+        def plan() -> BroadcastDraft:
+            found = {number: self._targeted(number, messages) for number in {each.collection_id for each in messages}}
+            # DDL and other broadcasts that are open on the same resources first: they decide what the chain accepts.
+            self._broadcaster.complete_conflicting(message_keys(messages))
+            barriers = judge_messages(self._append, self._store, messages)
+            return message_draft(kind, messages, found, given, barriers, request=request, principal=self._principal)
+
+        done = self._broadcaster.submit(plan, request=request)
+        return BroadcastResult(done.id, done.ticks)
+
+    def _targeted(self, number: int, messages: Sequence[MutableMessage]) -> CollectionInfo:
+        """Return a collection of the messages. Raises CollectionNotFound, InvalidArgument."""
+        found = self._store.find_collection(number)
+        if found is None or found.state != "active":
+            found = None if found is None or found.state == "dropped" else self._settled(found.name)
+        if found is None:
+            raise CollectionNotFound(f"there is no collection {number}: it may have been dropped")
+        for each in messages:
+            if each.collection_id == number and each.vchannel not in found.vchannels:
+                raise InvalidArgument(f"{each.vchannel!r} is no VChannel of collection {found.name!r}")
+        return found
+
+    def _message_callbacks(self, kind: str) -> BroadcastCallbacks | None:
+        try:
+            return message_callbacks(self._store, find_kind(kind))
+        except InvalidArgument:
+            return None  # of a newer build, or of a package that is not installed here
+
+    def open_broadcasts(self) -> list[BroadcastTask]:
+        """Return the broadcasts that are not complete, DDL as well; oldest first."""
+        return self._store.broadcasts.open_tasks()
 
     def resume(self, *, min_age: float = 0.0) -> int:
         """Complete open broadcasts that were stored at least `min_age` seconds ago; return how many there were.
@@ -426,7 +506,10 @@ class Coordinator(Closeable):
         Raises InvalidArgument if the request was for another change.
         """
         task = self._store.broadcasts.find_request(request) if request else None
-        if task is None or (task.kind == kind and self._store.collection_by_id(task.collection_id).name == name):
+        if task is None:
+            return None
+        found = self._store.find_collection(task.collection_id)
+        if task.kind == kind and found is not None and found.name == name:
             return task
         raise InvalidArgument(
             f"request {request!r} was used for another change than {kind} of {name!r}: name each request uniquely"
@@ -455,4 +538,4 @@ class Coordinator(Closeable):
             raise StalePlan
         if strange:
             raise diverged or CatalogDiverged(strange[0])
-        return ddl_draft(kind, collection, change, request=request)
+        return ddl_draft(kind, collection, change, request=request, principal=self._principal)

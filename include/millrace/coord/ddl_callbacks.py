@@ -17,11 +17,18 @@ from millrace.message.wire.encode import encode_entry
 
 
 def ddl_draft(
-    kind: DdlKind, collection: CollectionInfo, change: dict[str, object], *, request: str = ""
+    kind: DdlKind, collection: CollectionInfo, change: dict[str, object], *, request: str = "", principal: str = ""
 ) -> BroadcastDraft:
     """Return the draft of a DDL broadcast, planned from `collection` as it was read."""
     return BroadcastDraft(
-        kind, collection.id, change, collection.vchannels, collection_keys(collection.id), request, snapshot=collection
+        kind,
+        collection.id,
+        change,
+        collection.vchannels,
+        collection_keys(collection.id),
+        request,
+        snapshot=collection,
+        principal=principal,
     )
 
 
@@ -38,9 +45,10 @@ class DdlCallbacks:
         self._max_entry_bytes = max_entry_bytes
         self._on_named = on_named
 
-    def registry(self) -> CallbackRegistry:
+    def registry(self, others: Callable[[str], BroadcastCallbacks | None] = lambda kind: None) -> CallbackRegistry:
+        """Return the callbacks by kind; `others` finds those of a kind that is not DDL."""
         return CallbackRegistry(
-            dict.fromkeys(DDL_KINDS, BroadcastCallbacks(self.check, self.on_acknowledged, self.on_abandoned))
+            dict.fromkeys(DDL_KINDS, BroadcastCallbacks(self.check, self.on_acknowledged, self.on_abandoned)), others
         )
 
     def check(self, task: BroadcastTask, seen: CollectionInfo) -> None:
@@ -100,7 +108,7 @@ class DdlCallbacks:
             return None
         dropping = replace(there, state="dropping")
         self._store.update_collection(dropping)
-        return ddl_draft(DROP, dropping, {})
+        return ddl_draft(DROP, dropping, {}, principal=task.principal)
 
 
 DROP: Final[DdlKind] = "drop_collection"

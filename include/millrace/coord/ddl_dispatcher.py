@@ -19,6 +19,8 @@ from millrace.wal.definitions import VChannelDefinition
 from millrace.wal.reasons import Reason
 
 TERM_REJECTIONS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
+_PASSING: Final = TERM_REJECTIONS | {Reason.UNKNOWN_PRODUCER}
+"""Rejections after which a retry can succeed."""
 OPENING_SECONDS: Final = 3.0
 """How long to wait for a term that its owner has not opened in the log yet."""
 _PAUSE: Final = 0.05
@@ -32,9 +34,7 @@ class DdlDispatcher:
         self._append = append
 
     def is_permanent(self, error: MillraceError) -> bool:
-        return isinstance(error, EntryTooLarge) or (
-            isinstance(error, AppendRejected) and error.reason not in TERM_REJECTIONS
-        )
+        return isinstance(error, EntryTooLarge) or (isinstance(error, AppendRejected) and error.reason not in _PASSING)
 
     def send(self, task: BroadcastTask, target: str) -> int:
         """Append the task's message to `target`; return its time tick.
@@ -51,7 +51,7 @@ class DdlDispatcher:
             if effect_status(task.kind, task.change, collection, there).state == "done":
                 return 0  # dropped, or another client's collection under this id
         try:
-            tick = self._in_term(pchannel, made)
+            tick = append_in_term(self._append, self._store, pchannel, made, task.principal)
         except AppendRejected as rejection:
             return self._rejected(task, collection, target, rejection)
         if task.kind == "create_collection":
@@ -83,25 +83,27 @@ class DdlDispatcher:
             pchannel = pchannel_of(target)
             undoing = replace(task, kind="drop_collection", change={})
             try:
-                self._in_term(pchannel, build_message(undoing, collection, target, self._store.term(pchannel)))
+                made = build_message(undoing, collection, target, self._store.term(pchannel))
+                append_in_term(self._append, self._store, pchannel, made, task.principal)
             except AppendRejected as rejection:
                 if rejection.reason != Reason.COLLECTION_NOT_FOUND:
                     raise
 
-    def _in_term(self, pchannel: str, made: MutableMessage) -> int:
-        """Append one message; retry in the newer term if one was opened meanwhile.
 
-        A new owner of the PChannel takes its term from the catalog before it opens it in the log: that is waited for.
-        """
-        end = Deadline.after(OPENING_SECONDS)
-        while True:
-            try:
-                return self._append.append_one(pchannel, encode_entry([made]))
-            except AppendRejected as rejection:
-                term = self._store.term(pchannel)
-                opening = rejection.reason == Reason.TERM_NOT_OPENED and term == made.term
-                if rejection.reason not in TERM_REJECTIONS or (term == made.term and not opening):
-                    raise
-                if opening and not end.pause(_PAUSE):
-                    raise
-            made = replace(made, term=term)
+def append_in_term(append: AppendPort, store: CatalogStore, pchannel: str, made: MutableMessage, principal: str) -> int:
+    """Append one message in the name of `principal`; retry in the newer term if one was opened meanwhile.
+
+    A new owner of the PChannel takes its term from the catalog before it opens it in the log: that is waited for.
+    """
+    end = Deadline.after(OPENING_SECONDS)
+    while True:
+        try:
+            return append.append_one(pchannel, encode_entry([made]), principal=principal)
+        except AppendRejected as rejection:
+            term = store.term(pchannel)
+            opening = rejection.reason == Reason.TERM_NOT_OPENED and term == made.term
+            if rejection.reason not in TERM_REJECTIONS or (term == made.term and not opening):
+                raise
+            if opening and not end.pause(_PAUSE):
+                raise
+        made = replace(made, term=term)

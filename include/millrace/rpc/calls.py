@@ -525,6 +525,15 @@ FLUSH: Final = _call(
     answer="ticks",
     repeat=Repeat.REQUEST_ID,
 )
+BROADCAST: Final = _call(
+    CATALOG_PREFIX + "broadcast",
+    Role.OPERATE,
+    Scope.ANYTHING,
+    "send one message to each of several VChannels, of collections with that role",
+    request="messages kind? data? request?",
+    answer="id ticks",
+    repeat=Repeat.REQUEST_ID,
+)
 ENSURE_PCHANNELS: Final = _call(
     CATALOG_PREFIX + "ensure_pchannels",
     Role.OPERATE,

@@ -70,7 +70,7 @@ class Broadcaster:
 
         A request that is stored already is completed as it is.
         Raises the errors of `plan` and of the kind's check.
-        Raises a target's refusal: the task is abandoned.
+        Raises a target's refusal: the task is abandoned, unless its kind must complete and a target has the message.
         Raises a retriable error: the task stays and is completed later.
         Raises DeadlineExceeded if other tasks kept coming, or `expired` returned True before anything was stored.
         """
@@ -146,7 +146,10 @@ class Broadcaster:
             self._send(task)
             # All targets have the message. Only now the catalog changes, in one transaction with the task's end.
             hit("ddl.acknowledged")
-            done = self._ledger.finish(task.id, self._kinds[task.kind].on_acknowledged)
+            kind = self._kinds[task.kind]
+            if kind.before_close is not None:
+                self._call(task.id, kind.before_close)
+            done = self._ledger.finish(task.id, kind.on_acknowledged)
         except MillraceError as error:
             done = self._failed(task, error)
         if done is None:
@@ -156,6 +159,13 @@ class Broadcaster:
                 " was made, and retry if it was not"
             )
         return self._closed(done)
+
+    def _call(self, number: int, callback: Callable[[BroadcastTask], None]) -> None:
+        """Run a callback outside of any transaction, unless another broadcaster has closed the task meanwhile."""
+        sent = self._ledger.task(number)
+        if sent is not None and sent.state is TaskState.ACKNOWLEDGED:
+            callback(sent)
+            hit("ddl.called")
 
     def _closed(self, task: BroadcastTask) -> BroadcastTask:
         if task.state is TaskState.ABANDONED:
@@ -195,7 +205,8 @@ class Broadcaster:
         there = self._ledger.task(task.id)
         if there is None or there.state is TaskState.DONE:
             return there
-        if self._sending.is_permanent(error):
+        begun = bool(there.ticks) and self._kinds[there.kind].must_complete
+        if self._sending.is_permanent(error) and not begun:
             if there.open:
                 _log.warning("%s of collection %s is abandoned: %s", task.kind, task.collection_id, error)
             undoing = self._ledger.abandon(task.id, f"{error.code}: {error}", self._kinds[task.kind].on_abandoned)

@@ -32,19 +32,33 @@ class BroadcastCallbacks:
     on_abandoned: Callable[[BroadcastTask], BroadcastDraft | None]
     """Runs when the task is abandoned and undoes its reservation. A returned draft is stored in the same transaction.
     """
+    before_close: Callable[[BroadcastTask], None] | None = None
+    """Runs when every target has the message, before `on_acknowledged`, in no transaction and at least once. If it
+    raises, the task stays open.
+    """
+    must_complete: bool = False
+    """Whether a task that one target has acknowledged is never abandoned."""
 
 
 class CallbackRegistry:
-    """Callbacks by kind of broadcast."""
+    """Callbacks by kind of broadcast. `others` returns those of a kind that is not in `kinds`, or None."""
 
-    def __init__(self, kinds: Mapping[str, BroadcastCallbacks]) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, BroadcastCallbacks],
+        others: Callable[[str], BroadcastCallbacks | None] = lambda name: None,
+    ) -> None:
         self._kinds = dict(kinds)
+        self._others = others
 
     def __getitem__(self, name: str) -> BroadcastCallbacks:
-        """Raises UnsupportedVersion for a kind that a newer build stored."""
-        if name not in self._kinds:
-            raise UnsupportedVersion(f"unknown broadcast kind {name!r}: run the build that stored it, or a newer one")
-        return self._kinds[name]
+        """Raises UnsupportedVersion for a kind that a newer build, or one with more packages, stored."""
+        found = self._kinds.get(name) or self._others(name)
+        if found is None:
+            raise UnsupportedVersion(
+                f"unknown broadcast kind {name!r}: run the build that stored it, or a newer one, with the same packages"
+            )
+        return found
 
 
 class Ledger(Protocol):

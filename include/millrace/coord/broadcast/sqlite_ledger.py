@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from millrace.coord.broadcast.task import (
+    MESSAGES,
     BroadcastDraft,
     BroadcastTask,
     ResourceKey,
@@ -28,6 +29,8 @@ MAX_CLOSED: Final = 1_000
 MAX_ABANDONED: Final = 100
 """Number of abandoned broadcasts whose reason is kept."""
 MAX_REASON_CHARS: Final = 1_000
+_PRINCIPAL: Final = "principal"
+"""Key in the stored change. Builds without principals ignore it; a column would break the shared catalog's documents."""
 _ABANDONED: Final = 2
 """Value of `broadcast.done`."""
 _ID_EPOCH: Final = 1_577_836_800
@@ -107,18 +110,21 @@ class SqliteLedger:
         resources = (
             collection_keys(collection_id) if keys is None else tuple(ResourceKey(*key) for key in json.loads(keys))
         )
+        stored = json.loads(change)
+        principal = stored.pop(_PRINCIPAL, "")
         return BroadcastTask(
             number,
             request,
             kind,
             collection_id,
-            json.loads(change),
+            stored,
             resources,
             targets,
             state,
             at=at,
             reason=words,
             reason_at_ms=reason_at_ms,
+            principal=principal,
         )
 
     # -- the protocol Ledger ------------------------------------------------------------------------------------------
@@ -147,13 +153,22 @@ class SqliteLedger:
         targets: dict[str, int | None] = dict.fromkeys(draft.targets)
         request = draft.request or f"#{number}"
         return BroadcastTask(
-            number, request, draft.kind, draft.collection_id, draft.change, draft.keys, targets, at=now
+            number,
+            request,
+            draft.kind,
+            draft.collection_id,
+            draft.change,
+            draft.keys,
+            targets,
+            at=now,
+            principal=draft.principal,
         )
 
     def _insert(self, task: BroadcastTask) -> None:
+        change = task.change | {_PRINCIPAL: task.principal} if task.principal else task.change
         self._db.execute(
             "insert into broadcast (id, collection_id, kind, change) values (?, ?, ?, ?)",
-            (task.id, task.collection_id, task.kind, json.dumps(task.change)),
+            (task.id, task.collection_id, task.kind, json.dumps(change)),
         )
         self._db.execute_many(
             "insert into target (broadcast_id, vchannel, pchannel) values (?, ?, ?)",
@@ -189,7 +204,7 @@ class SqliteLedger:
             task = self.task(number)
             if task is not None and task.state is TaskState.ACKNOWLEDGED:
                 acked(task)
-                self._db.execute("update broadcast set done = 1 where id = ?", (number,))
+                self._close(number, 1)
                 self._db.execute("delete from trouble where broadcast_id = ?", (number,))
             found = self.task(number)
             self._collect()
@@ -203,7 +218,7 @@ class SqliteLedger:
             task = self.task(number)
             if task is None or not task.open:
                 return None
-            self._db.execute("update broadcast set done = ? where id = ?", (_ABANDONED, number))
+            self._close(number, _ABANDONED)
             self._note(number, words)
             self._db.execute(
                 "delete from trouble where broadcast_id not in (select id from broadcast where not done)"
@@ -217,6 +232,11 @@ class SqliteLedger:
             undoing = self._next(draft)
             self._insert(undoing)
             return undoing
+
+    def _close(self, number: int, done: int) -> None:
+        self._db.execute(
+            f"update broadcast set done = ?, change = json_remove(change, '$.{MESSAGES}') where id = ?", (done, number)
+        )
 
     @repeated
     def note_reason(self, number: int, words: str) -> None:

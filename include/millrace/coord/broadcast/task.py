@@ -12,6 +12,10 @@ from typing import Any, Final
 
 CLUSTER: Final = "cluster"
 COLLECTION: Final = "collection"
+VCHANNEL: Final = "vchannel"
+
+MESSAGES: Final = "messages"
+"""Key of a task's change that has its messages. It is removed when the task closes, so that closed tasks stay small."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,6 +80,8 @@ class BroadcastDraft:
     """The caller's name for it. A repeated request is one broadcast. "": never repeated."""
     snapshot: Any = field(default=None, compare=False)
     """The state that it was planned from, for the check of its kind. Not persisted."""
+    principal: str = ""
+    """Who asked for it. Its messages carry the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,8 @@ class BroadcastTask:
     """Why it waits or was abandoned."""
     reason_at_ms: int = 0
     """When `reason` was written."""
+    principal: str = ""
+    """Who asked for it; empty if unknown."""
 
     @property
     def pending_targets(self) -> list[str]:

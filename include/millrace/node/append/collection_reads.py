@@ -39,7 +39,7 @@ _BATCH_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
+class HostTickSource:
     """Reads ticks from this process's host (implements millrace.tables.read.freshness.TickSource)."""
 
     host: AppendHost
@@ -65,7 +65,7 @@ class CollectionReads:
     def __init__(self, settings: Settings, catalog: ServedCatalog, host: AppendHost, service: LogService) -> None:
         self._settings = settings
         self._catalog = catalog
-        self._own = _Own(host, service)
+        self._own = HostTickSource(host, service)
         self._open = OpenTablesPool()
         self._free = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
 

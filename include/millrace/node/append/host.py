@@ -141,7 +141,9 @@ class AppendHost(Closeable):
         """Whether the host forwards appends of PChannels that it does not own."""
         return self._owners is not None
 
-    def append(self, pchannel: str, entry: Entries, *, deadline: float = DEFAULT_DEADLINE) -> AppendOutcome:
+    def append(
+        self, pchannel: str, entry: Entries, *, deadline: float = DEFAULT_DEADLINE, principal: str = ""
+    ) -> AppendOutcome:
         """Append entries (docs/wire-form.md) as one atomic batch and wait for the chain's decisions, at most `deadline`
         seconds.
 
@@ -155,8 +157,24 @@ class AppendHost(Closeable):
         """
         end = Deadline.after(deadline)
         if self._owners is not None and not self._owners.is_local(pchannel):
+            # The owner stamps what it appends with this server's own name: nobody can claim another's to a node.
             return self._owners.append(pchannel, entry, deadline=deadline)
-        return self.decide(pchannel, as_values(entry), deadline=end.remaining())
+        return self.decide(pchannel, as_values(entry), deadline=end.remaining(), principal=principal)
+
+    def judge(self, pchannel: str, entry: bytes, *, deadline: float = DEFAULT_DEADLINE) -> tuple[AppendOutcome, int]:
+        """Judge an entry as if it came next in the log, without appending it. Returns the outcome that it would have,
+        and the last tick of the PChannel.
+
+        Everything in the log now is decided before.
+        """
+        follower = self._follower(pchannel)
+        follower.reach_end(timeout=deadline)
+        state = self.state(pchannel)
+        place, stamp = state.position, max(self._now_ms(), state.last_tick >> LOGICAL_BITS)
+        columns = [pa.array([number], pa.int64()) for number in (place.ledger, place.entry, stamp)]
+        batch = pa.RecordBatch.from_arrays([*columns, pa.array([entry], pa.large_binary())], schema=ENTRY_SCHEMA)
+        outcome = Chain().process(state, LogEntries(batch, place.following()))
+        return AppendOutcome(outcome_rows(outcome.messages, outcome.rejections)), state.last_tick
 
     def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
         """Append as :meth:`append` does, but return as soon as the entries are durable."""

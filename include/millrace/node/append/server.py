@@ -41,6 +41,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.calls import dispatch
 from millrace.catalog.sqlite_file import pchannel_names
 from millrace.client.consume.positions import PositionStore
+from millrace.client.local_tables import applied_messages
 from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.broadcast_retrier import BroadcastRetrier
 from millrace.coord.concurrency import ThreadRunner
@@ -58,7 +59,7 @@ from millrace.node.append.append_stream import (
     write_answer,
 )
 from millrace.node.append.authorizer import AppendAuthorizer, readable_rows, vchannel_resources
-from millrace.node.append.collection_reads import CollectionReads
+from millrace.node.append.collection_reads import CollectionReads, HostTickSource
 from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.history_reads import HistoryReads
@@ -560,7 +561,14 @@ def append_extension(
     together = behind.enter_context(ThreadRunner("broadcast"))
     behind.enter_context(follow(settings))
     append = SingleEntryAppender(host, settings.append_deadline)
-    catalog = Coordinator(settings, log=service, append=append, shared=shared(settings), run_all=together)
+    catalog = Coordinator(
+        settings,
+        log=service,
+        append=append,
+        shared=shared(settings),
+        run_all=together,
+        applied=partial(applied_messages, settings, HostTickSource(host, service)),
+    )
     if placing is not None:
         placing.start(catalog.open_term)
     completing = BroadcastRetrier(catalog)

@@ -1,0 +1,112 @@
+"""Kinds of message broadcasts: each with a check before it is stored, and a callback when every VChannel has it.
+
+Other packages register kinds as entry points. Their code is not trusted with the ledger: whatever it raises becomes a
+typed error, and a callback runs in no transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millrace.base.entry_points import load_entry_points
+from millrace.base.errors import BroadcastRefused, CallbackFailed, InvalidArgument, MillraceError
+from millrace.catalog.broadcast import MESSAGE_KIND, check_kind_name, message_from_json
+from millrace.coord.broadcast.task import MESSAGES, BroadcastTask
+from millrace.coord.ddl import DDL_KINDS
+from millrace.message.model import MutableMessage
+
+GROUP: Final = "millrace.broadcast_kinds"
+"""The group of entry points; each is a :class:`BroadcastKind`."""
+DATA: Final = "data"
+"""Key of a task's change: what the caller passes to the callbacks."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A broadcast as its kind's callbacks see it."""
+
+    id: int
+    """Of two broadcasts to one VChannel, the later has the greater id."""
+    kind: str
+    principal: str
+    """Who submitted it."""
+    data: Mapping[str, Any]
+    messages: tuple[MutableMessage, ...]
+    ticks: Mapping[str, int]
+    """By VChannel the time tick of its message; empty before they are sent."""
+
+
+def _nothing(broadcast: Broadcast) -> None:
+    """Do nothing: the callback of a kind that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastKind:
+    """A kind of broadcast. The log's server runs its callbacks."""
+
+    name: str
+    check: Callable[[Broadcast], None] = _nothing
+    """Raises to refuse a broadcast before anything is stored. No other broadcast to its VChannels is open meanwhile.
+
+    It must be quick: it runs in the ledger's transaction, and may be called again for the same broadcast.
+    """
+    on_acknowledged: Callable[[Broadcast], None] = _nothing
+    """Runs when every VChannel has its message, at least once, and before a later broadcast to any of its VChannels is
+    stored. If it raises, the broadcast stays open and the callback runs again.
+
+    After a crash it can run in two processes, so make it idempotent by `id`: skip an id that is not greater than the
+    newest one that is done.
+    """
+
+
+_PLAIN: Final = BroadcastKind(MESSAGE_KIND)
+
+
+def find_kind(name: str) -> BroadcastKind:
+    """Return a kind of message broadcast. Raises InvalidArgument if no installed package has it, InvalidSettings."""
+    if name == MESSAGE_KIND:
+        return _PLAIN
+    others = {each.name: each for each in load_entry_points(GROUP, BroadcastKind)}
+    for each in others:
+        check_kind_name(each)
+    if name in DDL_KINDS or name not in others:
+        known = ", ".join(sorted({MESSAGE_KIND, *others} - set(DDL_KINDS)))
+        raise InvalidArgument(
+            f"unknown kind of broadcast {name!r}; known are {known}. Install the package that has it where the log's"
+            " server runs, and restart the server"
+        )
+    return others[name]
+
+
+def broadcast_of(task: BroadcastTask) -> Broadcast:
+    """Return a message broadcast, as the callbacks of its kind see it."""
+    messages = tuple(message_from_json(each) for each in task.change[MESSAGES])
+    return Broadcast(task.id, task.kind, task.principal, task.change[DATA], messages, dict(task.ticks))
+
+
+def run_check(kind: BroadcastKind, task: BroadcastTask) -> None:
+    """Run the check of a kind. Raises BroadcastRefused if it raises anything."""
+    try:
+        kind.check(broadcast_of(task))
+    except Exception as error:  # whatever another package's code raises
+        said = f"{error.code}: {error}" if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+        raise BroadcastRefused(
+            f"the check of {kind.name} refuses the broadcast, and nothing was sent: {said}"
+        ) from error
+
+
+def run_callback(kind: BroadcastKind, task: BroadcastTask) -> None:
+    """Run the acknowledge callback of a kind. Raises CallbackFailed if it raises anything."""
+    try:
+        kind.on_acknowledged(broadcast_of(task))
+    except Exception as error:  # whatever another package's code raises
+        _log.warning("the callback of the broadcast %d (%s) failed", task.id, kind.name, exc_info=True)
+        raise CallbackFailed(
+            f"every VChannel has the broadcast {task.id}, but the callback of {kind.name} failed and is called again"
+            f" every 10 s: {type(error).__name__}: {error}"
+        ) from error
