@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from millrace.client.database import connect as connect
     from millrace.client.produce.async_producer import AsyncProducer as AsyncProducer
     from millrace.client.produce.batch_appender import BatchLimits as BatchLimits
+    from millrace.client.produce.broadcast import Broadcast as Broadcast
     from millrace.client.produce.producer import Producer as Producer
     from millrace.client.produce.transaction import Transaction as Transaction
     from millrace.client.produce.written import Written as Written
@@ -56,6 +57,7 @@ _FACE = {
     "AsyncProducer": "millrace.client.produce.async_producer",
     "All": "millrace.wal.scanner",
     "BatchLimits": "millrace.client.produce.batch_appender",
+    "Broadcast": "millrace.client.produce.broadcast",
     "Change": "millrace.client.consume.delivery",
     "ChangeStream": "millrace.client.consume.changes",
     "Collection": "millrace.client.collection",
@@ -91,6 +93,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "BatchLimits",
+    "Broadcast",
     "Change",
     "ChangeStream",
     "Collection",

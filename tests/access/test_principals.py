@@ -12,14 +12,19 @@ import pyarrow as pa
 import pytest
 
 from millrace.access.grants import Grant, Role
+from millrace.base.errors import PermissionDenied
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.scan import scan
 from millrace.message.builders import insert
 from millrace.message.keys import vchannel_index
 from millrace.message.model import ImmutableMessage
+from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import AddField
+from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.observe.broadcasts import broadcast_rows
 from millrace.observe.observer import Observer
 from millrace.observe.wal_search import WalQuery
 from millrace.operations.verification import verify_channel
@@ -136,6 +141,50 @@ def test_an_append_past_the_host_is_stamped_too(guarded: Guarded, own: Collectio
     assert written_by(guarded, own, "asserted:somebody") == []
 
 
+def test_ddl_names_who_asked_for_it_whatever_the_request_says(guarded: Guarded, own: CollectionInfo) -> None:
+    name = f"ops-{own.id}"
+    token = guarded.add(name, Grant(Role.ADMIN, (own.name,)))
+    with connected(guarded, token) as client:
+        client.catalog.create_partition(own.name, "eu")
+        client.catalog.alter(own.name, [AddField(FieldSpec("more", "string", True))])
+        client.new_producer().insert(client.definition(own.name), pa.table({"id": [1], "body": ["x"], "more": ["y"]}))
+        client.catalog.flush(own.name)
+        # An attacker names somebody else, in each place that a request has.
+        arguments = {"name": own.name, "partition": "us", "request": "r1", "principal": "admin"}
+        client.connection.catalog("create_partition", arguments, repeat=False)
+        client.catalog.drop_partition(own.name, "us")
+    ingest_to_end(guarded.client.settings, guarded.client.log)
+    look = Observer(guarded.client.settings)
+    found = look.messages(WalQuery("message", principal=name, collection_id=own.id)).items
+    expected = {"CREATE_PARTITION", "SCHEMA_CHANGE", "MANUAL_FLUSH", "DROP_PARTITION", "INSERT"}
+    assert {each.type for each in found} == expected
+    for other in ("admin", "asserted:admin"):
+        assert look.messages(WalQuery("message", principal=other, collection_id=own.id)).items == []
+    listed = [each for each in broadcast_rows(guarded.client.settings, limit=50) if each.collection == own.name]
+    assert {each.principal for each in listed if each.kind != "create_collection"} == {name}
+
+
+def test_a_broadcast_names_who_submitted_it_on_every_vchannel(guarded: Guarded, own: CollectionInfo) -> None:
+    name = f"caster-{own.id}"
+    token = guarded.add(name, Grant(Role.OPERATE, (own.name,)))
+    with connected(guarded, token) as client:
+        with client.broadcast(request=f"cast-{own.id}") as sent:
+            sent.insert(own.name, rows(*range(50)))
+        assert sent.result is not None
+        assert set(sent.result.ticks) == set(own.vchannels)
+        with client.broadcast(request=f"cast-{own.id}") as again:
+            again.insert(own.name, rows(*range(50)))
+        assert again.result == sent.result
+        with pytest.raises(PermissionDenied), client.broadcast() as denied:
+            denied.flush(guarded.client.definition("orders"))
+    narrow = guarded.add(f"writer-{own.id}", Grant(Role.PRODUCE, (own.name,)))
+    with connected(guarded, narrow) as client, pytest.raises(PermissionDenied, match="operate"):
+        client.broadcast().insert(own.name, rows(1)).submit()
+    found = written_by(guarded, own, name)
+    assert sum(each.rows for each in found) == 50
+    assert {each.vchannel for each in found} == set(own.vchannels)
+
+
 def test_a_rejection_names_who_wrote_what_was_refused(guarded: Guarded, own: CollectionInfo) -> None:
     name = f"wrong-{own.id}"
     token = guarded.add(name, Grant(Role.PRODUCE, (own.name,)))
@@ -158,7 +207,10 @@ def test_a_rejection_names_who_wrote_what_was_refused(guarded: Guarded, own: Col
 def test_the_log_itself_holds_the_name_and_the_server_s_own_messages_hold_none(guarded: Guarded) -> None:
     log = guarded.client.log.open("dml_0")
     found = decode_entries(log.read(log.describe().begin, max_bytes=1 << 30).batch).to_pylist()
-    assert {row["principal"] for row in found if row["type"] in (1300, 100)} == {None}
+    created = [row["principal"] for row in found if row["type"] == MessageType.CREATE_COLLECTION]
+    assert set(created) == {"machine"}, "who asked for it"
+    assert found[0]["type"] == MessageType.TERM_OPENING
+    assert found[0]["principal"] is None, "the first term's own opening says that its chain knows stamps"
 
 
 def test_a_client_of_an_earlier_build_gets_the_columns_that_it_knows(guarded: Guarded, own: CollectionInfo) -> None:

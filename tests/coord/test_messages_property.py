@@ -21,7 +21,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.broadcast import MESSAGE_KIND
 from millrace.client.produce.rows import conform, insert_message, split_rows
 from millrace.coord.broadcast import kinds
-from millrace.coord.broadcast.kinds import Broadcast, BroadcastKind
+from millrace.coord.broadcast.kinds import BroadcastKind, SubmittedBroadcast
 from millrace.coord.broadcast.task import TaskState
 from millrace.coord.coordinator import Coordinator
 from millrace.message.ids import COORDINATOR_ID
@@ -83,9 +83,9 @@ class FlakyLog(ChainLog):
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_a_broadcast_is_on_every_target_once_or_on_none_wherever_its_coordinator_dies(steps: list[Step]) -> None:
-    log, called, fails = FlakyLog(), list[Broadcast](), [0]
+    log, called, fails = FlakyLog(), list[SubmittedBroadcast](), [0]
 
-    def callback(broadcast: Broadcast) -> None:
+    def callback(broadcast: SubmittedBroadcast) -> None:
         if fails[0]:
             fails[0] -= 1
             raise RuntimeError("not now")

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "api.md"
 PARTS: dict[str, list[str]] = {
     "Connecting": ["connect", "Database", "Settings"],
     "Collections": ["Collection", "schema", "Schema", "Field"],
-    "Writing": ["Written", "Transaction", "Producer", "BatchLimits", "AsyncProducer"],
+    "Writing": ["Written", "Transaction", "Broadcast", "Producer", "BatchLimits", "AsyncProducer"],
     "Consuming": [
         "Change", "ChangeStream", "Consumer", "Delivery", "AsyncConsumer", "ParallelConsumer",
         "All", "Latest", "StartFrom", "StartAfter", "StartAfterTick",

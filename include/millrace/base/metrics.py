@@ -117,6 +117,8 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "log_denied_calls_total": MetricFamily(
         "counter", "Calls and appends denied by their token, by call (docs/access.md).", ("call",)
     ),
+    "coord_broadcasts_open": MetricFamily("gauge", "Broadcasts, DDL and messages, that some VChannel lacks.", ()),
+    "coord_broadcast_oldest_seconds": MetricFamily("gauge", "Age of the oldest open broadcast; 0 without any.", ()),
     "access_log_lines_total": MetricFamily(
         "counter",
         "Lines of the access log, by result: written, or dropped because the queue or disk was full.",
@@ -305,6 +307,8 @@ class Metrics:
         self.log_clock_held = gauge("log_clock_held")
         self.log_time_ahead_seconds = gauge("log_time_ahead_seconds")
         self.log_denied_calls_total = counter("log_denied_calls_total")
+        self.coord_broadcasts_open = gauge("coord_broadcasts_open")
+        self.coord_broadcast_oldest_seconds = gauge("coord_broadcast_oldest_seconds")
         self.access_log_lines_total = counter("access_log_lines_total")
         self.wal_parked = gauge("wal_parked")
 

@@ -61,9 +61,8 @@ def check_messages(messages: Sequence[MutableMessage]) -> None:
     for each in messages:
         if each.type not in BROADCAST_TYPES:
             known = ", ".join(kind.name for kind in BROADCAST_TYPES)
-            raise InvalidArgument(
-                f"a message of type {MessageType(each.type).name} cannot be broadcast; types are {known}"
-            )
+            name = MessageType(each.type).name
+            raise InvalidArgument(f"a message of type {name} cannot be broadcast; types are {known}")
         if each.vchannel in seen:
             raise InvalidArgument(
                 f"a broadcast has one message for each VChannel, and two for {each.vchannel!r}: send the other as"

@@ -1,5 +1,5 @@
-"""``millrace coord``, ``node``, ``nodes``, ``channels``, ``balance``, ``drain``: several nodes that share one
-deployment (docs/coordinator.md)."""
+"""``millrace coord``, ``node``, ``nodes``, ``channels``, ``broadcasts``, ``balance``, ``drain``: several nodes that
+share one deployment (docs/coordinator.md)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from millrace.commands.parts.command_line import (
     CommandContext,
     JsonContext,
     exec_python,
+    iso_time,
     print_facts,
     print_rows,
     root,
@@ -168,6 +169,38 @@ def channels(context: JsonContext) -> None:
     print_rows(
         rows, columns=columns, as_json=context.as_json, empty="Nothing is assigned yet: `millrace coord` does that."
     )
+
+
+@root.command(rich_help_panel=INSPECT_PANEL)
+def broadcasts(
+    context: JsonContext,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Most broadcasts to show, besides open ones.")] = 20,
+    open_only: Annotated[bool, typer.Option("--open", help="Show open broadcasts alone.")] = False,
+) -> None:
+    """Show broadcasts, DDL and messages: who asked for them, which VChannels have them, and what they wait for.
+
+    Example: `millrace broadcasts --open`
+    """
+    from millrace.observe.broadcasts import broadcast_rows
+
+    found = broadcast_rows(context.settings, limit=limit, closed=not open_only)
+    rows = [
+        {
+            "id": each.id,
+            "kind": each.kind,
+            "collection": each.collection,
+            "state": str(each.state),
+            "principal": each.principal or None,
+            "at": iso_time(round(each.at * 1000)) if each.at else None,
+            "acked": f"{sum(tick is not None for tick in each.targets.values())} of {len(each.targets)}",
+            "reason": each.words or None,
+            **({"request": each.request, "keys": each.keys, "targets": each.targets} if context.as_json else {}),
+        }
+        for each in found
+    ]
+    columns = ("id", "kind", "collection", "state", "principal", "at", "acked", "reason")
+    empty = "No broadcast is open." if open_only else "No broadcasts yet."
+    print_rows(rows, columns=columns, as_json=context.as_json, empty=empty)
 
 
 @root.command(rich_help_panel=OPERATE_PANEL)

@@ -57,7 +57,7 @@ def status(context: JsonContext) -> None:
         typer.echo(f"Operation      {each['job']} {each['state']}: {each['words'] or 'starting'} ({each['run_id']})")
     for each in found["ddl"]:
         typer.echo(
-            f"DDL            {each['kind']} of {each['collection']} {each['state']}, "
+            f"Broadcast      {each['kind']} of {each['collection']} {each['state']}, "
             f"{each['acked']} VChannels have it: {each['detail']}"
         )
     shown = worst_pchannels(found["pchannels"])

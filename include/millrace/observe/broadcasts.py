@@ -1,4 +1,4 @@
-"""Views of DDL broadcasts: their targets, which VChannels have them, their outcome.
+"""Views of broadcasts, DDL and messages: their targets, which VChannels have them, their outcome.
 
 Read from the coordinator's file.
 """
@@ -26,6 +26,9 @@ class BroadcastRow(BaseView):
     """The caller's request id, or `#` and the broadcast's id if there is none."""
     kind: str
     collection: str
+    """Its collection, or several, with commas in between."""
+    principal: str
+    """Who asked for it. Empty if unknown."""
     state: TaskState
     at: float
     """Time at which it was stored, in Unix seconds. 0 if unknown."""
@@ -79,7 +82,8 @@ def _row(found: NamedBroadcast) -> BroadcastRow:
         id=task.id,
         request=task.request,
         kind=task.kind,
-        collection=found.collection,
+        collection=found.collection or ", ".join(task.change.get("collections", ())),
+        principal=task.principal,
         state=task.state,
         at=task.at,
         words=task.reason,

@@ -205,8 +205,7 @@ class Broadcaster:
         there = self._ledger.task(task.id)
         if there is None or there.state is TaskState.DONE:
             return there
-        begun = bool(there.ticks) and self._kinds[there.kind].must_complete
-        if self._sending.is_permanent(error) and not begun:
+        if self._sending.is_permanent(error) and not (there.ticks and self._kinds[there.kind].must_complete):
             if there.open:
                 _log.warning("%s of collection %s is abandoned: %s", task.kind, task.collection_id, error)
             undoing = self._ledger.abandon(task.id, f"{error.code}: {error}", self._kinds[task.kind].on_abandoned)

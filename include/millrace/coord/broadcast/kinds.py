@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class SubmittedBroadcast:
     """A broadcast as its kind's callbacks see it."""
 
     id: int
@@ -41,7 +41,7 @@ class Broadcast:
     """By VChannel the time tick of its message; empty before they are sent."""
 
 
-def _nothing(broadcast: Broadcast) -> None:
+def _nothing(broadcast: SubmittedBroadcast) -> None:
     """Do nothing: the callback of a kind that has none."""
 
 
@@ -50,12 +50,12 @@ class BroadcastKind:
     """A kind of broadcast. The log's server runs its callbacks."""
 
     name: str
-    check: Callable[[Broadcast], None] = _nothing
+    check: Callable[[SubmittedBroadcast], None] = _nothing
     """Raises to refuse a broadcast before anything is stored. No other broadcast to its VChannels is open meanwhile.
 
     It must be quick: it runs in the ledger's transaction, and may be called again for the same broadcast.
     """
-    on_acknowledged: Callable[[Broadcast], None] = _nothing
+    on_acknowledged: Callable[[SubmittedBroadcast], None] = _nothing
     """Runs when every VChannel has its message, at least once, and before a later broadcast to any of its VChannels is
     stored. If it raises, the broadcast stays open and the callback runs again.
 
@@ -83,10 +83,10 @@ def find_kind(name: str) -> BroadcastKind:
     return others[name]
 
 
-def broadcast_of(task: BroadcastTask) -> Broadcast:
+def broadcast_of(task: BroadcastTask) -> SubmittedBroadcast:
     """Return a message broadcast, as the callbacks of its kind see it."""
     messages = tuple(message_from_json(each) for each in task.change[MESSAGES])
-    return Broadcast(task.id, task.kind, task.principal, task.change[DATA], messages, dict(task.ticks))
+    return SubmittedBroadcast(task.id, task.kind, task.principal, task.change[DATA], messages, dict(task.ticks))
 
 
 def run_check(kind: BroadcastKind, task: BroadcastTask) -> None:
@@ -95,9 +95,7 @@ def run_check(kind: BroadcastKind, task: BroadcastTask) -> None:
         kind.check(broadcast_of(task))
     except Exception as error:  # whatever another package's code raises
         said = f"{error.code}: {error}" if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
-        raise BroadcastRefused(
-            f"the check of {kind.name} refuses the broadcast, and nothing was sent: {said}"
-        ) from error
+        raise BroadcastRefused(f"the check of {kind.name} refused it, and nothing was sent: {said}") from error
 
 
 def run_callback(kind: BroadcastKind, task: BroadcastTask) -> None:

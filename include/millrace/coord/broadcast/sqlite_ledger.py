@@ -30,7 +30,7 @@ MAX_ABANDONED: Final = 100
 """Number of abandoned broadcasts whose reason is kept."""
 MAX_REASON_CHARS: Final = 1_000
 _PRINCIPAL: Final = "principal"
-"""Key in the stored change. Builds without principals ignore it; a column would break the shared catalog's documents."""
+"""Key in the stored change. Builds without principals ignore it; they could not read documents with one more column."""
 _ABANDONED: Final = 2
 """Value of `broadcast.done`."""
 _ID_EPOCH: Final = 1_577_836_800

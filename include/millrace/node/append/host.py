@@ -41,6 +41,7 @@ from millrace.base.metrics import Metrics
 from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, pchannel_of
+from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.wire.framing import check_framing
 from millrace.message.wire.stamp import stamp_entries
 from millrace.node.append.follower import Follower
@@ -48,9 +49,10 @@ from millrace.node.append.metrics import export_clock
 from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.append_pipeline import Entries, as_values
-from millrace.rpc.outcome import AppendOutcome
+from millrace.rpc.outcome import AppendOutcome, outcome_rows
 from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, TimeTick, messages_of
 from millrace.rpc.wire import DEFAULT_DEADLINE
+from millrace.wal.chain import Chain
 from millrace.wal.definitions import OpenFigures, PChannelDefinitions
 from millrace.wal.state import ChannelState
 from millrace.wal.versions import VERSION_5

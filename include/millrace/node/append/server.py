@@ -572,6 +572,7 @@ def append_extension(
     if placing is not None:
         placing.start(catalog.open_term)
     completing = BroadcastRetrier(catalog)
+    completing.export(metrics)
     behind.callback(completing.close)
     completing.start()
     tombstones = TombstonePlacer(host, service, wal) if isinstance(service, GenerationsService) else None
