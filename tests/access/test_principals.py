@@ -185,6 +185,41 @@ def test_a_broadcast_names_who_submitted_it_on_every_vchannel(guarded: Guarded, 
     assert {each.vchannel for each in found} == set(own.vchannels)
 
 
+@pytest.mark.parametrize("place", ["tail", "table"])
+def test_changes_name_who_wrote_each_on_request_alone(guarded: Guarded, own: CollectionInfo, place: str) -> None:
+    ada, bo = (guarded.add(f"{name}-{place}-{own.id}", Grant(Role.OPERATE, (own.name,))) for name in ("ada", "bo"))
+    with connected(guarded, ada) as client:
+        client.new_producer().insert(client.definition(own.name), rows(*range(20)))
+    with connected(guarded, bo) as client:
+        client.new_producer().upsert(client.definition(own.name), rows(*range(5)))
+        with client.new_producer().transaction(client.definition(own.name), vchannel=own.vchannels[0]) as transaction:
+            mine = [key for key in range(20) if home_of(own, key) == own.vchannels[0]]
+            transaction.delete(mine[-2:])
+    guarded.client.catalog.drop_partition(own.name, "_default")
+    if place == "table":
+        ingest_to_end(guarded.client.settings, guarded.client.log)
+    there = guarded.client.collection(own.name)
+    assert "_principal" not in there.changes_between().read_all().column_names
+    found = there.changes_between(principals=True).read_all()
+    assert found.column_names[-1] == "_principal"
+    assert found.drop_columns(["_principal"]).equals(there.changes_between().read_all())
+    by = {(row["_change"], row["_principal"]) for row in found.to_pylist()}
+    assert by == {
+        ("insert", f"ada-{place}-{own.id}"),
+        ("delete", f"bo-{place}-{own.id}"),
+        ("insert", f"bo-{place}-{own.id}"),
+        ("retract", "machine"),
+    }
+    with guarded.client.consumer(own.name) as consumer:
+        told = {
+            (change.kind, change.principal)
+            for _ in range(len(by) * 10)
+            if (delivery := consumer.poll(timeout=0.2)) is not None
+            for change in delivery.changes()
+        }
+    assert told == by
+
+
 def test_a_rejection_names_who_wrote_what_was_refused(guarded: Guarded, own: CollectionInfo) -> None:
     name = f"wrong-{own.id}"
     token = guarded.add(name, Grant(Role.PRODUCE, (own.name,)))

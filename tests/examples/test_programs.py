@@ -44,6 +44,7 @@ SAID = {
         "at a moment: []",
         "too early: COLLECTION_NOT_FOUND",
     ],
+    "broadcast": ["VChannels: 2", "orders: [{'id': 7, 'state': 'paid'}]", "carts: []"],
     "work_queue": ["1: resize", "2: send", "done: 2", """dead letters: ['{"id": 3, "body": "?"}']""", "discarded: 1"],
 }
 

@@ -470,6 +470,7 @@ class Collection:
         channels: Iterable[str] = (),
         schema: CollectionSchema | None = None,
         metrics: Metrics | None = None,
+        principals: bool = False,
     ) -> ChangeStream:
         """Stream the changes as Arrow batches, each change exactly once; the stream is closed with the database.
 
@@ -477,7 +478,8 @@ class Collection:
         (as they were, or parsed from JSON): store them with the results to continue after a crash. It runs until it is
         closed or has returned everything up to `until`. `channels` restricts the stream to these VChannels or
         PChannels. With a `schema`, a version of the collection's, all batches have it; otherwise a batch has the schema
-        at the tick of its last row.
+        at the tick of its last row. With `principals`, batches end with the column `_principal`: the name of the token
+        that wrote the change, null if its entry names nobody.
 
         Raises InvalidArgument. A poll raises PositionTruncated if the WAL was trimmed after `after`.
         """
@@ -494,23 +496,33 @@ class Collection:
             self.database.settings.read_deadline,
         )
         tick = None if until is None else resolve_tick(until)
-        made = ChangeStream(definition, sources, after=after, until_tick=tick, schema=schema, metrics=metrics)
+        made = ChangeStream(
+            definition, sources, after=after, until_tick=tick, schema=schema, metrics=metrics, principals=principals
+        )
         self.database._opened(made)
         return made
 
     def changes_between(
-        self, after: Moment | None = None, until: Moment | None = None, *, channels: Sequence[str] = ()
+        self,
+        after: Moment | None = None,
+        until: Moment | None = None,
+        *,
+        channels: Sequence[str] = (),
+        principals: bool = False,
     ) -> pa.RecordBatchReader:
         """Read the changes after `after` (default: the beginning) up to `until` (default: now) as one finite stream.
 
         All batches have the collection's newest schema: use ``read_all()``, ``read_pandas()``, or pass the reader to
-        DuckDB or Polars. Changes keep the order of each VChannel. `channels` is that of :meth:`changes`.
+        DuckDB or Polars. Changes keep the order of each VChannel. `channels` and `principals` are as in
+        :meth:`changes`.
 
         The batches raise PositionTruncated if the WAL was trimmed after `after`.
         """
         definition = self.refresh().definition.restricted_to(channels)
         tick = self.database.current_tick(definition.pchannels) if until is None else resolve_tick(until)
-        stream = self.changes(after=after, until=tick, channels=channels, schema=definition.schema)
+        stream = self.changes(
+            after=after, until=tick, channels=channels, schema=definition.schema, principals=principals
+        )
         return stream.reader(definition.schema)
 
     # --- schema changes -----------------------------------------------------------------------------------------------

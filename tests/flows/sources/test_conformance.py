@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import zmq
 
 import millrace.testing
 from millrace.base.errors import LogRegressed
@@ -18,12 +21,16 @@ from millrace.base.settings import Settings
 from millrace.flows import registry
 from millrace.flows.records import Record
 from millrace.flows.registry import Source as Declared
-from millrace.flows.registry import reader_of, source_of
+from millrace.flows.registry import feeder_of, reader_of, source_of
 from millrace.flows.sources.collection.model import CollectionSource
+from millrace.flows.sources.direct.model import DirectSource
+from millrace.flows.sources.files.model import FilesSource
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import LaneReader, Limits, Source, task_of
 from millrace.testing import Deployment
 from tests.flows.brokers_in_process import Brokers, brokers
+from tests.flows.sources.direct.test_receiving import free_port
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 MANY = Limits(1_000, 1 << 20, 0.2)
@@ -74,6 +81,83 @@ class Files:
                 file.write(f"{name}\n")
 
 
+@dataclass
+class Fed:
+    """A source that a feeder of the flow fills. Waits after each write until its lane has it."""
+
+    settings: Settings
+    declared: Any
+    written: int = 0
+
+    def write(self, names: list[str]) -> None:
+        self.send([json.dumps({"id": name}).encode() for name in names])
+        self.written += len(names)
+        until(lambda: self.arrived() == self.written, f"{self.written} records arrive")
+
+    def arrived(self) -> int:
+        source = source_of(self.declared, self.settings, group="g")
+        lanes = readers(self, source)
+        try:
+            return sum(len(read(lanes[lane], low, high)) for lane, (low, high) in source.ends().items())
+        finally:
+            source.close()
+            for each in lanes.values():
+                each.close()
+
+    def send(self, documents: list[bytes]) -> None:
+        raise AssertionError("each kind sends in its own way")
+
+
+class Folder(Fed):
+    """Files that appear in a folder, one for each write."""
+
+    def send(self, documents: list[bytes]) -> None:
+        (Path(self.declared.folder) / f"{self.written:04}.jsonl").write_bytes(b"\n".join(documents) + b"\n")
+
+
+class Datagrams(Fed):
+    def send(self, documents: list[bytes]) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for each in documents:
+                sender.sendto(each, (self.declared.host, self.declared.port))
+
+
+class Pushed(Fed):
+    def send(self, documents: list[bytes]) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
+            sender.connect(f"tcp://{self.declared.address}")
+            for each in documents:
+                sender.send(each)
+
+
+FED = {
+    "files": (Folder, lambda folder, port: FilesSource(folder=str(folder), settle_seconds=0, every_seconds=0.05)),
+    "udp": (Datagrams, lambda folder, port: DirectSource(address=f"127.0.0.1:{port}")),
+    "zeromq": (
+        Pushed,
+        lambda folder, port: DirectSource(
+            transport="zeromq", socket="pull", connect=False, address=f"127.0.0.1:{port}"
+        ),
+    ),
+}
+
+
+@contextmanager
+def fed(kind: str, folder: Path) -> Iterator[Fed]:
+    """A source with its feeder, as the flow runs it."""
+    made, declared = FED[kind]
+    (folder / "in").mkdir()
+    port = free_port(socket.SOCK_STREAM if kind == "zeromq" else socket.SOCK_DGRAM)
+    world = made(Settings(data_dir=folder / "data"), declared(folder / "in", port))
+    feeder = feeder_of(world.declared, world.settings, group="g")
+    assert feeder is not None
+    try:
+        feeder.wait_complete(20.0)  # it listens
+        yield world
+    finally:
+        feeder.close()
+
+
 @contextmanager
 def example(group: str, folder: str, package: str) -> Iterator[Any]:
     """The KIND of an example package, as an installed one."""
@@ -89,11 +173,15 @@ def example(group: str, folder: str, package: str) -> Iterator[Any]:
             sys.modules.pop(package, None)
 
 
-@pytest.fixture(params=["kafka", "collection", "lines"])
+@pytest.fixture(params=["kafka", "collection", "lines", *FED])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "lines":
         with example(registry.SOURCE_GROUP, "lines_source", "millrace_lines_source") as kind:
             yield Files(Settings(), kind.model(folder=str(tmp_path)))
+        return
+    if request.param in FED:
+        with fed(request.param, tmp_path) as made:
+            yield made
         return
     if request.param == "kafka":
         with brokers() as kafka:
@@ -136,7 +224,8 @@ def read(reader: LaneReader, start: int, end: int, limits: Limits = MANY) -> lis
 
 def name_of(record: Record) -> str:
     """Of a source without keys, the value."""
-    return (record.value or b"" if record.key is None else record.key).decode()
+    text = (record.value or b"" if record.key is None else record.key).decode()
+    return str(json.loads(text)["id"]) if text.startswith("{") else text
 
 
 def names(records: list[Record]) -> set[str]:
@@ -210,14 +299,14 @@ def test_a_moment_is_a_position(world: World) -> None:
         source.close()
 
 
-@pytest.mark.parametrize("world", ["kafka", "lines"], indirect=True)  # ticks have no end
+@pytest.mark.parametrize("world", ["kafka", "lines", "files", "udp"], indirect=True)  # ticks have no end
 def test_a_position_beyond_the_end_is_an_error(world: World) -> None:
     world.write(["bb"])
     source = opened(world)
     lanes = readers(world, source)
     try:
         for reader in lanes.values():
-            with pytest.raises(LogRegressed, match="lies beyond the end"):
+            with pytest.raises(LogRegressed, match=r"lies beyond the end|is after the newest change"):
                 read(reader, 1_000, 1_001)
     finally:
         source.close()

@@ -75,19 +75,31 @@ class ChangeStream(Closeable):
         until_tick: int | None = None,
         schema: CollectionSchema | None = None,
         metrics: Metrics | None = None,
+        principals: bool = False,
     ) -> None:
         """Start the stream after `after`, a tick or moment, or the positions of a stream.
 
         A PChannel that the positions lack starts at its beginning. With a `schema`, a version of the collection's, all
-        changes have it.
+        changes have it. With `principals`, batches end with the column ``_principal``.
         """
+        self._principals = principals
         channels: dict[str, list[str]] = {}
         for vchannel in collection.vchannels:
             channels.setdefault(pchannel_of(vchannel), []).append(vchannel)
         begin = _positions(after, channels)
         self._closed = False
         self._feeds = [
-            _Feed(collection.id, name, own, sources, begin.get(name, CHANGES_BEGIN), until_tick, schema, metrics)
+            _Feed(
+                collection.id,
+                name,
+                own,
+                sources,
+                begin.get(name, CHANGES_BEGIN),
+                until_tick,
+                schema,
+                metrics,
+                principals=principals,
+            )
             for name, own in sorted(channels.items())
         ]
         self._turn = 0
@@ -146,7 +158,7 @@ class ChangeStream(Closeable):
                 for batch in self:
                     yield batch.rows
 
-        return pa.RecordBatchReader.from_batches(change_schema(schema), batches())
+        return pa.RecordBatchReader.from_batches(change_schema(schema, principals=self._principals), batches())
 
     def close(self) -> None:
         """Close the stream. Idempotent."""
@@ -168,8 +180,11 @@ class _Feed:
         until_tick: int | None,
         schema: CollectionSchema | None,
         metrics: Metrics | None,
+        *,
+        principals: bool,
     ) -> None:
         self.pchannel = pchannel
+        self._principals = principals
         self.position = after
         self._collection_id = collection_id
         self._vchannels = VChannelFilter(set(vchannels))
@@ -228,7 +243,12 @@ class _Feed:
             stall_timeout=self._sources.stall_timeout,
         )
         reader = ChangeReader(
-            self.pchannel, self._collection_id, start, imports=self._sources.imports, schema=self._schema
+            self.pchannel,
+            self._collection_id,
+            start,
+            imports=self._sources.imports,
+            schema=self._schema,
+            principals=self._principals,
         )
         self._open, self._batches = (found, reader), iter(())
         return found, reader

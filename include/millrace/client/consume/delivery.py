@@ -64,6 +64,8 @@ class Change:
     rows: pa.RecordBatch
     key: str | tuple[str, ...]
     """The name or names of the primary key."""
+    principal: str = ""
+    """Who wrote it, as in the message; empty if its entry names nobody."""
 
 
 @dataclass(slots=True)
@@ -137,12 +139,12 @@ class Delivery:
 
         def inserted(partition_id: int, rows: pa.RecordBatch) -> Change:
             found = rows if given == written else _batch(convert_schema(pa.table(rows), written, given))
-            return Change("insert", message.vchannel, partition_id, found, given.primary_key)
+            return Change("insert", message.vchannel, partition_id, found, given.primary_key, message.principal)
 
         def deleted(partition_id: int, keys: pa.RecordBatch) -> Change:
             # A key's fields keep their types and order, even if they are renamed.
             named = pa.RecordBatch.from_arrays(keys.columns, schema=given.key_arrow())
-            return Change("delete", message.vchannel, partition_id, named, given.primary_key)
+            return Change("delete", message.vchannel, partition_id, named, given.primary_key, message.principal)
 
         match message.type:
             case MessageType.INSERT:
@@ -176,4 +178,4 @@ def _batch(rows: pa.Table) -> pa.RecordBatch:
 
 def _retraction(message: ImmutableMessage, schema: CollectionSchema, partition_id: int = 0) -> Change:
     nothing = pa.RecordBatch.from_pylist([], schema.key_arrow())
-    return Change("retract", message.vchannel, partition_id, nothing, schema.primary_key)
+    return Change("retract", message.vchannel, partition_id, nothing, schema.primary_key, message.principal)

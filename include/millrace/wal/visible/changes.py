@@ -52,6 +52,9 @@ CHANGE_COLUMNS: Final = pa.schema(
 )
 """Columns after a collection's fields in a batch of changes."""
 
+PRINCIPAL_COLUMN: Final = pa.field("_principal", pa.utf8())
+"""The last column of a batch of changes with principals: who wrote the change; null if its entry names nobody."""
+
 _DML: Final = pa.array([kind.name for kind in DML])
 _EVENTS: Final = pa.array(CATALOG_TYPES)
 
@@ -84,9 +87,10 @@ class ChangeBatch:
     """The position from which to continue after this batch."""
 
 
-def change_schema(schema: CollectionSchema) -> pa.Schema:
+def change_schema(schema: CollectionSchema, *, principals: bool = False) -> pa.Schema:
     """Return the columns of a batch. All are nullable: a delete has only its key, a retraction not even that."""
-    return pa.schema([*(field.with_nullable(True) for field in schema.arrow()), *CHANGE_COLUMNS])
+    more = (PRINCIPAL_COLUMN,) if principals else ()
+    return pa.schema([*(field.with_nullable(True) for field in schema.arrow()), *CHANGE_COLUMNS, *more])
 
 
 @dataclass(slots=True)
@@ -115,7 +119,7 @@ class ChangeReader:
 
     With a `schema`, all batches have it; otherwise each batch has the schema at its last row's tick. With
     `raise_on_schema_change`, rows that became visible under a newer schema raise SchemaChanged instead of being
-    converted.
+    converted. With `principals`, batches end with PRINCIPAL_COLUMN.
     """
 
     def __init__(
@@ -127,10 +131,12 @@ class ChangeReader:
         imports: ImportSource,
         schema: CollectionSchema | None = None,
         raise_on_schema_change: bool = False,
+        principals: bool = False,
     ) -> None:
         self._pchannel = pchannel
         self._schema = schema
         self._to_its_end = raise_on_schema_change
+        self._principals = principals
         self._collection_id = collection_id
         self._after = start.after
         self._catalog = start.catalog
@@ -174,7 +180,8 @@ class ChangeReader:
             stop += part.num_rows
             whole = stop == len(ends) or ends[stop] > ends[stop - 1]
             schema = self._schema_at(self._catalog.vchannels.values(), int(ends[stop - 1]))
-            yield from self._given(schema, self._in_order(part, schema), whole=whole)
+            rows = self._in_order(part, schema)
+            yield from self._given(schema, self._named(rows, part) if self._principals else rows, whole=whole)
 
     def _in_order(self, part: pa.Table, schema: CollectionSchema) -> pa.Table:
         found = collection_rows(part, self._catalog, imports=self._imports)
@@ -188,6 +195,11 @@ class ChangeReader:
         # The last key is the primary one: by visible tick, then by write tick.
         order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
         return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
+
+    def _named(self, rows: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return `rows` with the principals of their messages, which their write ticks name."""
+        places = pc.index_in(rows["_write_tick"], value_set=messages["time_tick"])
+        return rows.append_column(PRINCIPAL_COLUMN, messages["principal"].cast(pa.utf8()).take(places))
 
     def _event(self, table: pa.Table) -> Iterator[ChangeBatch]:
         [row] = table.to_pylist()
@@ -212,7 +224,8 @@ class ChangeReader:
         before = next(given, None)
         while before is not None:
             behind = next(given, None)  # one piece ahead, to detect the last one
-            yield from self._given(*before, whole=behind is None)
+            schema, rows = before
+            yield from self._given(schema, self._named(rows, table) if self._principals else rows, whole=behind is None)
             before = behind
 
     def _imported(self, row: dict[str, Any], schema: CollectionSchema) -> Pieces:
