@@ -192,7 +192,7 @@ def test_changes_name_who_wrote_each_on_request_alone(guarded: Guarded, own: Col
         client.new_producer().insert(client.definition(own.name), rows(*range(20)))
     with connected(guarded, bo) as client:
         client.new_producer().upsert(client.definition(own.name), rows(*range(5)))
-        with client.new_producer().transaction(client.definition(own.name), vchannel=own.vchannels[0]) as transaction:
+        with client.new_producer().transaction(client.definition(own.name)) as transaction:
             mine = [key for key in range(20) if home_of(own, key) == own.vchannels[0]]
             transaction.delete(mine[-2:])
     guarded.client.catalog.drop_partition(own.name, "_default")

@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
+from millrace.base.errors import BroadcastRefused
 from millrace.base.settings import PREFIX, RESERVED, TEST_PREFIX, describe
+from millrace.coord.broadcast.kinds import SubmittedBroadcast, run_check
+from millrace.coord.broadcast.task import BroadcastTask
 from millrace.flows.declare.flow import Flow
 from millrace.operations.backfill.derived import DerivedTable
 from millrace.operations.quality.user_suites import parse_suite
@@ -142,6 +145,27 @@ def test_the_queue_of_the_queues_page_hands_out_its_tasks(monkeypatch: pytest.Mo
         monkeypatch.setenv("MILLRACE_DATA", str(db.settings.data_dir))
         [block] = python_blocks("docs/queues.md")
         assert sorted(run(block.text, {}).split()) == ["resize", "send"]
+
+
+def test_the_blocks_of_the_broadcasts_page_send_and_declare_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, kind = python_blocks("docs/broadcasts.md")
+    with deployment() as db:
+        monkeypatch.setenv("MILLRACE_DATA", str(db.settings.data_dir))
+        run(sent.text, {})
+        assert db["orders"].read().to_pylist() == [{"id": 7, "state": "paid"}]
+    names: dict[str, Any] = {}
+    run(kind.text, names)
+    for number in (5, 4):
+        broadcast = SubmittedBroadcast(number, "price_list", "ada", {"list": "autumn"}, (), {})
+        run_check(names["PRICE_LIST"], BroadcastTask(number, "", "price_list", 1, _change("autumn"), (), {}))
+        names["PRICE_LIST"].on_acknowledged(broadcast)
+    assert names["published"] == {"autumn": 5}
+    with pytest.raises(BroadcastRefused, match="name the price list"):
+        run_check(names["PRICE_LIST"], BroadcastTask(6, "", "price_list", 1, _change(""), (), {}))
+
+
+def _change(name: str) -> dict[str, Any]:
+    return {"messages": [], "data": {"list": name}}
 
 
 def test_the_derived_table_of_the_backfill_page_is_one() -> None:
