@@ -51,7 +51,7 @@ _LOG_BYTES: Final = 16 << 20
 """Of the engine's log; the former one is kept once."""
 
 
-class Event(msgspec.Struct, rename={"table": "t", "operation": "o", "key": "k", "after": "a", "before": "b"}):
+class Event(msgspec.Struct, gc=False, rename={"table": "t", "operation": "o", "key": "k", "after": "a", "before": "b"}):
     """One change, or a mark between changes."""
 
     operation: str
@@ -145,8 +145,7 @@ class Engine(Closeable):
             raise CaptureEnded(f"the capture engine sent a frame of {size} bytes")
         body = self._exactly(stream, size)
         if kind == b"B":
-            lines = body.splitlines()
-            return Batch(lines, [_event.decode(each) for each in lines])
+            return Batch(body.splitlines(), _events.decode_lines(body))
         if kind == b"H":
             return History(body.decode())
         if kind == b"S":
@@ -200,7 +199,7 @@ class Engine(Closeable):
         return CaptureEnded(f"the capture engine {words}; its log is {self._log_file}")
 
 
-_event: Final = msgspec.json.Decoder(Event)
+_events: Final = msgspec.json.Decoder(Event)
 
 
 def _reason(told: Mapping[str, Any]) -> str:

@@ -179,6 +179,9 @@ class CapturedRows(LaneReader):
 
     def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
         """As millrace.flows.sources.source.LaneReader says. A batch ends with a source transaction, if one fits."""
+        yield self._batch(start, end, limits)
+
+    def _batch(self, start: int, end: int, limits: Limits) -> Batch:
         low = self._spool.low(self._table)
         if start < low:
             raise PositionTruncated(
@@ -204,7 +207,7 @@ class CapturedRows(LaneReader):
                 break
         records = self._records(found, events, _lists(columns))
         shape = None if columns is None else table_columns(columns)
-        yield Batch(task_of(self._table, 0), start, after, records=records, columns=shape, atomic=atomic)
+        return Batch(task_of(self._table, 0), start, after, records=records, columns=shape, atomic=atomic)
 
     def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[Changes, int]:
         """Return changes from `start` on, up to the end of a transaction within `limits`, and the position after them.
@@ -239,14 +242,15 @@ class CapturedRows(LaneReader):
     def _records(
         self, found: Changes, events: Sequence[Change], lists: Sequence[tuple[str, bytes]]
     ) -> Sequence[Record]:
+        numbers = found.numbers
+
         def record(place: int) -> Record:
             event = events[place]
             headers = [(OPERATION, event.operation.encode())]
             if event.transaction is not None:
                 headers.append((TRANSACTION, event.transaction.encode()))
             headers += lists
-            key, number = event.record_key, found.numbers[place]
-            return Record(self._table, 0, number, key, values[place], event.milliseconds, headers)
+            return Record(self._table, 0, numbers[place], event.record_key, values[place], event.milliseconds, headers)
 
         values = [each.value for each in events]
         keys = [
@@ -258,7 +262,7 @@ class CapturedRows(LaneReader):
             key if value is None else value.startswith(b"{")
             for value, key in zip(values[first:], keys[first:], strict=True)
         ):
-            return PlainRecords(found.numbers, values, keys, record)
+            return PlainRecords(numbers, values, keys, record)
         return [record(each) for each in range(len(events))]
 
 
