@@ -360,10 +360,13 @@ def test_the_lag_is_measured_on_after_a_fault_and_unknown_meanwhile(
         ('ERROR: can no longer get changes from replication slot "millrace_a"', True),
         ('ERROR: can no longer access replication slot "millrace_a"', True),
         ("Client requested master to start replication from purged GTIDs", True),
+        ("Probably the slave state is too old and required binlog files have been purged.", True),
+        ("Cannot replicate because the master purged required binary logs", True),
+        ("Failed to read a page of shop.purged_orders: the connection was reset", False),
         ("a session logs statements in place of rows: have it SET SESSION binlog_format = 'ROW'", True),
     ],
 )  # fmt: skip
-def test_a_slot_that_is_in_use_is_no_loss(words: str, lost: bool) -> None:
+def test_a_slot_that_is_in_use_or_a_name_is_no_loss(words: str, lost: bool) -> None:
     assert feeder.is_loss(CaptureEnded(f"the capture engine stopped: {words}")) is lost
     assert not feeder.is_loss(LogUnavailable(words)), "what the engine says ends it"
     assert feeder.is_loss(CaptureLost("gone"))
