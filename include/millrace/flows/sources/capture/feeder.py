@@ -45,7 +45,10 @@ _LAG_SECONDS: Final = 5.0
 """Between two looks at the end of the database's log."""
 _LOST: Final = (
     "no longer available on the server",
-    "purged",
+    "purged gtids",
+    "purged required",
+    "been purged",
+    "already purged",
     "could not find first log file",
     "can no longer get changes from replication slot",
     "can no longer access replication slot",
