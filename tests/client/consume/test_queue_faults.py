@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ class Direct:
         self.calls: Counter[str] = Counter()
         self.may_wait = True
         self.refuses: MillraceError | None = None
+        self.away: MillraceError | None = None
         self.start()
 
     def start(self) -> None:
@@ -74,10 +76,13 @@ class Direct:
             queue.lanes._closed = True
             for lane in queue.lanes:
                 lane.gone = True
+        self.queues._queues.clear()
         self.start()
 
     def take_tasks(self, request: dict[str, Any], *, seconds: float) -> LeasedTasks:
         self.calls["take"] += 1
+        if self.away is not None:
+            raise self.away
         answer = self.queues.take(request, may_wait=self.may_wait)
         parts = [decode_tasks(batch, from_json(said)) for batch, said in wire_tasks(answer.parts)]
         return LeasedTasks(answer.number, parts, answer.lanes, answer.reason)
@@ -186,3 +191,29 @@ def test_an_answer_that_comes_while_the_consumer_closes_gives_its_tasks_back_unc
     other.close()
     assert counts.pop(polled_one.id) == 2
     assert set(counts.values()) == {1}
+
+
+def test_a_server_that_is_away_for_a_while_ends_no_loop_over_tasks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, queue = make(count=3, prefetch=1)
+    back = threading.Timer(1.0, setattr, (server, "away", None))
+    came: list[Task] = []
+    for task in queue:
+        queue.acknowledge(task)
+        came.append(task)
+        if len(came) == 2:
+            server.away = LogUnavailable("the log's server is stopping: call again")
+            back.start()
+        if len({each.id for each in came}) == 6:
+            break
+    back.join()
+    monkeypatch.setattr("millrace.client.consume.queue_consumer.PATIENCE", 0.5)
+    server.away = LogUnavailable("nobody is there")
+
+    def raises() -> bool:
+        try:
+            queue.poll(timeout=0.2)
+        except LogUnavailable:
+            return True
+        return False
+
+    until(raises, "what lasts is raised", seconds=20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from millrace.base.metrics import Metrics
 from millrace.node.append import work_queues as module
 from tests.node.append.queue_rig import GROUP, LANES, TASK_LEASE, Bench, said
 from tests.sim.tasks import World
+from tests.waiting import until
 
 
 def test_what_a_consumer_has_when_it_leaves_comes_again_counted_unless_it_never_got_it(tmp_path: Path) -> None:
@@ -165,3 +168,61 @@ def test_what_a_queue_does_is_counted(tmp_path: Path) -> None:
     assert value("queue_expired_leases_total") == 1
     queues.close()
     assert f"queue_ready_tasks{name}" not in metrics.render().decode(), "a queue that is closed has no gauges"
+
+
+def test_who_comes_while_a_queue_closes_gets_the_next_one(tmp_path: Path) -> None:
+    """Its last consumer leaves; the write of its state takes a while, and it leaves the group after that."""
+    bench = Bench(tmp_path)
+    bench.publish((1, 1))
+    bench.take()
+    writing, go_on = threading.Event(), threading.Event()
+    move = bench.positions.move
+
+    def slow(*moved: Any) -> None:
+        writing.set()
+        assert go_on.wait(10)
+        move(*moved)
+
+    bench.positions.move = slow  # type: ignore[method-assign]
+    leaving = threading.Thread(target=bench.settle, kwargs={"leave": True})
+    leaving.start()
+    assert writing.wait(10)
+    bench.positions.move = move  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(bench.take, "c2")
+        bench.queues.close_idle()  # as another thread would: the one that closes takes the queue away
+        assert wait([coming], timeout=0.2).not_done, "the next queue is the same member, which has not left yet"
+        go_on.set()
+        assert coming.result(10) == []
+    leaving.join()
+    bench.read()
+    assert bench.take("c2", last=1) == [((LANES[0], 1, 0), 1)]
+    [queue] = bench.queues.queues()
+    assert not queue.closed
+
+
+def test_a_take_that_waits_in_a_queue_that_closes_goes_on_in_the_next_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.take("c1")
+    [queue] = bench.queues.queues()
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(bench.take, "c2", wait=5.0)
+        until(lambda: queue.consumers == 2, "it waits")
+        queue._consumers.clear()  # as if it had come just after the last one left
+        bench.queues._close([queue])
+        until(lambda: bench.queues.queues() not in ([], [queue]), "another queue is there")
+        bench.publish((1, 1))
+        bench.read()
+        assert coming.result(10) == [((LANES[0], 1, 0), 1)]
+
+
+def test_who_left_is_no_consumer_again_by_a_take_that_waited(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.take("c1")
+    [queue] = bench.queues.queues()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(bench.take, "c1", wait=5.0)
+        until(lambda: queue._consumers["ada", "c1"].turn == 2, "it waits")
+        bench.settle("c1", leave=True)
+        assert waiting.result(2.0) == []
+    assert not bench.queues.queues()

@@ -40,6 +40,8 @@ MAX_PREFETCH: Final = 5000
 MAX_DELIVERIES: Final = 5
 """Deliveries of a task after which it becomes a dead letter, if the queue has a place for them."""
 COMMIT_SECONDS: Final = 30.0
+PATIENCE: Final = 30.0
+"""How long errors that pass by themselves last before `poll` raises them."""
 _WAIT: Final = 0.5
 _LONGEST_CALL: Final = 5.0
 _PAUSE: Final = 0.2
@@ -218,8 +220,8 @@ class QueueConsumer(Closeable):
     def poll(self, *, timeout: float) -> Task | None:
         """Return the next task; None after `timeout` seconds, or while `prefetch` tasks are not settled.
 
-        At least half of its lease is left. Raises Closed, and what the queue's reading raises; after a retriable error,
-        the next poll continues.
+        At least half of its lease is left. Raises Closed, and what the queue's reading raises: a retriable error once
+        it has lasted for PATIENCE seconds; the next poll continues. So a server may restart.
         """
         end = Deadline.after(timeout)
         with self._changed:
@@ -389,6 +391,7 @@ class QueueConsumer(Closeable):
     # --- taking -------------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
+        failing: float | None = None
         while True:
             with self._changed:
                 while not self._closed and not self._unknown and self._room() < max(1, self._prefetch // 2):
@@ -400,16 +403,18 @@ class QueueConsumer(Closeable):
                 wait = min(_LONGEST_CALL, self._lease / 4)
                 answer = self._ask(wait=wait)
                 self._receive(answer)
+                failing = None
                 if not answer[1].parts and self._clock() - answer[0] < wait / 2:  # it cannot wait now: no hot loop
                     with self._changed:
                         self._changed.wait(jittered(_PAUSE))
             except MillraceError as error:
+                failing = failing or self._clock()
                 with self._changed:
                     if self._is_closed():
                         return
-                    if not error.retriable or not self._errors:
+                    if not error.retriable or (not self._errors and self._clock() - failing >= PATIENCE):
                         self._errors.append(error)
-                    self._wake()
+                        self._wake()
                     self._changed.wait(jittered(_PAUSE if error.retriable else 1.0))
 
     def _room(self) -> int:

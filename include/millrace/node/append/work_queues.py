@@ -56,6 +56,8 @@ LONGEST_LEASE: Final = 12 * 3600.0
 MAX_WAIT: Final = 10.0
 IDLE_SECONDS: Final = 60.0
 """How long a queue without calls and leases stays open."""
+CLOSE_SECONDS: Final = 10.0
+"""How long a call waits for a queue that is closing."""
 SILENT_SECONDS: Final = 30.0
 """A consumer without calls for so long, and without leases, is forgotten."""
 
@@ -106,6 +108,8 @@ class WorkQueues:
         self._lease = lease
         self._spawn = spawn
         self._guard = threading.Lock()
+        self._ended = threading.Condition(self._guard)
+        """Whoever needs a queue that is closing waits here."""
         self._queues: dict[str, WorkQueue] = {}
         self._closed = False
         self.memory = WindowMemory()
@@ -127,8 +131,12 @@ class WorkQueues:
         lease = _number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE)
         wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
         client, start = str(request.get("client", ""))[:200], _start(request)
-        queue = self._queue(group, lanes, collection, order, start)
-        return queue.take((caller, consumer), client=client, last=last, most=most, lease=lease, wait=wait)
+        end = Deadline.after(wait)
+        while True:
+            queue = self._queue(group, lanes, collection, order, start)
+            answer = queue.take((caller, consumer), client=client, last=last, most=most, lease=lease, end=end)
+            if answer is not None:
+                return answer
 
     def handle(self, request: dict[str, Any], *, caller: str = "") -> dict[str, Any]:
         """Answer `{"group", "consumer", "done", "renew", "release", "lease", "leave", "last"}`.
@@ -178,14 +186,16 @@ class WorkQueues:
             self._closed = True
             queues = list(self._queues.values())
         self._close(queues)
+        with self._guard:
+            self._ended.wait_for(lambda: not self._queues, CLOSE_SECONDS)
 
     def _queue(self, group: str, lanes: frozenset[str], collection: str, order: str, start: str | int) -> WorkQueue:
         with self._guard:
+            if not self._ended.wait_for(lambda: self._closed or not self._is_closing(group), CLOSE_SECONDS):
+                raise LogUnavailable(f"queue {group!r} is closing: call again")
             if self._closed:
                 raise LogUnavailable("the log's server is stopping: call again")
             queue = self._queues.get(group)
-            if queue is not None and queue.closed:
-                raise LogUnavailable(f"queue {group!r} is closing: call again")
             if queue is None:
                 member = GroupMember(
                     self._groups.handle, group, lanes, lease=self._lease, name=self._name, queue=True, order=order,
@@ -209,6 +219,10 @@ class WorkQueues:
             raise
         return queue
 
+    def _is_closing(self, group: str) -> bool:
+        queue = self._queues.get(group)
+        return queue is not None and queue.closed
+
     def close_idle(self) -> None:
         """Close the queues that have had no consumer and no call for IDLE_SECONDS."""
         with self._guard:
@@ -217,12 +231,16 @@ class WorkQueues:
 
     def _close(self, queues: Sequence[WorkQueue]) -> None:
         for queue in queues:
+            with self._guard:
+                if queue.closed:  # by another thread, which takes it away once it has left the group
+                    continue
+                queue.stop()
             try:
                 queue.close()
             finally:
                 with self._guard:  # only now: the next queue of the group is the same member
-                    if self._queues.get(queue.group) is queue:
-                        del self._queues[queue.group]
+                    del self._queues[queue.group]
+                    self._ended.notify_all()
 
     def admit(self, queue: WorkQueue) -> int:
         """Return a number for a new consumer of a queue. Raises ServerFull."""
@@ -316,11 +334,12 @@ class WorkQueue:
         with self.lanes.changed:
             return not self._consumers and self._clock() - self._called >= seconds
 
-    def close(self) -> None:
-        """Make durable what is not, and leave the group. Idempotent."""
-        if self.closed:
-            return
+    def stop(self) -> None:
+        """Answer no more takes."""
         self._stopping.set()
+
+    def close(self) -> None:
+        """Make durable what is not, and leave the group."""
         try:
             self.lanes.close()
         finally:
@@ -351,10 +370,9 @@ class WorkQueue:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def take(
-        self, name: tuple[str, str], *, client: str, last: int, most: int, lease: float, wait: float
-    ) -> TaskAnswer:
-        """Lease tasks to a consumer; see :meth:`WorkQueues.take`."""
-        end = Deadline.after(wait)
+        self, name: tuple[str, str], *, client: str, last: int, most: int, lease: float, end: Deadline
+    ) -> TaskAnswer | None:
+        """Lease tasks to a consumer; see :meth:`WorkQueues.take`. Returns None if the queue is closing."""
         with self._known(name) as consumer:
             consumer.client = client
             self._take_back(consumer, last)
@@ -363,11 +381,11 @@ class WorkQueue:
             parts: list[TaskPart] = []
             must: dict[Lane, int] = {}
             while True:
-                if self.closed:
-                    raise LogUnavailable("the work queue is closing: call again")
                 consumer.seen = self._called = self._clock()
-                if consumer.turn != turn:  # a later call of the consumer has come: nobody reads this answer
+                if consumer.turn != turn:  # it left, or a later call of it has come: nobody reads this answer
                     break
+                if self.closed:
+                    return None
                 parts, must = self._lease_tasks(consumer, most, lease)
                 errors = [lane.error for lane in self.lanes if lane.error is not None]
                 if not parts and errors and (not errors[0].retriable or end.expired()):
