@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +15,9 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.extras import import_optional
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.consume.consumer import Consumer, LaneCallback
+from millrace.client.consume.consumer import Consumer, StreamOptions
 from millrace.client.consume.delivery import Change, SchemaMode
-from millrace.client.consume.queue_consumer import PREFETCH, QueueConsumer
+from millrace.client.consume.queue_consumer import QueueConsumer, QueueOptions
 from millrace.client.display import collection_html, collection_line, fields_table
 from millrace.client.produce.rows import Keys, Rows, key_rows, one_or_more_keys
 from millrace.client.produce.transaction import Transaction
@@ -401,66 +401,22 @@ class Collection:
                 yield from delivery.changes()
                 consumer.acknowledge(delivery)
 
-    def consume(
-        self,
-        *,
-        group: str | None = None,
-        start: DeliverPolicy | None = None,
-        until: Moment | None = None,
-        schema: SchemaMode = "written",
-        exclusive: bool = False,
-        lease: float | None = None,
-        on_assigned: LaneCallback | None = None,
-        on_revoked: LaneCallback | None = None,
-        on_lost: LaneCallback | None = None,
-    ) -> Consumer:
+    def consume(self, **options: Unpack[StreamOptions]) -> Consumer:
         """Create a consumer of this collection's units.
 
         A `group` continues after what it has acknowledged; `start` applies only to its first start. The consumers of a
-        group divide the collection's VChannels (:meth:`Database.consumer` explains the other options). `schema` is that
-        of :meth:`scan`.
+        group divide the collection's VChannels. :meth:`Database.consumer` explains the options.
 
         Raises GroupBusy if `exclusive` and another consumer of the group runs.
         """
-        return self.database.consumer(
-            self.definition,
-            group=group,
-            start=start,
-            until=until,
-            schema=schema,
-            exclusive=exclusive,
-            lease=lease,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            on_lost=on_lost,
-        )
+        return self.database.consumer(self.definition, **options)
 
-    def queue(
-        self,
-        *,
-        group: str,
-        start: DeliverPolicy | None = None,
-        lease: float | None = None,
-        prefetch: int = PREFETCH,
-        order: Literal["key"] | None = None,
-        dead_letters: str | None = None,
-        max_deliveries: int | None = None,
-    ) -> QueueConsumer:
-        """Create a consumer that competes with the others of `group` for this collection's rows, as tasks.
+    def queue(self, **options: Unpack[QueueOptions]) -> QueueConsumer:
+        """Create a consumer that competes with the others of its `group` for this collection's rows, as tasks.
 
         :meth:`Database.consumer` with ``mode="queue"`` explains the options.
         """
-        return self.database.consumer(
-            self.definition,
-            mode="queue",
-            group=group,
-            start=start,
-            lease=lease,
-            prefetch=prefetch,
-            order=order,
-            dead_letters=dead_letters,
-            max_deliveries=max_deliveries,
-        )
+        return self.database.consumer(self.definition, mode="queue", **options)
 
     def changes(
         self,

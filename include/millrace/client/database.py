@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, overload
 
 import pyarrow as pa
 
@@ -44,11 +44,11 @@ from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, requi
 from millrace.catalog.protocol import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.collection import Collection
-from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback
+from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback, StreamOptions
 from millrace.client.consume.dead_letters import TaskLetters, discard_tasks, redrive_tasks
 from millrace.client.consume.delivery import SchemaMode
 from millrace.client.consume.membership import ExclusivePositions, GroupMember
-from millrace.client.consume.queue_consumer import LEASE_SECONDS, PREFETCH, QueueConsumer
+from millrace.client.consume.queue_consumer import LEASE_SECONDS, PREFETCH, QueueConsumer, QueueOptions
 from millrace.client.consume.scan import UncommittedReader, WalOpener
 from millrace.client.consume.shared_tail import SharedTail
 from millrace.client.display import database_html
@@ -554,17 +554,7 @@ class Database(Closeable):
 
     @overload
     def consumer(
-        self,
-        source: str | CollectionInfo,
-        *,
-        mode: Literal["queue"],
-        group: str,
-        start: DeliverPolicy | None = None,
-        lease: float | None = None,
-        prefetch: int = PREFETCH,
-        order: Literal["key"] | None = None,
-        dead_letters: str | None = None,
-        max_deliveries: int | None = None,
+        self, source: str | CollectionInfo, *, mode: Literal["queue"], **options: Unpack[QueueOptions]
     ) -> QueueConsumer: ...
 
     @overload
@@ -573,18 +563,7 @@ class Database(Closeable):
         source: str | CollectionInfo | Sequence[str],
         *,
         mode: Literal["stream"] = "stream",
-        group: str | None = None,
-        start: DeliverPolicy | None = None,
-        until: Moment | None = None,
-        filters: Sequence[Filter] = (),
-        schema: SchemaMode = "written",
-        metrics: Metrics | None = None,
-        commit_interval: float = COMMIT_INTERVAL,
-        exclusive: bool = False,
-        lease: float | None = None,
-        on_assigned: LaneCallback | None = None,
-        on_revoked: LaneCallback | None = None,
-        on_lost: LaneCallback | None = None,
+        **options: Unpack[StreamOptions],
     ) -> Consumer: ...
 
     def consumer(
@@ -592,22 +571,7 @@ class Database(Closeable):
         source: str | CollectionInfo | Sequence[str],
         *,
         mode: Literal["stream", "queue"] = "stream",
-        group: str | None = None,
-        start: DeliverPolicy | None = None,
-        until: Moment | None = None,
-        filters: Sequence[Filter] = (),
-        schema: SchemaMode = "written",
-        metrics: Metrics | None = None,
-        commit_interval: float = COMMIT_INTERVAL,
-        exclusive: bool = False,
-        lease: float | None = None,
-        on_assigned: LaneCallback | None = None,
-        on_revoked: LaneCallback | None = None,
-        on_lost: LaneCallback | None = None,
-        prefetch: int = PREFETCH,
-        order: Literal["key"] | None = None,
-        dead_letters: str | None = None,
-        max_deliveries: int | None = None,
+        **options: Any,
     ) -> Consumer | QueueConsumer:
         """Create a consumer of a collection, by name or definition, or of channels; it is closed with the database.
 
@@ -630,24 +594,34 @@ class Database(Closeable):
 
         Raises GroupBusy, CollectionNotFound, InvalidArgument, and what the scan raises.
         """
+        options = {name: value for name, value in options.items() if value is not None}
         if mode == "queue":
-            stream_only = {
-                "until": until is not None,
-                "filters": bool(filters),
-                "schema": schema != "written",
-                "metrics": metrics is not None,
-                "exclusive": exclusive,
-                "on_assigned": on_assigned is not None,
-                "on_revoked": on_revoked is not None,
-                "on_lost": on_lost is not None,
-            }
-            if wrong := [name for name, given in stream_only.items() if given]:
-                raise InvalidArgument(f"a work queue has no option {wrong[0]}: leave it out, or consume as a stream")
-            return self._queue_consumer(source, group, start, lease, prefetch, order, dead_letters, max_deliveries)
+            if others := options.keys() & StreamOptions.__annotations__.keys() - QueueOptions.__annotations__.keys():
+                raise InvalidArgument(f"a work queue has no option {min(others)}: leave it out, or consume as a stream")
+            return self._queue_consumer(source, **options)
         if mode != "stream":
             raise InvalidArgument(f"mode is 'stream' or 'queue', not {mode!r}")
-        if order is not None or dead_letters is not None or max_deliveries is not None:
-            raise InvalidArgument('order, dead_letters and max_deliveries are options of mode="queue"')
+        if others := options.keys() & QueueOptions.__annotations__.keys() - StreamOptions.__annotations__.keys():
+            raise InvalidArgument(f'{min(others)} is an option of mode="queue": add it, or leave the option out')
+        return self._stream_consumer(source, **options)
+
+    def _stream_consumer(
+        self,
+        source: str | CollectionInfo | Sequence[str],
+        *,
+        group: str | None = None,
+        start: DeliverPolicy | None = None,
+        until: Moment | None = None,
+        filters: Sequence[Filter] = (),
+        schema: SchemaMode = "written",
+        metrics: Metrics | None = None,
+        commit_interval: float = COMMIT_INTERVAL,
+        exclusive: bool = False,
+        lease: float | None = None,
+        on_assigned: LaneCallback | None = None,
+        on_revoked: LaneCallback | None = None,
+        on_lost: LaneCallback | None = None,
+    ) -> Consumer:
         if schema == "current":
             self._definitions = {}  # forces a fetch of the newest definitions
         if isinstance(source, str):
@@ -694,13 +668,14 @@ class Database(Closeable):
     def _queue_consumer(
         self,
         source: str | CollectionInfo | Sequence[str],
-        group: str | None,
-        start: DeliverPolicy | None,
-        lease: float | None,
-        prefetch: int,
-        order: str | None,
-        dead_letters: str | None,
-        max_deliveries: int | None,
+        *,
+        group: str | None = None,
+        start: DeliverPolicy | None = None,
+        lease: float | None = None,
+        prefetch: int = PREFETCH,
+        order: Literal["key"] | None = None,
+        dead_letters: str | None = None,
+        max_deliveries: int | None = None,
     ) -> QueueConsumer:
         if group is None:
             raise InvalidArgument("a work queue needs a group: its consumers compete for the tasks")

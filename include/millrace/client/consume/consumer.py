@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeAlias, get_args
+from typing import Final, Protocol, TypeAlias, TypedDict, get_args
 
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
@@ -39,7 +39,7 @@ from millrace.client.consume.membership import SETTLING_SECONDS, GroupMember, Gr
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
-from millrace.message.ids import split_channel, tick_physical_ms
+from millrace.message.ids import Moment, split_channel, tick_physical_ms
 from millrace.message.model import ImmutableMessage
 from millrace.rpc.tail import TailSource
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter
@@ -67,6 +67,23 @@ _PAUSE: Final = 0.2
 
 LaneCallback: TypeAlias = Callable[[frozenset[str]], None]
 """Called with the names of lanes."""
+
+
+class StreamOptions(TypedDict, total=False):
+    """Options of a consumer of a stream (:meth:`Database.consumer`)."""
+
+    group: str | None
+    start: DeliverPolicy | None
+    until: Moment | None
+    filters: Sequence[Filter]
+    schema: SchemaMode
+    metrics: Metrics | None
+    commit_interval: float
+    exclusive: bool
+    lease: float | None
+    on_assigned: LaneCallback | None
+    on_revoked: LaneCallback | None
+    on_lost: LaneCallback | None
 
 
 class GroupPositions(Protocol):

@@ -22,7 +22,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, Required, TypedDict
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ from millrace.base.errors import Closed, DeadlineExceeded, InvalidArgument, LogU
 from millrace.client.consume.dead_letters import DeadTask
 from millrace.client.consume.membership import CLOCK_DRIFT, boot_clock
 from millrace.rpc.tasks import LeasedTasks
+from millrace.wal.scanner import DeliverPolicy
 
 LEASE_SECONDS: Final = 30.0
 PREFETCH: Final = 100
@@ -50,6 +51,18 @@ _MAX_ERRORS: Final = 10
 """Errors that wait for `poll`; of more, the oldest are dropped."""
 
 _log: Final = logging.getLogger(__name__)
+
+
+class QueueOptions(TypedDict, total=False):
+    """Options of a consumer of a work queue (:meth:`Database.consumer`)."""
+
+    group: Required[str]
+    start: DeliverPolicy | None
+    lease: float | None
+    prefetch: int
+    order: Literal["key"] | None
+    dead_letters: str | None
+    max_deliveries: int | None
 
 
 class _Rows:
