@@ -73,6 +73,18 @@ class Store(MemoryStore):
             raise MetaUnavailable("not there")
 
 
+class Link:
+    """A server's way to the store, which may be cut (implements MetaStore)."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.cut = store, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.cut and name != "clock":
+            raise MetaUnavailable("no way to the store")
+        return getattr(self.store, name)
+
+
 class Server(ConsumerGroups):
     """One without threads: the world calls what they would."""
 
@@ -83,7 +95,8 @@ class Server(ConsumerGroups):
 
 class Positions(MetaStorePositions):
     def __init__(self, store: Store) -> None:
-        super().__init__(store, seconds=SESSION, patience=0.0, clock=store.clock)
+        self.link: Any = Link(store)
+        super().__init__(self.link, seconds=SESSION, patience=0.0, clock=store.clock)
         self._keeping = threading.Thread()  # the world renews
 
 
@@ -163,6 +176,12 @@ class World(Generic[C]):
         self.store.away = not self.store.away and self.chance.random() < 0.5
         self.store.loses = 0.1 if self.chance.random() < 0.5 else 0.0
 
+    def do_cut(self) -> None:
+        """Cut one server off the store, or mend it: others may take over while it serves its consumers."""
+        links = [each.link for each in self.positions if isinstance(each, Positions)]
+        for link in links:
+            link.cut = not link.cut and self.chance.random() < 0.5
+
     def do_restart(self) -> None:
         """Kill a server, which nobody's lease survives by, and start it again."""
         number = self.chance.randrange(len(self.servers))
@@ -173,5 +192,8 @@ class World(Generic[C]):
     def recover(self) -> None:
         """Let everything be well again."""
         self.store.away, self.store.loses = False, 0.0
+        for positions in self.positions:
+            if isinstance(positions, Positions):
+                positions.link.cut = False
         for model in self.models:
             model.paused = False

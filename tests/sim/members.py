@@ -52,7 +52,7 @@ def _same(held: HeldLane | None, lane: Lane) -> bool:
 class World(group_world.World[Model]):
     KINDS: ClassVar = {
         "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1, "kill": 1,
-        "pause": 2, "store": 2, "restart": 1, "switch": 1,
+        "pause": 2, "store": 2, "restart": 1, "switch": 1, "cut": 2,
     }  # fmt: skip
 
     def __init__(self, seed: int, folder: Path | None) -> None:
@@ -146,8 +146,14 @@ class World(group_world.World[Model]):
 
     def stands(self) -> dict[str, int]:
         away, self.store.away = self.store.away, False
+        links = [each.link for each in self.positions if isinstance(each, group_world.Positions)]
+        cuts = [link.cut for link in links]
+        for link in links:
+            link.cut = False
         found = self.positions[0].groups().get(GROUP, {})
         self.store.away = away
+        for link, cut in zip(links, cuts, strict=True):
+            link.cut = cut
         return {lane: found.get(lane, 0) for lane in LANES}
 
     def check(self) -> None:

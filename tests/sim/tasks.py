@@ -35,7 +35,7 @@ class Model:
 class World(group_world.World[Model]):
     KINDS: ClassVar = {
         "take": 30, "settle": 30, "read": 20, "tend": 14, "time": 12, "publish": 8, "join": 2, "leave": 1, "kill": 1,
-        "pause": 2, "store": 2, "restart": 1, "switch": 1,
+        "pause": 2, "store": 2, "restart": 1, "switch": 1, "cut": 2,
     }  # fmt: skip
 
     def __init__(self, seed: int, folder: Path | None, *, order: str = "") -> None:

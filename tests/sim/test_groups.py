@@ -17,7 +17,7 @@ import pytest
 
 from tests.sim import members, tasks
 
-COMMON = ("kill", "pause", "store", "restart", "switch", "leave")
+COMMON = ("kill", "pause", "store", "restart", "switch", "leave", "cut")
 """What happens in worlds of both kinds."""
 SOAK, PART = 20_000, 100
 

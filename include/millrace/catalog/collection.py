@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, TypeAlias, cast
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema
 
 DEFAULT_PARTITION: Final = "_default"
 """The partition of a collection that is created without partition names."""
+_MARKS: Final = "_-."
+
+
+def check_name(name: object, what: str) -> None:
+    """Raise InvalidArgument unless `name` is valid for a new object: safe in paths, URLs and shells.
+
+    Older names stay valid: the chain accepts any name of 1 to 255 bytes.
+    """
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+        or not (name[0].isalnum() or name[0] == "_")
+        or not all(each in _MARKS or unicodedata.category(each)[0] in "LMN" for each in name)
+        or unicodedata.normalize("NFC", name) != name
+    ):
+        raise InvalidArgument(
+            f"{what} is called {name!r}: a name has letters and digits (of any alphabet, composed), {' '.join(_MARKS)},"
+            f" begins with a letter, a digit or _, and has at most {MAX_NAME_BYTES} bytes"
+        )
 
 
 @dataclass(frozen=True, slots=True)

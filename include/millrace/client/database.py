@@ -47,7 +47,7 @@ from millrace.client.collection import Collection
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback, StreamOptions
 from millrace.client.consume.dead_letters import TaskLetters, discard_tasks, redrive_tasks
 from millrace.client.consume.delivery import SchemaMode
-from millrace.client.consume.membership import ExclusivePositions, GroupMember
+from millrace.client.consume.membership import ExclusivePositions, GroupMember, require_group
 from millrace.client.consume.queue_consumer import LEASE_SECONDS, PREFETCH, QueueConsumer, QueueOptions
 from millrace.client.consume.scan import UncommittedReader, WalOpener
 from millrace.client.consume.shared_tail import SharedTail
@@ -583,7 +583,8 @@ class Database(Closeable):
         GroupBusy.
 
         The consumer runs until it is closed or has delivered everything up to `until`. `filters` select units. Rows
-        have the schema that they were written with, or, with `schema` "current", the collection's newest.
+        have the schema that they were written with, or, with `schema` "current", the collection's newest. A group's
+        progress is committed every `commit_interval` seconds (default: 0.2). `metrics` counts what is delivered.
 
         With `mode` "queue", the consumers of the group compete for single tasks, the collection's rows, and acknowledge
         each by itself (docs/queues.md). A task is leased for `lease` seconds (default: 30) and then delivered again.
@@ -622,6 +623,8 @@ class Database(Closeable):
         on_revoked: LaneCallback | None = None,
         on_lost: LaneCallback | None = None,
     ) -> Consumer:
+        if group is not None:
+            require_group(group)
         if schema == "current":
             self._definitions = {}  # forces a fetch of the newest definitions
         if isinstance(source, str):
@@ -679,6 +682,7 @@ class Database(Closeable):
     ) -> QueueConsumer:
         if group is None:
             raise InvalidArgument("a work queue needs a group: its consumers compete for the tasks")
+        require_group(group)
         if isinstance(source, str):
             source = self.definition(source)
         if not isinstance(source, CollectionInfo):
@@ -701,7 +705,7 @@ class Database(Closeable):
             prefetch=prefetch,
             order=order,
             start=first,
-            letters=None if dead_letters is None else TaskLetters(self, dead_letters, group),
+            letters=None if dead_letters is None else TaskLetters.of(self, dead_letters, group, source),
             max_deliveries=max_deliveries,
         )
         self._opened(made)

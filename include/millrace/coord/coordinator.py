@@ -38,7 +38,14 @@ from millrace.catalog.broadcast import (
     content_digest,
     message_to_json,
 )
-from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, CollectionPage, CollectionQuery, PChannel
+from millrace.catalog.collection import (
+    DEFAULT_PARTITION,
+    CollectionInfo,
+    CollectionPage,
+    CollectionQuery,
+    PChannel,
+    check_name,
+)
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.produce.producer_recovery import AppliedLookup
 from millrace.coord.append_port import AppendPort
@@ -66,7 +73,7 @@ from millrace.coord.catalog_sync import (
 )
 from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.coord.coordinator_db import SharedStore
-from millrace.coord.ddl import DdlKind, check_name, effect_status
+from millrace.coord.ddl import DdlKind, effect_status
 from millrace.coord.ddl_callbacks import DdlCallbacks, ddl_draft
 from millrace.coord.ddl_dispatcher import DdlDispatcher
 from millrace.coord.placement import place_collection

@@ -10,7 +10,6 @@ content decides: :func:`effect_status` tells whether a VChannel has the effect a
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -19,7 +18,6 @@ from millrace.base.errors import InvalidArgument, MillraceError, UnsupportedVers
 from millrace.catalog.collection import CollectionInfo
 from millrace.coord.broadcast.task import BroadcastTask
 from millrace.message import builders
-from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -30,26 +28,6 @@ DdlKind: TypeAlias = Literal[
     "create_collection", "drop_collection", "create_partition", "drop_partition", "schema_change", "manual_flush"
 ]
 DDL_KINDS: Final[tuple[DdlKind, ...]] = get_args(DdlKind)
-
-_MARKS: Final = "_-."
-
-
-def check_name(name: object, what: str) -> None:
-    """Raise InvalidArgument unless `name` is valid for a new object: safe in paths, URLs and shells.
-
-    Older names stay valid: the chain accepts any name of 1 to 255 bytes.
-    """
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
-        or not (name[0].isalnum() or name[0] == "_")
-        or not all(each in _MARKS or unicodedata.category(each)[0] in "LMN" for each in name)
-        or unicodedata.normalize("NFC", name) != name
-    ):
-        raise InvalidArgument(
-            f"{what} is called {name!r}: a name has letters and digits (of any alphabet, composed), {' '.join(_MARKS)},"
-            f" begins with a letter, a digit or _, and has at most {MAX_NAME_BYTES} bytes"
-        )
 
 
 def build_message(broadcast: BroadcastTask, collection: CollectionInfo, vchannel: str, term: int) -> MutableMessage:

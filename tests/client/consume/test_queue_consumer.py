@@ -146,14 +146,17 @@ def test_what_fails_too_often_is_a_dead_letter_and_a_redrive_makes_it_a_task_aga
     shop.collection(jobs).insert(item_rows(1, 2))
     dead = f"{jobs.name}_dead"
     queue = make(lease=5.0, prefetch=4, dead_letters=dead, max_deliveries=2)
+    tried: list[int] = []
 
     def poisoned() -> bool:
         task = queue.poll(timeout=0.2)
         if task is not None:
+            tried.append(task.row["id"])
             (queue.release if task.row["id"] == 1 else queue.acknowledge)(task)
         return dead in shop and shop[dead].count() == 1
 
     until(poisoned, "the task is a dead letter")
+    assert sorted(tried) == [1, 1, 2], "so many times, and no more"
     [letter] = shop[dead].read().to_pylist()
     assert letter["stream"] == queue.group
     assert "delivered 2 times" in letter["reason"]
@@ -216,6 +219,17 @@ def test_reset_and_drop_forget_what_was_done(shop: Database, jobs: CollectionInf
 def test_wrong_options_say_what_is_right(shop: Database, jobs: CollectionInfo, make: Make) -> None:
     for options, word in (
         ({"prefetch": 0}, "prefetch"),
+        ({"prefetch": "3"}, "prefetch"),
+        ({"prefetch": 1.5}, "prefetch"),
+        ({"prefetch": True}, "prefetch"),
+        ({"dead_letters": 5}, "collection"),
+        ({"dead_letters": ""}, "collection"),
+        ({"dead_letters": "jobs\x00"}, "collection"),
+        ({"dead_letters": jobs.name}, "dead letters"),
+        ({"max_deliveries": "5", "dead_letters": "dead"}, "max_deliveries"),
+        ({"group": "x" * 10_000}, "150 characters"),
+        ({"group": "\ud800"}, "UTF-8"),
+        ({"group": b"workers"}, "group"),
         ({"lease": 0.1}, "lease"),
         ({"order": "date"}, "order"),
         ({"max_deliveries": 3}, "dead_letters"),
@@ -225,6 +239,10 @@ def test_wrong_options_say_what_is_right(shop: Database, jobs: CollectionInfo, m
             make(**options)
     with pytest.raises(InvalidArgument, match="mode"):
         shop.consumer(jobs.name, order="key")
+    for mode in ("stream", "queue"):
+        for wrong, word in (("\ud800", "UTF-8"), (b"workers", "group"), ("x" * 10_000, "150 characters")):
+            with pytest.raises(InvalidArgument, match=word):
+                shop.consumer(jobs.name, mode=mode, group=wrong)  # type: ignore[call-overload]
     with pytest.raises(InvalidArgument, match="group"):
         shop.consumer(jobs.name, mode="queue")  # type: ignore[call-overload]
     make(group="of-other")

@@ -190,7 +190,7 @@ def test_who_comes_while_a_queue_closes_gets_the_next_one(tmp_path: Path) -> Non
     bench.positions.move = move  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(bench.take, "c2")
-        bench.queues.close_idle()  # as another thread would: the one that closes takes the queue away
+        bench.queues._close(bench.queues.queues())  # as another thread would: the one that closes takes it away
         assert wait([coming], timeout=0.2).not_done, "the next queue is the same member, which has not left yet"
         go_on.set()
         assert coming.result(10) == []

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.catalog.collection import CollectionInfo, check_name
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 if TYPE_CHECKING:
@@ -58,6 +59,27 @@ class TaskLetters:
     def __init__(self, database: Database, name: str, group: str) -> None:
         self._database, self._name, self._group = database, name, group
 
+    @classmethod
+    def of(cls, database: Database, name: object, group: str, tasks: CollectionInfo) -> TaskLetters:
+        """Return the dead letters of a queue over the collection `tasks`.
+
+        Raises InvalidArgument if the collection `name` holds something else, or could not be created.
+        """
+        if not isinstance(name, str):
+            raise InvalidArgument(f"dead_letters is the name of a collection, not {name!r}")
+        try:
+            found = database.definition(name)
+        except CollectionNotFound:
+            check_name(name, "a collection of dead letters")  # names of collections that exist may be older
+            return cls(database, name, group)
+        if found.id == tasks.id:
+            raise InvalidArgument(
+                f"the dead letters of {name} would be its next tasks: name another collection, which is made when it"
+                " is needed"
+            )
+        _require_letters(found)
+        return cls(database, name, group)
+
     def write(self, tasks: Iterable[tuple[DeadTask, str]]) -> None:
         """Write tasks with their reasons; they are durable when this returns. Idempotent.
 
@@ -80,11 +102,15 @@ class TaskLetters:
         except CollectionNotFound:
             self._database.catalog.create_collection(self._name, LETTERS, exist_ok=True)
             found = self._database.collection(self._name)
-        if found.definition.schema.arrow() != LETTERS.arrow():
-            raise InvalidArgument(
-                f"{self._name} is no collection of dead letters: name another one, which is made when it is needed"
-            )
+        _require_letters(found.definition)
         found.upsert(table).checked()
+
+
+def _require_letters(collection: CollectionInfo) -> None:
+    if collection.schema.arrow() != LETTERS.arrow():
+        raise InvalidArgument(
+            f"{collection.name} is no collection of dead letters: name another one, which is made when it is needed"
+        )
 
 
 def redrive_tasks(database: Database, letters: str, *, group: str, into: str, reason: str = "") -> int:

@@ -16,9 +16,12 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from millrace.base.errors import GroupBusy, InvalidArgument, MillraceError
 
+MAX_GROUP_NAME: Final = 150
+"""Maximum length of a group's URL-quoted name, which becomes part of a file name."""
 HEARTBEAT_SECONDS: Final = 1.0
 """Seconds between two calls of a member; less if its lease is short."""
 SETTLING_SECONDS: Final = 0.25
@@ -53,6 +56,19 @@ class GroupShare:
     """Why the member has no lane, "" if it has one."""
     done: bool
     """Whether the group has reached the requested tick on all lanes that this member does not hold."""
+
+
+def require_group(group: object) -> str:
+    """Return the name of a consumer group if it is valid. Raises InvalidArgument."""
+    if not isinstance(group, str) or not group:
+        raise InvalidArgument(f"a consumer group needs a name, not {str(group)[:100]!r}")
+    try:
+        quoted = quote(group, safe="")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"the name {group[:100]!r} of a consumer group cannot be written as UTF-8") from None
+    if len(quoted) > MAX_GROUP_NAME:
+        raise InvalidArgument(f"the name of a consumer group is limited to {MAX_GROUP_NAME} characters, URL-quoted")
+    return group
 
 
 def boot_clock() -> float:

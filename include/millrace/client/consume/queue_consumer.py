@@ -170,12 +170,12 @@ class QueueConsumer(Closeable):
         max_deliveries: int | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        if not 1 <= prefetch <= MAX_PREFETCH:
-            raise InvalidArgument(f"prefetch is a number from 1 to {MAX_PREFETCH}, not {prefetch}")
+        if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
+            raise InvalidArgument(f"prefetch is a number from 1 to {MAX_PREFETCH}, not {prefetch!r}")
         if max_deliveries is not None and letters is None:
             raise InvalidArgument("max_deliveries needs dead_letters, the collection for tasks that exceed it")
-        if max_deliveries is not None and not 1 <= max_deliveries <= 250:
-            raise InvalidArgument(f"max_deliveries is a number from 1 to 250, not {max_deliveries}")
+        if max_deliveries is not None and (type(max_deliveries) is not int or not 1 <= max_deliveries <= 250):
+            raise InvalidArgument(f"max_deliveries is a number from 1 to 250, not {max_deliveries!r}")
         self.group = group
         self.collection = collection
         self.name = uuid.uuid4().hex

@@ -32,7 +32,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 from millrace.base.errors import (
     ChannelNotFound,
@@ -45,6 +44,7 @@ from millrace.base.errors import (
 from millrace.base.keyed_lock import KeyedLock
 from millrace.base.lane_division import divide
 from millrace.base.metrics import Metrics
+from millrace.client.consume.membership import require_group
 from millrace.client.consume.positions import FilePositions, PositionStore, lane_positions, start_of
 from millrace.message.ids import split_channel
 
@@ -56,8 +56,6 @@ FLUSH_SECONDS: Final = 0.2
 MAX_LEASES: Final = 1024
 MAX_MEMBERS: Final = 1024
 MAX_GROUPS: Final = 10_000
-_LONGEST: Final = 150
-"""Maximum length of a group's quoted name, which becomes part of a file name."""
 _LOOK: Final = 1.0
 _VIEW_SECONDS: Final = 0.5
 """How long a look at a group's members and claims, which other servers may have, counts."""
@@ -762,10 +760,7 @@ def _moved(group: str, lane: str, stands: int | None) -> GroupBusy:
 
 
 def _group_of(request: dict[str, Any]) -> str:
-    group = _text(request, "group")
-    if len(quote(group, safe="")) > _LONGEST:
-        raise InvalidArgument(f"the name of a consumer group is limited to {_LONGEST} characters, URL-quoted")
-    return group
+    return require_group(request.get("group"))
 
 
 def _names_of(said: dict[str, Any], key: str) -> frozenset[str]:

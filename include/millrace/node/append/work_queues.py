@@ -36,7 +36,7 @@ from prometheus_client import Gauge
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, ServerFull
 from millrace.base.metrics import Metrics
-from millrace.client.consume.membership import GroupMember, boot_clock
+from millrace.client.consume.membership import GroupMember, boot_clock, require_group
 from millrace.message.ids import tick_physical_ms
 from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory, run_thread
@@ -122,7 +122,7 @@ class WorkQueues:
         With `most` 0 a consumer that wants no tasks now has the queue dispatched, so that it can settle what it has.
         Raises InvalidArgument, ServerFull, LogUnavailable, and what ended the reading of a VChannel.
         """
-        group, lanes = _text(request, "group"), _lanes_of(request)
+        group, lanes = require_group(request.get("group")), _lanes_of(request)
         order = request.get("order") or ""
         if order not in ("", "key"):
             raise InvalidArgument(f"a queue's order is 'key' or none, not {order!r}")
@@ -147,7 +147,7 @@ class WorkQueues:
         those that the owner has not read yet (`unread`), as [element, place]. With `leave`, the consumer gives back
         everything; tasks of an answer after `last` never reached it, and their delivery does not count.
         """
-        group, consumer = _text(request, "group"), (caller, _text(request, "consumer"))
+        group, consumer = require_group(request.get("group")), (caller, _text(request, "consumer"))
         with self._guard:
             queue = self._queues.get(group)
         lists = {each: _elements(request, each) for each in ("done", "renew", "release")}
