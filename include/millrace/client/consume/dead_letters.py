@@ -65,7 +65,7 @@ class TaskLetters:
 
         Raises InvalidArgument if the collection `name` holds something else, or could not be created.
         """
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name:
             raise InvalidArgument(f"dead_letters is the name of a collection, not {name!r}")
         try:
             found = database.definition(name)
