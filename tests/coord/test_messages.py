@@ -192,6 +192,9 @@ def test_data_is_a_small_json_object(coordinator: Coordinator) -> None:
     for each in data:
         with pytest.raises(InvalidArgument, match="JSON object"):
             coordinator.broadcast(messages, data=each)
+    no_object: Any = [1]
+    with pytest.raises(InvalidArgument, match="JSON object"):
+        Broadcast(client(coordinator), data=no_object)
 
 
 def test_only_who_operates_every_collection_may_broadcast(coordinator: Coordinator, log: AwayLog) -> None:

@@ -53,7 +53,7 @@ class Broadcast:
     ) -> None:
         self._catalog = catalog
         self._kind = check_kind_name(kind)
-        self._data = check_data(None if data is None else dict(data))
+        self._data = check_data(dict(data) if isinstance(data, Mapping) else data)
         self._request = request or uuid.uuid4().hex
         self._messages: list[MutableMessage] = []
         self._result: BroadcastResult | None = None
