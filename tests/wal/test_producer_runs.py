@@ -62,8 +62,8 @@ def judged(chain: Chain, state: ChannelState, messages: Sequence[MutableMessage]
     return chain.process(state, LogEntries(batch, LogId(0, ids[-1] + 1)))
 
 
-@pytest.mark.parametrize(("room", "together"), [(101, True), (100, False)])
-def test_new_producers_are_judged_together_while_there_is_room(room: int, together: bool) -> None:
+@pytest.mark.parametrize(("room", "runs"), [(101, 1), (100, 1), (50, 2), (10, 10), (1, 100)])
+def test_new_producers_are_judged_together_while_those_that_they_evict_are_others(room: int, runs: int) -> None:
     links: list[Counted] = []
 
     def counted(link: Interceptor) -> Any:
@@ -72,7 +72,7 @@ def test_new_producers_are_judged_together_while_there_is_room(room: int, togeth
 
     outcome = judged(Chain(wrap=counted), begun(room), [message(100 + number) for number in range(100)])
     assert outcome.messages.num_rows == 100
-    assert (links[0].runs == 1) == together
+    assert links[0].runs == runs
     assert len(outcome.state.vchannels[HERE].producers) == room
 
 

@@ -6,7 +6,7 @@ messages of the same producer: it is judged once their results are in the state.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Final
 
 import numpy as np
@@ -45,25 +45,48 @@ def judge(state: ChannelState, run: MessageRun) -> None:
     if not len(mine):
         return
     found: list[tuple[VChannelState, npt.NDArray[np.intp]]] = []
-    unknown: Counter[str] = Counter()
+    unknown: defaultdict[str, list[int]] = defaultdict(list)  # by VChannel the first row of each
     for places in group_indices(run.view(columns.vchannel)[mine], run.view(columns.producer_id)[mine]):
         rows = mine[places]
         channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0])))
         if channel is not None:
             found.append((channel, rows))
-            unknown[channel.name] += int(columns.producer_id[run.start + rows[0]]) not in channel.producers
+            if int(columns.producer_id[run.start + rows[0]]) not in channel.producers:
+                unknown[channel.name].append(int(rows[0]))
+    most = state.config.max_producers
+    forgotten = {}
+    for name, rows_of_unknown in unknown.items():
+        channel = state.vchannels[name]
+        if run.count > 1 and len(channel.producers) + len(rows_of_unknown) > most:
+            forgotten[name] = _cut_for_room(channel, run, sorted(rows_of_unknown), most)
     for channel, rows in found:
-        # An earlier producer of this loop may have cut the run.
+        # An earlier producer of this loop, or the lack of room, may have cut the run.
         rows = rows[rows < run.count]
         if len(rows):
-            evicts = len(channel.producers) + unknown[channel.name] > state.config.max_producers
-            _judge_producer(state, channel, run, rows, evicts=evicts)
+            _judge_producer(channel, run, rows, forgotten=forgotten.get(channel.name, channel.forgotten))
 
 
-def _judge_producer(
-    state: ChannelState, channel: VChannelState, run: MessageRun, rows: npt.NDArray[np.intp], *, evicts: bool
-) -> None:
-    """Judge the messages of one producer on a VChannel. With `evicts`, the run may register more than there is room."""
+def _cut_for_room(channel: VChannelState, run: MessageRun, unknown: list[int], most: int) -> int:
+    """Cut a run that registers producers beyond the limit, so that none of them evicts a producer of the run.
+
+    `unknown` are the first messages of producers that the channel does not know. Returns the greatest tick of a
+    producer that may be forgotten inside the run.
+    """
+    ids, names = run.view(run.columns.producer_id), run.view(run.columns.vchannel)
+    mine = set(ids[names == names[unknown[0]]].tolist())
+    # The idlest are evicted first. A producer of the run is not among them as long as others are idler: its own
+    # messages make it busier, and those that the run registers are the busiest.
+    idle = sorted((producer.last_tick, number) for number, producer in channel.producers.items())
+    safe = next((place for place, (_, number) in enumerate(idle) if number in mine), len(idle))
+    room = max(0, most - len(channel.producers)) + safe
+    if len(unknown) > room:
+        run.cut(max(1, unknown[room]))
+    evicted = min(len(unknown), room) + len(channel.producers) - most
+    return max(channel.forgotten, idle[evicted - 1][0] if 0 < evicted <= len(idle) else 0)
+
+
+def _judge_producer(channel: VChannelState, run: MessageRun, rows: npt.NDArray[np.intp], *, forgotten: int) -> None:
+    """Judge the messages of one producer on a VChannel. Producers up to `forgotten` may be forgotten inside the run."""
     columns = run.columns
     producer_id = int(columns.producer_id[run.start + rows[0]])
     known = channel.producers.get(producer_id)
@@ -80,19 +103,15 @@ def _judge_producer(
                     place, Reason.UNKNOWN_PRODUCER, f"producer {producer_id} must begin with sequence 0, not {s}"
                 )
                 continue
-            if 0 < columns.barrier_tick[run.start + place] < channel.forgotten:
+            barrier = columns.barrier_tick[run.start + place]
+            if 0 < barrier < channel.forgotten:
                 words = f"producers up to tick {channel.forgotten} were forgotten, {producer_id} perhaps among them"
                 run.reject(
                     place, Reason.UNKNOWN_PRODUCER, f"{words}: begin with that as the barrier tick, or a later one"
                 )
                 continue
-            if evicts and len(channel.producers) >= state.config.max_producers:
-                # A registration at the limit evicts another producer, which `evolve` must have done before anything is
-                # judged after it.
-                run.cut(max(place, 1))
-                return
-            if evicts and place > 0 and _registers_another(channel, run, place, producer_id):
-                run.cut(place)
+            if place > 0 and 0 < barrier < forgotten:
+                run.cut(place)  # whether it comes too late depends on what the run before it evicts
                 return
             epoch, following, fresh = e, 1, True
         elif e < epoch:
@@ -113,14 +132,6 @@ def _judge_producer(
             # Only a known producer has used sequences before the next one.
             assert known is not None
             _reject_repeated(run, place, known, s)
-
-
-def _registers_another(channel: VChannelState, run: MessageRun, place: int, producer_id: int) -> bool:
-    """Return whether a new producer comes before `place`: registrations beyond the limit are judged one by one."""
-    before = run.view(run.columns.producer_id)[:place]
-    return any(
-        each not in channel.producers and each != producer_id for each in np.unique(before[before != 0]).tolist()
-    )
 
 
 def _reject_repeated(run: MessageRun, place: int, producer: ProducerState, sequence: int) -> None:
