@@ -24,7 +24,7 @@ PARTS: dict[str, list[str]] = {
         "All", "Latest", "StartFrom", "StartAfter", "StartAfterTick",
     ],
     "Patterns": ["match_recognize", "row", "permute"],
-    "Event sourcing": ["EventTypes", "Aggregate", "EventStore"],
+    "Event sourcing": ["EventTypes", "Aggregate", "EventStore", "Command"],
     "Errors": ["MillraceError", "errors"],
 }  # fmt: skip
 

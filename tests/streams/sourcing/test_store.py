@@ -374,6 +374,18 @@ def test_more_aggregates_than_the_chain_remembers(opened: Open, deployment: mill
         limit_producers(deployment, one, 1024)
 
 
+def test_a_batch_of_more_aggregates_than_the_chain_remembers(
+    opened: Open, deployment: millrace.testing.Deployment
+) -> None:
+    store = opened()
+    limit_producers(deployment, store, 2)
+    try:
+        found = store.append_all([Command(f"N{number}", [flown(1)], 0) for number in range(60)])
+        assert [isinstance(each, Appended) for each in found] == [True] * 60
+    finally:
+        limit_producers(deployment, store, 1024)
+
+
 def test_a_refused_command_does_not_block_the_next(opened: Open, deployment: millrace.testing.Deployment) -> None:
     store = opened()
     store.append("N1", flown(1))

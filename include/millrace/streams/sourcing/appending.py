@@ -66,8 +66,10 @@ MAX_MESSAGES: Final = 1_000
 """Aggregates in one entry of the log."""
 MAX_ENTRY_BYTES: Final = 4 << 20
 """JSON of the events in one entry of the log; a command with more is an entry of its own."""
-TURN_COMMANDS: Final = 10_000
-"""Commands that are judged at once. Bounds the states that one call holds."""
+TURN_COMMANDS: Final = 500
+"""Commands for each VChannel that are judged at once. Fewer than the aggregates that the chain remembers of a VChannel:
+otherwise it forgets what a turn has read before the turn's last commands come.
+"""
 ATTEMPTS: Final = 10
 """How often a command is judged anew before its conflict, or the chain's refusal, is raised."""
 FIRST_PAUSE: Final = 0.005
@@ -171,8 +173,9 @@ class Appender(Generic[S]):
     def append(self, commands: Sequence[Command]) -> list[Appended | MillraceError]:
         """Append commands; return the outcome of each, in order. See :meth:`EventStore.append_all`."""
         encoded = [self._encoded(each) for each in commands]
-        for start in range(0, len(encoded), TURN_COMMANDS):
-            self._turn(encoded[start : start + TURN_COMMANDS])
+        step = TURN_COMMANDS * len(self._collection.definition.vchannels)
+        for start in range(0, len(encoded), step):
+            self._turn(encoded[start : start + step])
         return [each.outcome for each in encoded if each.outcome is not None]
 
     def _encoded(self, command: Command) -> _Encoded:
@@ -205,6 +208,7 @@ class Appender(Generic[S]):
             verdicts = self._sent(groups)
             if groups:
                 failpoint.hit("sourcing.appended")
+            progress = any(isinstance(each, Verdict) and each.answer is Answer.APPENDED for each in verdicts)
             taken: list[tuple[_Group[S], int]] = []
             for group, verdict in zip(groups, verdicts, strict=True):
                 queue = waiting[group.key]
@@ -222,7 +226,8 @@ class Appender(Generic[S]):
                         version += len(each.events)
                         each.outcome = Appended(group.key, version, verdict.tick)
                 else:
-                    lost[group.key] += 1
+                    # What the chain forgot for the sake of this round's other commands was not lost to anybody.
+                    lost[group.key] += not (progress and verdict.answer is Answer.UNREAD)
                     if lost[group.key] < ATTEMPTS:
                         continue
                     for each in group.commands:
