@@ -55,10 +55,10 @@ def judge(state: ChannelState, run: MessageRun) -> None:
                 unknown[channel.name].append(int(rows[0]))
     most = state.config.max_producers
     forgotten = {}
-    for name, rows_of_unknown in unknown.items():
-        channel = state.vchannels[name]
-        if run.count > 1 and len(channel.producers) + len(rows_of_unknown) > most:
-            forgotten[name] = _cut_for_room(channel, run, sorted(rows_of_unknown), most)
+    for name, first in unknown.items():
+        channel, first = state.vchannels[name], sorted(row for row in first if row < run.count)
+        if run.count > 1 and len(channel.producers) + len(first) > most:
+            forgotten[name] = _cut_for_room(channel, run, first, most)
     for channel, rows in found:
         # An earlier producer of this loop, or the lack of room, may have cut the run.
         rows = rows[rows < run.count]
