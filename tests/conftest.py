@@ -62,6 +62,7 @@ TOGETHER = {
         "operations/test_restore.py",
         "flows/range_host/test_on_spark.py",
         "flows/range_host/test_spark_kills.py",
+        "runtime/spark/test_executor_pods.py",
         "runtime/test_launch_on_a_cluster.py",
         "storage/test_published_spark.py",
         "flows/spark_host/test_keyed.py",

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Lint the chart, render it, and check what comes out against Kubernetes' own schemas; the result stands in tools/shipping/rendered.
-# `chart.sh --check` changes nothing, and ends with 1 where something else would come out; `chart.sh --helm` says where helm is. It is built from
+# `chart.sh --check` changes nothing, and ends with 1 where something else would come out; `chart.sh --helm` says where helm is;
+# `chart.sh --validate FILE` checks another file. It is built from
 # its Go module into the cache, once (HELM=/path/to/helm takes another); the schemas come with the package kubernetes-validate, into the cache too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -9,6 +10,15 @@ HELM_VERSION=v3.22.0
 KUBERNETES=1.29
 
 cache=${MILLRACE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/millrace}/helm
+lock=tools/shipping/validate.txt
+venv=$cache/kubernetes-validate-$(sha256sum $lock | cut -c1-12)
+if [ ! -x "$venv/bin/kubernetes-validate" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes -r $lock
+fi
+if [ "${1:-}" = --validate ]; then
+    exec "$venv/bin/kubernetes-validate" -k "$KUBERNETES" --strict "$2"
+fi
 helm=${HELM:-$cache/helm-$HELM_VERSION}
 if [ ! -x "$helm" ]; then
     command -v go >/dev/null || { echo "helm is not there, and Go, which builds it, neither: set HELM=/path/to/helm" >&2; exit 2; }
@@ -17,12 +27,6 @@ if [ ! -x "$helm" ]; then
     mv "$cache/helm" "$helm"
 fi
 [ "${1:-}" != --helm ] || { echo "$helm"; exit; }
-lock=tools/shipping/validate.txt
-venv=$cache/kubernetes-validate-$(sha256sum $lock | cut -c1-12)
-if [ ! -x "$venv/bin/kubernetes-validate" ]; then
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes -r $lock
-fi
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

@@ -61,6 +61,7 @@ _TABLES: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://).*[^/]")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
 _PLACES: Final = re.compile(r"|(/|[a-z0-9]+://)[^:]*(:(/|[a-z0-9]+://)[^:]*)*")
 _ARCHIVE: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://)\S+\.(?:tar\.gz|tgz)")
+_FILE: Final = re.compile(r"|/.*[^/]")
 _FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
 _META_STORE: Final = re.compile(
@@ -358,7 +359,15 @@ class Settings:
         pattern=_ARCHIVE,
         allowed="empty, or the absolute path or URI of a .tar.gz",
     )
-    spark_cores: int = setting(0, "Cores of a Spark driver; 0: all that this process may use.", low=0, high=1024)
+    spark_properties: str = setting(
+        "",
+        "File of further Spark properties, in the form of spark-defaults.conf; empty: none.",
+        pattern=_FILE,
+        allowed="empty, or an absolute path",
+    )
+    spark_cores: int = setting(
+        0, "Cores of a Spark driver, or of its executors together; 0: all that this process may use.", low=0, high=1024
+    )
     spark_memory: str = setting(
         "1g", "Heap of a Spark driver.", pattern=_MEMORY, allowed="a number with m or g, such as 800m or 2g"
     )

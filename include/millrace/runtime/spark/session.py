@@ -17,6 +17,7 @@ from millrace.base.package import ROOT
 from millrace.base.settings import TASK_FOLDER, Settings
 from millrace.runtime.java import find_java
 from millrace.runtime.spark.jars import session_jars
+from millrace.runtime.spark.masters import master_properties, user_properties
 from millrace.storage.store import store_at
 
 _PACKAGE_ROOT = str(ROOT)
@@ -31,19 +32,16 @@ _UNPACKED = "environment"
 _PYTHON = "millrace-python"
 """Name of the environment's Python (tools/pack_environment.sh)."""
 
-TASK_ATTEMPTS = 3
-"""Attempts of one task.
-
-They cover a killed Python worker; an entry that cannot be processed parks its channel instead.
-"""
-
 
 def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, str]:
-    """Return Spark's configuration for `settings`. Sizes fit the cores; Spark's defaults fit a cluster."""
-    cores = str(settings.cores)
+    """Return Spark's configuration for `settings`. Sizes fit the cores; Spark's defaults fit a cluster.
+
+    Raises InvalidSettings.
+    """
+    cores, given = str(settings.cores), user_properties(settings)
     java_options = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     return {
-        **_master(settings),
+        **master_properties(settings, given),
         **_tables(settings),
         "spark.driver.memory": settings.spark_memory,
         "spark.driver.extraJavaOptions": f"{java_options} {_LIGHT_JVM}" if light_jvm else java_options,
@@ -65,6 +63,7 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": str(settings.spark_ui).lower(),
         "spark.ui.showConsoleProgress": "false",
+        **given,
     }
 
 
@@ -104,20 +103,6 @@ def _make_python(settings: Settings) -> str:
     others = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if part != folder]
     os.environ["PATH"] = os.pathsep.join([folder, *others])
     return _PYTHON
-
-
-def _master(settings: Settings) -> dict[str, str]:
-    """Return where tasks run. A local driver listens on loopback only; remote executors must reach the driver."""
-    if not settings.spark_master:
-        local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        return {"spark.master": f"local[{settings.cores},{TASK_ATTEMPTS}]", **local}
-    return {
-        "spark.master": settings.spark_master,
-        "spark.submit.deployMode": "client",
-        "spark.task.maxFailures": str(TASK_ATTEMPTS),
-        "spark.cores.max": str(settings.cores),
-        "spark.executor.memory": settings.spark_memory,
-    }
 
 
 def session(
