@@ -111,7 +111,7 @@ def test_a_parked_pchannel_goes_on(service: GenerationsService, tmp_path: Path) 
     ):
         log.append([opening(), accepted()])
         (entry,) = log.append([poison()])
-        tombstones = TombstonePlacer(host, service, Path(settings.wal_uri))
+        tombstones = TombstonePlacer(host, service, lambda: settings.wal_uri)
         seen = tombstones.inspect(P, entry)
         placed = tombstones.place(P, entry, sha256=seen["sha256"], author="ada", reason="INC-1")
         host.restart(P)

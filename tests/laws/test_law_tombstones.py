@@ -76,7 +76,7 @@ class Hosts:
     def tombstones(self) -> TombstonePlacer:
         if self.host is None:
             self.host = AppendHost(self.service, committed_state_loader(self.wal, self.service))
-        return TombstonePlacer(self.host, self.service, self.wal)
+        return TombstonePlacer(self.host, self.service, lambda: self.wal)
 
     def append(self, values: list[bytes]) -> list[LogId]:
         with closing(self.service.open(P)) as log:

@@ -29,7 +29,7 @@ def replace_entry(world: World, pchannel: str) -> LogId:
     """Have the PChannel park, and replace the entry."""
     with closing(world.log.open(pchannel)) as log:
         (entry,) = log.append([poison()])
-    tombstones = TombstonePlacer(world.host, world.log, Path(world.settings.wal_uri))
+    tombstones = TombstonePlacer(world.host, world.log, lambda: world.settings.wal_uri)
     tombstones.place(pchannel, entry, sha256=entry_sha256(poison()), author="ada", reason="INC-1")
     world.host.restart(pchannel)
     return entry

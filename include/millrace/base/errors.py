@@ -392,6 +392,18 @@ class TableUnavailable(MillraceError):
     retriable = True
 
 
+class TablesMoved(TableUnavailable):
+    """The tables were moved to another place, or are being moved: the process continues there when it is started
+    again.
+    """
+
+
+class MoveRefused(MillraceError):
+    """The tables cannot be moved there: the place has files, belongs to another deployment, or lacks space. Nothing
+    was changed.
+    """
+
+
 class StoreCannotPublish(MillraceError):
     """The store of the tables cannot create a file only if its name is free, which publishing a collection needs."""
 

@@ -37,7 +37,7 @@ from millrace.base.errors import (
     PositionTruncated,
 )
 from millrace.base.metrics import Metrics
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, following
 from millrace.catalog.broadcast import MESSAGE_KIND
 from millrace.catalog.calls import RemoteCatalog
 from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, require_distinct_sql_names
@@ -209,7 +209,7 @@ class Database(Closeable):
 
     def __init__(self, settings: Settings, append: AppendClient, *, address: str = "") -> None:
         """Initialize the database: the deployment in ``settings.data_dir``, or that of the server at `address`."""
-        self.settings = settings
+        self.settings = following(settings) if not address else settings
         self.connection = append
         """The connection to the server."""
         self.shared_tail = SharedTail(append)

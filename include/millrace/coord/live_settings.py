@@ -19,6 +19,7 @@ from millrace.base.settings import Settings
 from millrace.base.settings.live import ChangedSettings, live_settings_path, read_changed, write_changed
 from millrace.coord.clock import SystemClock
 from millrace.coord.store_factory import open_cluster_store, require_cluster
+from millrace.coord.tables_place import copy_place
 from millrace.meta.store import Entry, MetaStore, Put, RevisionEquals
 from millrace.runtime.periodic import PeriodicTask
 
@@ -88,7 +89,9 @@ def _decode(entry: Entry | None) -> ChangedSettings:
 
 
 class SettingsCopy(PeriodicTask):
-    """Copies the meta store's settings into this machine's file, from :meth:`start` to :meth:`close`."""
+    """Copies the meta store's settings and the place of the tables into this machine's files, from :meth:`start` to
+    :meth:`close`.
+    """
 
     def __init__(self, settings: Settings, store: MetaStore) -> None:
         super().__init__(name="settings", interval=COPY_SECONDS, run_at_start=True)
@@ -99,3 +102,4 @@ class SettingsCopy(PeriodicTask):
         there = self._store.get(SETTINGS_KEY)
         if there is not None:
             write_changed(self._settings, _decode(there))
+        copy_place(self._settings, self._store)

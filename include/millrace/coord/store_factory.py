@@ -41,9 +41,14 @@ def open_cluster_store(settings: Settings, clock: Clock) -> ClosableMetaStore:
     return SqlStore.in_file(settings.data_dir / "coord" / STORE_FILE, clock.monotonic)
 
 
+def is_cluster(settings: Settings) -> bool:
+    """Return whether a cluster process has used this data folder. This check creates no store."""
+    return bool(settings.meta_store) or (settings.data_dir / "coord" / STORE_FILE).exists()
+
+
 def require_cluster(settings: Settings) -> None:
-    """Raise InvalidSettings if no cluster process has used this data folder. This check creates no store."""
-    if not settings.meta_store and not (settings.data_dir / "coord" / STORE_FILE).exists():
+    """Raise InvalidSettings unless :func:`is_cluster`."""
+    if not is_cluster(settings):
         raise InvalidSettings(
             f"{settings.data_dir} has no cluster: start one with `millrace coord` and `millrace node NAME`"
             " (docs/coordinator.md)"

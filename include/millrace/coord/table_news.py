@@ -48,7 +48,7 @@ class TableNews(PeriodicTask):
     ) -> None:
         """`folder`: the machine's cache of objects, if not this user's. `now` returns seconds."""
         super().__init__(name="table-news", interval=NEWS_SECONDS)
-        self._root = settings.tables_uri.rstrip("/")
+        self._settings = settings
         self._active = is_mirrored(store_at(self._root))
         self._store, self._now = store, now
         self._local = LocalNews(folder)
@@ -64,6 +64,10 @@ class TableNews(PeriodicTask):
         """By entry of another machine: its revision, and the number of its newest commit."""
         self._first = True
         self._lease, self._renewed = 0, 0.0
+
+    @property
+    def _root(self) -> str:
+        return self._settings.tables_uri.rstrip("/")
 
     def start(self) -> None:
         if self._active:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from millrace.base.errors import ChannelNotFound, CollectionNotFound, InvalidArgument, MillraceError
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, following
 from millrace.catalog.collection import CollectionInfo, CollectionQuery
 from millrace.catalog.sqlite_file import (
     read_aliases,
@@ -85,6 +85,7 @@ class Observer:
     """The read model of one deployment. Thread-safe. Writes nothing and starts nothing."""
 
     def __init__(self, settings: Settings) -> None:
+        settings = following(settings)
         self._settings = settings
         self._lane_lags = LaneLags()
         self._cache = TtlCache()

@@ -42,6 +42,16 @@ def backup_root_names(settings: Settings) -> list[str]:
     return [*([settings.backup_dir] if settings.backup_dir else []), *_split(settings.backup_roots)]
 
 
+def move_roots(settings: Settings) -> list[Path]:
+    """Return the folders that a launched move may write to, besides the data folder."""
+    return _named(settings.move_roots)
+
+
+def move_root_names(settings: Settings) -> list[str]:
+    """Return the same as they are written, with the prefixes of object stores."""
+    return _split(settings.move_roots)
+
+
 def check_uri_within(uri: str, roots: Sequence[str], *, setting: str) -> None:
     """Check that the prefix `uri` of an object store is one of `roots` or lies below one. Raises InvalidArgument."""
     inside = any(f"{uri}/".startswith(f"{root.rstrip('/')}/") for root in roots)

@@ -103,6 +103,6 @@ def launch_of(settings: Settings) -> ServerLaunch:
         connections=settings.log_connections,
         streams=settings.log_streams,
         settings=tuple(given.items()),
-        environment=(("MILLRACE_META_STORE", settings.meta_store), ("MILLRACE_TABLES", settings.tables)),
+        environment=(("MILLRACE_META_STORE", settings.meta_store), ("MILLRACE_TABLES", settings.tables_place)),
         extensions=(_append_host(settings),),
     )

@@ -20,10 +20,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.base import errors
 from millrace.base.data_folder import prepare_data_folder, restrict_umask
-from millrace.base.errors import MillraceError
+from millrace.base.errors import MillraceError, TablesMoved
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.base.settings.place import await_open_place
 from millrace.runtime.child_processes import SupervisorWatch
 from millrace.runtime.heartbeat import Heartbeat
 from millrace.runtime.process_setup import stop_on_signals
@@ -120,7 +121,7 @@ def _run(
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    settings = Settings.load()
+    settings = _settled_settings()
     prepare_data_folder(settings.data_dir)
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
@@ -136,12 +137,26 @@ def _run(
             partial(turn[place], spark, settings=settings, metrics=metrics, available_now=available_now)
         )
 
+    moved: list[TablesMoved] = []
+
+    def beat_in_place(running: Sequence[StreamingQuery]) -> None:
+        beat(running)
+        try:
+            settings.check_place()
+        except TablesMoved as error:
+            moved.append(error)
+            stop.set()  # between two micro-batches
+
     try:
         with beside(settings, metrics):
             for turn in [[query] for query in queries] if available_now else [queries]:
                 running = [start(turn, place) for place in range(len(turn))]
                 begun = None if available_now else write_begun
-                await_queries(running, stop=stop, heartbeat=beat, restart=partial(start, turn), on_started=begun)
+                await_queries(
+                    running, stop=stop, heartbeat=beat_in_place, restart=partial(start, turn), on_started=begun
+                )
+        if moved:
+            raise moved[0]
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:
@@ -149,6 +164,13 @@ def _run(
         spark.stop()
         if server is not None:
             server.close()
+
+
+def _settled_settings() -> Settings:
+    """Load the settings, once no move holds the tables closed. Raises TablesMoved."""
+    settings = Settings.load()
+    await_open_place(settings.data_dir)
+    return Settings.load()
 
 
 def error_json(error: BaseException) -> dict[str, Any]:

@@ -40,9 +40,9 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline
-from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, TableUnavailable
+from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, TablesMoved, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.storage.delta_log import COMMIT_INFO_KEY, boot_seconds, commit_file
+from millrace.storage.delta_log import CLOSED, COMMIT_INFO_KEY, boot_seconds, commit_file
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.store import commit_tries
@@ -308,6 +308,10 @@ class _Attempts:
         if self._ends.expired():
             raise DeadlineExceeded(f"no commit to {self._table.uri} in {self._seconds:.0f} s: {error}") from error
         if owner is _Owner.NOBODYS:  # no other writer won: the storage or the commit itself failed
+            if CLOSED in (self._table.delta.protocol().writer_features or ()):
+                raise TablesMoved(
+                    f"{self._table.uri} was moved to another place: this continues there when started again"
+                ) from error
             self._idle += 1
             if self._idle > commit_tries(self._table.store) or not isinstance(error, CommitFailedError | OSError):
                 raise TableUnavailable(

@@ -32,6 +32,8 @@ LAST_CHECKPOINT_FILE: Final = f"{LOG_FOLDER}/_last_checkpoint"
 """Hint at the newest Delta checkpoint. A log is valid without it, and with one that cannot be read."""
 COMMIT_INFO_KEY: Final = "millrace"
 """Key in a commit's info that holds the entries of its parts."""
+CLOSED: Final = "millrace.moved"
+"""Writer feature of a table that was moved elsewhere (millrace.storage.closing): nobody writes it any more."""
 
 _ENTRY: Final = re.compile(r"(\d{20})\..+")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")

@@ -98,6 +98,9 @@ class ObjectStore:
         require_conditional_puts(self.uri)
         read_whole(self.uri, lambda: DeltaTable.create(self.uri, storage_options=dict(self.options), **options))
 
+    def require_conditional_puts(self) -> None:
+        require_conditional_puts(self.uri)
+
     def put(self, name: str) -> _Upload:
         return _Upload(self._objects, name)
 

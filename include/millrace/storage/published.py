@@ -37,7 +37,7 @@ from deltalake.exceptions import DeltaError
 
 from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline
-from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged, TableUnavailable
+from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged, TablesMoved, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.base.package import VERSION
 from millrace.storage.deletion_vectors import (
@@ -49,6 +49,7 @@ from millrace.storage.deletion_vectors import (
     write_vectors,
 )
 from millrace.storage.delta_log import (
+    CLOSED,
     COMMIT_INFO_KEY,
     LAST_CHECKPOINT_FILE,
     LOG_FOLDER,
@@ -263,6 +264,11 @@ class PublishedTable:
         return int(self.properties[_COLLECTION])
 
     @property
+    def protocol(self) -> Mapping[str, Any]:
+        """The protocol of this version, as the log has it."""
+        return MappingProxyType(self._state.protocol)
+
+    @property
     def commit_info(self) -> Mapping[str, Any]:
         """What this version's commit says: tick, schemaVersion, collectionId, rows, and the entries of its change."""
         said = self._state.commit_info.get(COMMIT_INFO_KEY) or {}
@@ -314,6 +320,8 @@ class PublishedTable:
         that does not fit this version, and StoreCannotPublish.
         """
         store = conditional(self.store)
+        if CLOSED in (self.protocol.get("writerFeatures") or ()):
+            raise TablesMoved(f"{self.uri} was moved to another place: this continues there when started again")
         self._check(change)
         ends, begun = Deadline.after(deadline), boot_seconds()
         with store.lease():
@@ -513,6 +521,18 @@ class PublishedTable:
             doomed = [name for name in found if name not in named]
             self.store.delete(doomed)
         return doomed
+
+    def named_files(self) -> dict[str, bool]:
+        """Return the data and vector files of every version in the log, relative to the table, and whether they are of
+        this one. Files of earlier versions may be gone (:meth:`expire`).
+        """
+        live = self._state.files
+        found: dict[str, bool] = {}
+        for path, vector in self._named(None):
+            found[path] = path in live
+            if vector is not None:
+                found[vector.file] = found.get(vector.file, False) or (path in live and live[path].vector == vector)
+        return found
 
     def _named(self, since_ms: int | None) -> Iterator[tuple[str, Vector | None]]:
         """Yield the files of the newest version, and those that commits after `since_ms` removed, newest first."""

@@ -26,6 +26,7 @@ from millrace.base.errors import TableDamaged, UnsupportedVersion
 from millrace.storage.commit import has_timestamp_ntz
 from millrace.storage.deletion_vectors import Vector
 from millrace.storage.delta_log import (
+    CLOSED,
     checkpoint_file,
     commit_file,
     is_checkpoint,
@@ -48,7 +49,7 @@ _COLUMN_ID: Final = "delta.columnMapping.id"
 _MAX_COLUMN_ID: Final = "delta.columnMapping.maxColumnId"
 _MAPPING_MODE: Final = "delta.columnMapping.mode"
 _READER_FEATURES: Final = frozenset({"deletionVectors", "timestampNtz", "columnMapping"})
-_WRITER_FEATURES: Final = _READER_FEATURES | {"inCommitTimestamp", "invariants", "changeDataFeed", FEATURE}
+_WRITER_FEATURES: Final = _READER_FEATURES | {"inCommitTimestamp", "invariants", "changeDataFeed", FEATURE, CLOSED}
 _ADD_COLUMNS: Final = ("add.path", "add.size", "add.stats", "add.modificationTime", "add.deletionVector")
 _LOOKS: Final = 5
 """Attempts to read a log that is trimmed meanwhile."""

@@ -177,6 +177,15 @@ def conditional(store: TableStore) -> ConditionalStore:
     return cast(ConditionalStore, store)
 
 
+def require_conditional_puts(store: TableStore) -> ConditionalStore:
+    """Return `store`, once it has refused a second put of a name, if that can be tried. Raises StoreCannotPublish."""
+    found = conditional(store)
+    tried = getattr(store, "require_conditional_puts", None)
+    if callable(tried):
+        tried()
+    return found
+
+
 _TRIES: Final = 3
 _REMOTE_TRIES: Final = 10
 """The same on a store without leases, an object store, which may refuse requests for seconds (SlowDown)."""

@@ -53,7 +53,7 @@ class Place:
     def open(self) -> None:
         self.service: GenerationsService = open_deployment_log(self.folder / "log")
         self.host = AppendHost(self.service, committed_state_loader(self.wal, self.service))
-        self.tombstones = TombstonePlacer(self.host, self.service, self.wal)
+        self.tombstones = TombstonePlacer(self.host, self.service, lambda: self.wal)
 
     def close(self) -> None:
         self.host.close()
@@ -222,7 +222,7 @@ def test_where_the_log_or_memory_is_at_fault_the_entry_stands(place: Place) -> N
 
     (entry,) = place.append(poison())
     with AppendHost(place.service, another_state) as host, pytest.raises(LogRegressed):
-        TombstonePlacer(host, place.service, place.wal).place(P, entry, sha256=entry_sha256(poison()), **WORDS)
+        TombstonePlacer(host, place.service, lambda: place.wal).place(P, entry, sha256=entry_sha256(poison()), **WORDS)
     assert not place.service.file.refresh().tombstones
 
 

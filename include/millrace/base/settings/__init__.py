@@ -23,6 +23,7 @@ from millrace.base.data_folder import check_data_folder
 from millrace.base.errors import InvalidSettings, UnsupportedVersion
 from millrace.base.log_backends import EMBEDDED
 from millrace.base.package import VERSION
+from millrace.base.settings.place import check_place, placed
 from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
@@ -344,6 +345,13 @@ class Settings:
         allowed="absolute paths and URIs of object stores, separated by colons",
     )
 
+    move_roots: str = setting(
+        "",
+        "Folders or URIs, separated by colons, that moves of the tables started through Airflow may use.",
+        pattern=_PLACES,
+        allowed="absolute paths and URIs of object stores, separated by colons",
+    )
+
     metrics_port: int = setting(0, "Port of the metrics endpoint; 0: none.", low=0, high=65535)
 
     spark_master: str = setting(
@@ -416,14 +424,24 @@ class Settings:
             values[spec.name] = parse(spec, env[variable], variable)
             named = variable if spec.name == "data_dir" else named
         check_data_folder(values["data_dir"], named)
+        values["tables"] = placed(values["data_dir"], values.get("tables", ""))
         return cls(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of_task, (VERSION, {spec.name: getattr(self, spec.name) for spec in _SPECS.values()})
+        return _of_task, (VERSION, self._values())
 
     def environment(self) -> dict[str, str]:
         """Return these settings as ``MILLRACE_*`` variables, for child processes."""
-        return {spec.env: str(getattr(self, spec.name)) for spec in _SPECS.values()}
+        values = self._values()
+        return {spec.env: str(values[spec.name]) for spec in _SPECS.values()}
+
+    def _values(self) -> dict[str, Any]:
+        return {spec.name: getattr(self, spec.name) for spec in _SPECS.values()} | {"tables": self.tables_place}
+
+    @property
+    def tables_place(self) -> str:
+        """The setting `tables` as it counts now: other than the field only for :func:`following` settings."""
+        return self.tables
 
     @property
     def log_tls(self) -> tuple[str, str, str] | None:
@@ -438,7 +456,11 @@ class Settings:
     @property
     def tables_uri(self) -> str:
         """The location of all tables."""
-        return self.tables or str(self.data_dir)
+        return self.tables_place or str(self.data_dir)
+
+    def check_place(self) -> None:
+        """Raise TablesMoved if the tables were moved since these settings were loaded, or are being moved."""
+        check_place(self.data_dir, self.tables)
 
     def table_uri(self, name: str) -> str:
         """Return the location of the table `name`."""
@@ -528,6 +550,21 @@ class Settings:
     def spark_slots(self) -> int:
         """The number of operations that may run Spark at once."""
         return self.operations_at_once or max(1, self.cores // 2)
+
+
+class _Following(Settings):
+    """Settings whose tables are where the file of the data folder says at the moment."""
+
+    __slots__ = ()
+
+    @property
+    def tables_place(self) -> str:
+        return placed(self.data_dir, self.tables)
+
+
+def following(settings: Settings) -> Settings:
+    """Return `settings` for a process that reads tables for long: its table URIs follow a move of the tables."""
+    return _Following(**{spec.name: getattr(settings, spec.name) for spec in _SPECS.values()})
 
 
 TASK_FOLDER: Final = "MILLRACE_TASK_FOLDER"

@@ -76,6 +76,7 @@ def _loop(
             schedule.fix_target()
         offset = START
         while not stop.is_set():
+            definition.settings.check_place()
             if own_process and beat.over:
                 raise MemoryExceeded(beat.over)
             following = schedule.next_offset(offset)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.flows.sinks.delta.sink import OUTPUTS
+from millrace.storage.closing import check_not_moved
 from millrace.storage.commit import AppTransaction, CommitOutcome, CommitPart, add_columns, commit_fenced
 from millrace.storage.file_sink import FileSink
 from millrace.storage.store import store_at
@@ -108,9 +109,12 @@ def flow_tables(settings: Settings) -> dict[str, str]:
 
 
 def ensure_positions(uri: str) -> TableHandle:
-    """The table, made if there is none."""
+    """The table, made if there is none. Raises TablesMoved if it would be made where the tables no longer lie."""
     wanted = pa.schema([*COLUMNS, pa.field(TASK, pa.utf8())])
-    table = create_table(uri, wanted, partition_by=[TASK])
+    known = open_table(uri)
+    table = known or create_table(uri, wanted, partition_by=[TASK])
+    if known is None:
+        check_not_moved(uri.rsplit("/", 2)[0])  # a move closes the tables that it finds
     if table.missing_columns(wanted)[0]:
         add_columns(table, wanted)
     return table

@@ -37,7 +37,7 @@ from millrace.access.access_log import AccessLog, ReadStream
 from millrace.access.grants import LOCAL_ADMIN, Caller, Resource, ResourceKind, Role
 from millrace.base.errors import InvalidArgument, LogUnavailable, PermissionDenied, TableNotFound, UnsupportedVersion
 from millrace.base.metrics import NAMESPACE, Metrics
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, following
 from millrace.catalog.calls import dispatch
 from millrace.catalog.sqlite_file import pchannel_names
 from millrace.client.consume.positions import PositionStore
@@ -535,8 +535,8 @@ def append_extension(
     of consumer groups. `shared` opens the store of which the catalog is a copy. `follow` keeps this machine's copies of
     the meta store up to date.
     """
-    settings = replace(Settings.load(), data_dir=folder.absolute().parent)
-    wal = settings.wal_uri
+    # The server reads the tables for long, wherever they are moved, and writes none.
+    settings = following(replace(Settings.load(), data_dir=folder.absolute().parent))
     # The chain works in many short steps. With the default of 5 ms, a thread that waits for an answer would be
     # scheduled late.
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -545,7 +545,7 @@ def append_extension(
     ProcessCollector(namespace=f"{NAMESPACE}_log_server", registry=metrics.registry)
     host = AppendHost(
         service,
-        committed_state_loader(wal, service),
+        committed_state_loader(lambda: settings.wal_uri, service),
         pchannels=partial(pchannel_names, settings.data_dir),
         settings=HostSettings(tick_interval=settings.tick_interval),
         metrics=metrics,
@@ -575,7 +575,9 @@ def append_extension(
     completing.export(metrics)
     behind.callback(completing.close)
     completing.start()
-    tombstones = TombstonePlacer(host, service, wal) if isinstance(service, GenerationsService) else None
+    tombstones = (
+        TombstonePlacer(host, service, lambda: settings.wal_uri) if isinstance(service, GenerationsService) else None
+    )
     if tombstones is not None:
         threading.Thread(target=tombstones.resume, name="resume-tombstones", daemon=True).start()
     groups = ConsumerGroups(
@@ -606,15 +608,15 @@ def append_extension(
 
 
 def committed_state_loader(wal: object, service: LogService) -> Callable[[str], ChannelState]:
-    """Return `load_state` for the ``wal`` table at `wal`. A PChannel without a committed state starts at its log's
-    beginning.
+    """Return `load_state` for the ``wal`` table at `wal`, a URI or a function that returns it. A PChannel without a
+    committed state starts at its log's beginning.
 
     If the newest state is damaged, an older one is used: the log of `service` leads to the same answers.
     """
 
     def load(pchannel: str) -> ChannelState:
         try:
-            table = WalTable.open(wal)
+            table = WalTable.open(wal() if callable(wal) else wal)
         except TableNotFound:
             return ChannelState.new(pchannel)
         log = service.open(pchannel)

@@ -20,6 +20,7 @@ proposal stays, and the next server, or the same call again, completes or withdr
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -55,7 +56,8 @@ class TombstonePlacer:
     Thread-safe.
     """
 
-    def __init__(self, host: AppendHost, service: GenerationsService, wal: str) -> None:
+    def __init__(self, host: AppendHost, service: GenerationsService, wal: Callable[[], object]) -> None:
+        """`wal` returns the URI of the ``wal`` table."""
         self._host = host
         self._service = service
         self._wal = wal
@@ -125,9 +127,9 @@ class TombstonePlacer:
 
     def _uncovered(self, pchannel: str, entry: LogId) -> LogId | None:
         """Return the PChannel's position in the table. Raises TombstoneRefused if it is after the entry."""
-        if not WalTable.exists(self._wal):
+        if not WalTable.exists(self._wal()):
             return None
-        return _uncovered(WalTable.open(self._wal).position(pchannel), entry).position
+        return _uncovered(WalTable.open(self._wal()).position(pchannel), entry).position
 
     def _settled(self, tombstone: Tombstone) -> Tombstone:
         """Return `tombstone` once it is placed, completing a proposal. The caller holds the PChannel.
@@ -156,7 +158,7 @@ class TombstonePlacer:
 
     def _fence(self, pchannel: str, entry: LogId) -> None:
         """Commit the PChannel so that no commit computed earlier can follow. Raises TombstoneRefused."""
-        table = WalTable.create(self._wal)
+        table = WalTable.create(self._wal())
         log = self._service.open(pchannel)
         try:
             check_state(table, log, pchannel)
@@ -165,7 +167,7 @@ class TombstonePlacer:
         committer = WalCommitter(table)
         for _ in range(_TRIES):
             base = _uncovered(table.position(pchannel), entry)
-            if committer.commit([_unmoved(base, self._wal)]).committed:
+            if committer.commit([_unmoved(base, self._wal())]).committed:
                 return
         raise LogBusy(f"other committers of {pchannel} won {_TRIES} times: retry")
 

@@ -277,8 +277,12 @@ class _Sender:
         )
 
     def _retried(self, entry: bytes) -> AppendOutcome:
-        """Append the same bytes, again if the answer is lost. The sequences in them make the retry safe."""
+        """Append the same bytes, again if the answer is lost. The sequences in them make the retry safe.
+
+        Raises TablesMoved if the staged files were left behind by a move of the tables.
+        """
         settings = self._client.settings
+        settings.check_place()
         attempts, pause = settings.append_attempts, settings.append_retry_delay
         return deliver_single(
             lambda _: self._client.connection.append(self._pchannel, [entry], deadline=settings.append_deadline),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -260,7 +260,8 @@ def _take(
             progress.update("copying the log")
             log = copy_log(settings, service, pinned, files)
             hit("backup.log")
-            _take_staged(settings, files)  # after the log: files that its messages name were staged before them
+            # After the log: files that its messages name were staged before them.
+            _take_staged(_staged_stores(settings), files)
         _take_tables(pinned, files, progress)
     files.sync_folders()
     hit("backup.copied")
@@ -314,9 +315,9 @@ def _take_tables(pinned: Mapping[str, PinnedTable], files: BackupFiles, progress
                 progress.update("taking the files of the tables", done=done / total, files=number, bytes=done)
 
 
-def _take_staged(settings: Settings, files: BackupFiles) -> None:
+def _take_staged(stores: Iterable[TableStore], files: BackupFiles) -> None:
     """Take what loads have staged, because messages of the log may name it. Skips loads that are still staging."""
-    for store in _staged_stores(settings):
+    for store in stores:
         for name, size in list_below(store).items():
             first, _, last = name.partition("/")
             if (first.startswith(".") and first != TRIM_NOTES_FOLDER) or last == STATE_FILE:
@@ -326,6 +327,20 @@ def _take_staged(settings: Settings, files: BackupFiles) -> None:
             # Outside of a disk the name is of one attempt.
             elif isinstance(store, LocalStore) or not files.reuse(f"{STAGED}/{name}", size):
                 files.take_staged(store, name, f"{STAGED}/{name}")
+
+
+def take_staged_files(settings: Settings, files: BackupFiles, *, outside: str) -> None:
+    """Take what loads have staged and appended, and their notes, except what is at `outside`."""
+    stores = [each for each in _staged_stores(settings) if each.uri != outside]
+    _take_notes(stores, files)
+    _take_staged(stores, files)
+
+
+def _take_notes(stores: Iterable[TableStore], files: BackupFiles) -> None:
+    for store in stores:
+        for folder in store.folders():
+            if not folder.startswith(".") and store.size(f"{folder}/{STATE_FILE}") is not None:
+                files.copy_table_file(store, f"{folder}/{STATE_FILE}", STAGED)
 
 
 def _staged_stores(settings: Settings) -> list[TableStore]:
@@ -340,10 +355,7 @@ def _take_records(settings: Settings, files: BackupFiles) -> None:
     journal calls done is in the log, and what it has begun is sent again under the same numbers.
     """
     _take_lanes(settings, files)
-    for store in _staged_stores(settings):
-        for folder in store.folders():
-            if not folder.startswith(".") and store.size(f"{folder}/{STATE_FILE}") is not None:
-                files.copy_table_file(store, f"{folder}/{STATE_FILE}", STAGED)
+    _take_notes(_staged_stores(settings), files)
     tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), quality_path(settings) / "docs"}
     for path in (restores_path(settings), quality_path(settings)):
         for each in sorted(path.rglob("*")) if path.is_dir() else []:

@@ -8,7 +8,7 @@ The caller holds a pin (millrace.storage.pins), so that they stay until they are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +49,16 @@ def tables_to_pin(settings: Settings) -> Iterator[str]:
     yield from tables_to_clone(settings)
 
 
-def pin_tables(settings: Settings, files: BackupFiles | None, covered: Coverage) -> dict[str, PinnedTable]:
+def pin_tables(
+    settings: Settings,
+    files: BackupFiles | None,
+    covered: Coverage,
+    *,
+    at: Callable[[str], int | None] = lambda uri: None,
+) -> dict[str, PinnedTable]:
     """Pin all tables and return them by name, in the order of pinning. Their logs go into `files` (None: a dry run).
+
+    `at` may say at which version to pin the table at a URI; None: at the newest.
 
     A table that has not changed since the previous backup (`covered`) has the version and the log that are there: its
     log is linked from it, and the table is not opened. The caller must prevent removals
@@ -64,8 +72,9 @@ def pin_tables(settings: Settings, files: BackupFiles | None, covered: Coverage)
             if again is not None:
                 found[name] = PinnedTable(uri, name, *again)
                 continue
+        version = at(uri)
         with store_at(uri).lease():  # no log cleanup meanwhile
-            table = open_table(uri)
+            table = open_table(uri, version=version)
             if table is None:
                 continue
             if files is not None:

@@ -28,6 +28,7 @@ from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.flows.sinks.collection.journal import InFlight, read_batch, write_batch
 from millrace.flows.sinks.memory import Noted
+from millrace.storage.closing import check_not_moved
 from millrace.storage.store import ConditionalStore, conditional, store_at
 
 LANES: Final = "flow-lanes"
@@ -47,6 +48,22 @@ def forget_lanes(settings: Settings, flow: str) -> None:
         store.delete([f"{lane}/{name}" for name in store.list(lane)])
 
 
+def close_lane(store: ConditionalStore, lane: str) -> str | None:
+    """Claim a lane in the folder of its flow, so that its owner journals nothing more. Returns the newest file's name.
+
+    None if the lane has no journal. Raises SinkBusy while others keep claiming it.
+    """
+    for _ in range(_TRIES):
+        newest = max((name for name in store.list(lane) if name.endswith(_SUFFIX)), default=None)
+        if newest is None:
+            return None
+        body = store.read(f"{lane}/{newest}")
+        following = f"{int(newest.removesuffix(_SUFFIX)) + 1:020}{_SUFFIX}"
+        if body is not None and store.put_if_absent(f"{lane}/{following}", body):
+            return following
+    raise SinkBusy(f"lane {lane}: its workers keep journaling: try again", retry_after=1.0)
+
+
 class LaneJournal:
     """A lane that this process owns until another one claims it."""
 
@@ -54,8 +71,10 @@ class LaneJournal:
         """Claim the lane. `collection` is the sink's id; a journal of another, or of an older generation, is empty.
         Without a `generation`, it is that of the journal.
 
-        Raises SinkBusy if other workers claim it at the same time, or its position was set by hand since.
+        Raises SinkBusy if other workers claim it at the same time, or its position was set by hand since, and
+        TablesMoved if the tables lie elsewhere by now.
         """
+        self._root = settings.tables_uri
         self._asked = generation
         self.generation = generation or 0
         self._lane, self._collection = lane, collection
@@ -130,6 +149,8 @@ class LaneJournal:
                     found, facts = read_batch(reader)
                 found = self._understood(found, facts["lane"])
             if self._put(found or InFlight(Noted(1), {})):
+                # After the claim: a move claims each lane once more before it copies it (millrace.operations.move).
+                check_not_moved(self._root)
                 self._batch = found
                 return
         raise SinkBusy(f"lane {self._lane}: several workers claim it at the same time", retry_after=1.0)
