@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
@@ -163,10 +164,11 @@ def rows(settings: Settings, collection: int, *, at: int | None = None) -> list[
 
 def of_wal(settings: Settings) -> dict[str, Any]:
     """By PChannel what its WAL says: rows, their digest, position, a digest of its state, rejections by reason."""
-    wal = WalTable.open(Path(settings.wal_uri))
-    checkpoints = read_checkpoints(open_table(Path(settings.checkpoints_uri)))
+    wal = WalTable.open(settings.wal_uri)
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
     reasons: dict[str, Counter[str]] = {}
-    rejections = wal.table.delta.to_pyarrow_table(columns=["pchannel", "reason"], filters=[("kind", "=", "rejection")])
+    rejected = pc.field("kind") == "rejection"
+    rejections = wal.table.dataset().to_table(columns=["pchannel", "reason"], filter=rejected)
     for row in rejections.to_pylist():
         reasons.setdefault(row["pchannel"], Counter())[row["reason"]] += 1
     found = {}

@@ -102,6 +102,14 @@ class UnsupportedVersion(MillraceError):
     """
 
 
+class FeatureNotActive(MillraceError):
+    """The cluster has nodes of an earlier build, or had them, and its upgrade is not finished: finish it first."""
+
+
+class UpgradeRefused(MillraceError):
+    """The upgrade cannot be finished yet: a node runs an earlier build. Nothing was changed."""
+
+
 class UnsupportedMessageType(MillraceError):
     """A message type of the chapter-4 enumeration that Millrace does not implement, or an unknown number."""
 

@@ -71,6 +71,7 @@ from millrace.coord.catalog_sync import (
     differences,
     reconcile,
 )
+from millrace.coord.cluster_level import chain_version_of
 from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.coord.coordinator_db import SharedStore
 from millrace.coord.ddl import DdlKind, effect_status
@@ -85,7 +86,6 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import SchemaChange, apply_changes, change_to_json
 from millrace.message.wire.encode import encode_entry
 from millrace.tables.collections.layout import link_name, link_names, unlink_name
-from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
 
 TERM_ATTEMPTS: Final = 5
@@ -180,7 +180,8 @@ class Coordinator(Closeable):
             return answered
         for _ in range(TERM_ATTEMPTS):
             term = self._store.next_term(name)
-            opening = builders.term_opening(term=term, chain_version=CHAIN_VERSION, config=dict(config or {}))
+            version = chain_version_of(self._settings)
+            opening = builders.term_opening(term=term, chain_version=version, config=dict(config or {}))
             try:
                 self._append.append_one(name, encode_entry([opening]), principal=self._principal)
             except AppendRejected as rejection:

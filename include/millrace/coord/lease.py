@@ -6,7 +6,7 @@ monotonic clock, and subtracts CLOCK_DRIFT. So the holder stops acting before an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from millrace.base.errors import LeaseNotFound, MetaAmbiguous, MetaUnavailable
@@ -23,11 +23,19 @@ class LeasedKey:
     """
 
     def __init__(
-        self, store: MetaStore, clock: Clock, *, key: Callable[[int], str], value: bytes, seconds: float
+        self,
+        store: MetaStore,
+        clock: Clock,
+        *,
+        key: Callable[[int], str],
+        value: bytes,
+        seconds: float,
+        beside: Callable[[int], Sequence[Put]] = lambda lease: (),
     ) -> None:
-        """`key` derives the key from the lease's number. While another holder has the key, :meth:`step` waits for
-        it.
+        """`key` derives the key from the lease's number, and `beside` what is put together with it. While another
+        holder has the key, :meth:`step` waits for it.
         """
+        self._beside = beside
         self._store = store
         self._clock = clock
         self._key = key
@@ -82,7 +90,9 @@ class LeasedKey:
         lease = self._store.grant(self._seconds)
         key = self._key(lease)
         try:
-            revision = self._store.commit([Put(key, self._value, lease)], when=[RevisionEquals(key, 0)])
+            revision = self._store.commit(
+                [Put(key, self._value, lease), *self._beside(lease)], when=[RevisionEquals(key, 0)]
+            )
         except MetaAmbiguous:
             there = self._store.get(key)
             # The answer was lost: the key tells by its lease whether the commit was ours.

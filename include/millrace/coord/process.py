@@ -20,6 +20,7 @@ from millrace.catalog.sqlite_file import catalog_path, open_read_only, pchannel_
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.policies import policy_of
 from millrace.coord.clock import Clock
+from millrace.coord.cluster_level import cluster_level
 from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
 from millrace.coord.machine_copies import following
@@ -46,6 +47,7 @@ def run_coordinator(
     settings: Settings, store: MetaStore, *, name: str, address: str, stop: threading.Event, clock: Clock
 ) -> None:
     """Run the coordinator `name`, which serves at `address`, until `stop` is set."""
+    cluster_level(store)  # a build that does not know it must not take part
     leadership = Leadership(store, clock, name, address=address, seconds=settings.session_seconds)
     campaign = threading.Thread(target=_campaign, args=(leadership, stop), name="leadership", daemon=True)
     campaign.start()

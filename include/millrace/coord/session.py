@@ -12,11 +12,19 @@ from typing import Final, Self
 
 from millrace.base.errors import SessionEnded
 from millrace.base.log_backends import backend_of
+from millrace.base.package import VERSION
 from millrace.coord.clock import Clock
 from millrace.coord.lease import LeasedKey
-from millrace.meta.store import MetaStore
+from millrace.meta.store import MetaStore, Put
 
 NODE_PREFIX: Final = "nodes/"
+LEVELS_PREFIX: Final = "levels/"
+"""By session: the newest level that the node's build knows (millrace.coord.cluster_level), under the same lease.
+
+Not a part of NodeInfo, which earlier builds read.
+"""
+LEVEL: Final = 2
+"""The newest level that this build knows."""
 SESSION_SECONDS: Final = 10.0
 
 APPEND: Final = "append"
@@ -52,6 +60,11 @@ def moving_roles(log: str) -> tuple[str, ...]:
     return (INGEST,) if backend_of(log).local else ROLES
 
 
+def encode_known_level() -> bytes:
+    """Return what a node of this build registers."""
+    return json.dumps({"level": LEVEL, "release": VERSION}).encode()
+
+
 class Session:
     """A node's session. `on_end` is called once for each session that ends, before the next one opens."""
 
@@ -65,7 +78,12 @@ class Session:
         seconds: float = SESSION_SECONDS,
     ) -> None:
         self._tenure = LeasedKey(
-            store, clock, key=lambda lease: f"{NODE_PREFIX}{node.name}@{lease}", value=node.encode(), seconds=seconds
+            store,
+            clock,
+            key=lambda lease: f"{NODE_PREFIX}{node.name}@{lease}",
+            value=node.encode(),
+            seconds=seconds,
+            beside=lambda lease: [Put(f"{LEVELS_PREFIX}{node.name}@{lease}", encode_known_level(), lease)],
         )
         self._on_end = on_end
         self._name = ""

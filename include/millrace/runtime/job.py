@@ -24,7 +24,6 @@ from millrace.base.errors import MillraceError, TablesMoved
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.base.settings.place import await_open_place
 from millrace.runtime.child_processes import SupervisorWatch
 from millrace.runtime.heartbeat import Heartbeat
 from millrace.runtime.process_setup import stop_on_signals
@@ -121,7 +120,7 @@ def _run(
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    settings = _settled_settings()
+    settings = Settings.load_for_writing()
     prepare_data_folder(settings.data_dir)
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
@@ -164,13 +163,6 @@ def _run(
         spark.stop()
         if server is not None:
             server.close()
-
-
-def _settled_settings() -> Settings:
-    """Load the settings, once no move holds the tables closed. Raises TablesMoved."""
-    settings = Settings.load()
-    await_open_place(settings.data_dir)
-    return Settings.load()
 
 
 def error_json(error: BaseException) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from millrace.base.data_folder import check_data_folder
 from millrace.base.errors import InvalidSettings, UnsupportedVersion
 from millrace.base.log_backends import EMBEDDED
 from millrace.base.package import VERSION
-from millrace.base.settings.place import check_place, placed
+from millrace.base.settings.place import await_open_place, check_place, placed
 from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
@@ -426,6 +426,12 @@ class Settings:
         check_data_folder(values["data_dir"], named)
         values["tables"] = placed(values["data_dir"], values.get("tables", ""))
         return cls(**values)
+
+    @classmethod
+    def load_for_writing(cls) -> Self:
+        """Load settings of this process, once no move holds the tables closed. Raises as `load`, and TablesMoved."""
+        await_open_place(cls.load().data_dir)
+        return cls.load()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _of_task, (VERSION, self._values())

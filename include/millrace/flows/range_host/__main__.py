@@ -16,7 +16,6 @@ from millrace.base.errors import ErrorLimitExceeded, LanesFailed, MillraceError
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
-from millrace.base.settings.place import await_open_place
 from millrace.flows.declare.configuration import Configuration
 from millrace.flows.declare.file import flow_of_file
 from millrace.flows.declare.keys import Keys
@@ -46,9 +45,7 @@ def main() -> int:
     metrics = Metrics()
     server = None
     try:
-        settings = Settings.load()
-        await_open_place(settings.data_dir)
-        settings = Settings.load()
+        settings = Settings.load_for_writing()
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
         flow = flow_of_file(options.file, configuration, keys=Keys(settings.data_dir))
         if options.supervisor is not None:

@@ -210,7 +210,7 @@ def _uncovered(base: WalPosition, entry: LogId) -> WalPosition:
     return base
 
 
-def _unmoved(base: WalPosition, wal: str) -> IngestReport:
+def _unmoved(base: WalPosition, wal: object) -> IngestReport:
     """Make an empty range, whose commit leaves the PChannel's state unchanged."""
     state = base.state or ChannelState.new(base.pchannel)
     made = IngestReport.without_effect(base, state.position)

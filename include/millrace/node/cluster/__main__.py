@@ -69,7 +69,7 @@ def main() -> int:
     """Run until a signal arrives. Returns 1 after an error, which is printed to stderr."""
     stop = set_up_service()
     try:
-        settings = Settings.load()
+        settings = Settings.load_for_writing()
         prepare_data_folder(settings.data_dir)
         metrics = Metrics()
         server = metrics.serve(settings.metrics_port) if settings.metrics_port else None

@@ -18,6 +18,7 @@ from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.file_lock import exclusive_lock
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
+from millrace.coord.cluster_level import cluster_level
 from millrace.coord.concurrency import ThreadRunner
 from millrace.coord.machine_copies import following
 from millrace.coord.orders import ASSIGN, STATUS
@@ -77,6 +78,7 @@ class Member(Closeable):
                 exclusive_lock(settings.node_run_path / "node.lock", deadline=Deadline.after(0), busy=taken)
             )
             store = opened.enter_context(open_cluster_store(settings, clock))
+            cluster_level(store)  # a build that does not know it must not take part
             opened.enter_context(following(settings, store))
             server = OrderServer(settings, self._act)
             opened.callback(server.shutdown)

@@ -41,7 +41,7 @@ def run_loop(
     """Run the loop of `definition` until `stop` is set, which ends it between two micro-batches.
 
     `on_started` is called before the first micro-batch, `on_thread` in each thread that runs ranges.
-    Retriable errors (an unreachable log or table) are retried; others are raised.
+    Retriable errors (an unreachable log or table) are retried; others are raised, and TablesMoved.
     """
     owned = ownership or FullOwnership()
     definition.prepare()
@@ -57,6 +57,7 @@ def run_loop(
         try:
             on_started()
             while not stop.is_set():
+                definition.settings.check_place()
                 began = time.monotonic()
                 following = schedule.next_offset(offset, max_bytes=definition.max_bytes)
                 if following is offset:

@@ -45,6 +45,7 @@ from millrace.base.files import make_folder
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
 from millrace.base.settings.place import TablesPlace, read_place
+from millrace.coord.cluster_level import require_level
 from millrace.coord.live_settings import COPY_SECONDS
 from millrace.coord.store_factory import is_cluster
 from millrace.coord.tables_place import change_place
@@ -172,25 +173,15 @@ def _target(settings: Settings, place: TablesPlace, params: MoveParams) -> str:
     if to == place.uri:
         return to
     here, there = f"{settings.tables_uri}/", f"{to or settings.data_dir}/"
-    inner = here.startswith(there) or there.startswith(here)
-    if inner and to and place.uri:
+    if to and place.uri and (here.startswith(there) or there.startswith(here)):
         raise MoveRefused(f"{to} and the tables at {settings.tables_uri} lie in each other: choose another place")
-    if to and Path(to).is_absolute() and f"{Path(to)}/".startswith(f"{settings.data_dir}/"):
+    if to.startswith("/") and f"{to}/".startswith(f"{settings.data_dir}/"):
         raise MoveRefused(f"{to} lies in the data folder: name the data folder itself, or a place outside of it")
     if to and started_by_launcher():
         if "://" in to:
             check_uri_within(to, move_root_names(settings), setting="move_roots")
         else:
             check_within(to, move_roots(settings), setting="move_roots")
-    return to
-    here, there = f"{settings.tables_uri}/", f"{to or settings.data_dir}/"
-    inner = here.startswith(there) or there.startswith(here)
-    if inner and to and place.uri:
-        raise MoveRefused(f"{to} and the tables at {settings.tables_uri} lie in each other: choose another place")
-    if to and Path(to).is_absolute() and f"{Path(to)}/".startswith(f"{settings.data_dir}/"):
-        raise MoveRefused(f"{to} lies in the data folder: name the data folder itself, or a place outside of it")
-    if to and started_by_launcher():
-        roots = [each for each in settings.move_roots.split(":")] if False else None  # noqa
     return to
 
 
@@ -234,6 +225,7 @@ class _Move:
         self._check_space(planned.bytes)
         if dry_run:
             return self._report(planned, dry_run=True)
+        require_level(self._source, 2, "moves of the tables")
         self._claim()
         journal = MoveJournal(_journal_path(self._source), self._target.tables_uri)
         with journal:
