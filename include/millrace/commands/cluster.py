@@ -19,6 +19,7 @@ from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
     CommandContext,
     JsonContext,
+    command_group,
     exec_python,
     iso_time,
     print_facts,
@@ -261,3 +262,44 @@ def drain(
     if left and wait:
         raise DeadlineExceeded(f"{name} still has {', '.join(left)} after {wait:g} s; it goes on being emptied")
     typer.echo(f"{name} is being emptied: it has {', '.join(left)}." if left else f"{name} has nothing any more.")
+
+
+upgrade_app = command_group("upgrade", OPERATE_PANEL, "Show and finish a rolling upgrade of a cluster.")
+
+
+@upgrade_app.command("status")
+def upgrade_status(context: JsonContext) -> None:
+    """Show the cluster's level, the newest level that this build knows, and the nodes that lag behind.
+
+    Example: `millrace upgrade status`
+    """
+    from millrace.coord import cluster_level
+
+    with _store(context) as store:
+        found = cluster_level.upgrade_status(store)
+    facts = {"level": found.level, "newest": found.newest, "nodes": found.nodes, "lagging": found.lagging}
+    off = [each for level, names in cluster_level.FEATURES.items() if level > found.level for each in names]
+    print_facts({**facts, "off": off}, as_json=context.as_json)
+
+
+@upgrade_app.command("finish")
+def upgrade_finish(context: JsonContext) -> None:
+    """Turn on what this build adds, once every node runs it. Earlier builds cannot take part afterwards.
+
+    Opens a new term of each PChannel, which producers fetch by themselves.
+
+    Example: `millrace upgrade finish`
+    """
+    from millrace.client.database import connect
+    from millrace.coord import cluster_level
+
+    with _store(context) as store:
+        before = cluster_level.upgrade_status(store).level
+        found = cluster_level.finish_upgrade(store)
+    opened: list[str] = []
+    with connect(settings=context.settings) as database:
+        for each in database.catalog.pchannels():
+            if database.connection.describe(each.name)["chain_version"] < cluster_level.CHAIN_OF[found.newest]:
+                database.catalog.open_term(each.name)
+                opened.append(each.name)
+    print_facts({"before": before, "level": found.newest, "new_terms": opened}, as_json=context.as_json)

@@ -117,6 +117,12 @@ def require_level(settings: Settings, level: int, what: str) -> None:
         )
 
 
+def known_level(store: MetaStore, session: str) -> int:
+    """Return the newest level that the build of a node's session knows."""
+    there = store.get(f"{LEVELS_PREFIX}{session}")
+    return BEFORE_LEVELS if there is None else int(json.loads(there.value)["level"])
+
+
 def _node_levels(store: MetaStore) -> dict[str, int]:
     known = {
         entry.key.removeprefix(LEVELS_PREFIX): int(json.loads(entry.value)["level"])

@@ -8,6 +8,7 @@ waited for. So no role waits for ever for a node that only the coordinator canno
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedM
 from millrace.coord.channels.manager import ChannelManager
 from millrace.coord.channels.record import AssignmentState, ChannelRecord, Owner
 from millrace.coord.clock import Clock
+from millrace.coord.cluster_level import NEWEST, cluster_level, known_level
 from millrace.coord.control import ControlState, read_control_state
 from millrace.coord.leadership import Leadership
 from millrace.coord.lease import CLOCK_DRIFT
@@ -26,6 +28,8 @@ from millrace.meta.store import Delete, Put
 
 EVICTED_PREFIX: Final = "putout/"
 """Prefix of evicted sessions, until their leases have certainly expired."""
+
+_log = logging.getLogger(__name__)
 
 
 class Orders(Protocol):
@@ -107,6 +111,10 @@ class Balancer:
         self._session_seconds = session_seconds
         self._roles = roles
         self._progress: dict[str, HandoverProgress] = {}
+        self._levels: dict[str, int] = {}
+        """By session: the newest level that its build knows."""
+        self._outdated: frozenset[str] = frozenset()
+        """Sessions whose build does not know the cluster's level: they are given nothing."""
         self._put_out_since: dict[str, float] = {}
         self._wanted = ControlState(frozenset(), frozen=False)
         self._rests: dict[str, AssignmentView] = {}
@@ -169,6 +177,7 @@ class Balancer:
     def _see_nodes(self) -> None:
         listed = self._leadership.store.list(NODE_PREFIX)
         self.nodes = {entry.key.removeprefix(NODE_PREFIX): NodeInfo.decode(entry.value) for entry in listed.entries}
+        self._see_levels()
         self._wanted = read_control_state(self._leadership.store)
         now = self._clock.monotonic()
         there = {
@@ -180,6 +189,19 @@ class Balancer:
             if now >= since + self._session_seconds * (1 + CLOCK_DRIFT):
                 self._leadership.commit(self._epoch, [Delete(EVICTED_PREFIX + session)])
                 del self._put_out_since[session]
+
+    def _see_levels(self) -> None:
+        store = self._leadership.store
+        known = {session: level for session, level in self._levels.items() if session in self.nodes}
+        self._levels = known | {each: known_level(store, each) for each in self.nodes.keys() - known.keys()}
+        low = {session: level for session, level in self._levels.items() if level < NEWEST}
+        outdated: frozenset[str] = frozenset()
+        if low:
+            least = cluster_level(store)
+            outdated = frozenset(session for session, level in low.items() if level < least)
+        for session in sorted(outdated - self._outdated):
+            _log.warning("%s is of a build from before the cluster's upgrade: it is given nothing; upgrade it", session)
+        self._outdated = outdated
 
     def _gone(self, session: str) -> bool:
         """Whether a session is over, by its node's clock too."""
@@ -199,7 +221,7 @@ class Balancer:
         able = {
             name: info
             for name, info in self.nodes.items()
-            if role in info.roles and info.name not in self._wanted.drains
+            if role in info.roles and info.name not in self._wanted.drains and name not in self._outdated
         }
         records = {record.pchannel: record for record in self.manager.records.values() if record.role == role}
         channels = tuple(self._channel(record, stats, now) for record in records.values())
