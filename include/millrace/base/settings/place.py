@@ -20,6 +20,7 @@ from typing import Final, Self
 
 from millrace.base.errors import InvalidSettings, TablesMoved, UnsupportedVersion
 from millrace.base.files import make_folder, replace_file
+from millrace.base.package import VERSION
 
 PLACE_VERSION: Final = 1
 """Version of the file and of the meta store's entry."""
@@ -41,18 +42,18 @@ class TablesPlace:
 
     def encode(self) -> bytes:
         """Return the form in the file and in the meta store."""
-        return json.dumps({"form": PLACE_VERSION, **asdict(self)}).encode()
+        return json.dumps({"form": PLACE_VERSION, "release": VERSION, **asdict(self)}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Invert :meth:`encode`. Raises UnsupportedVersion, InvalidSettings."""
         try:
             found = json.loads(data)
-            form = found.pop("form")
+            form, release = found.pop("form"), found.pop("release")
             if form > PLACE_VERSION:
                 raise UnsupportedVersion(
-                    f"the place of the tables has version {form}, and this build reads {PLACE_VERSION}: use a newer"
-                    " build"
+                    f"the place of the tables has version {form}, and this build reads {PLACE_VERSION}: run Millrace"
+                    f" {release} or a newer release"
                 )
             return cls(**{**found, "earlier": tuple(found["earlier"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
