@@ -21,9 +21,9 @@ Names, and the state at each:
 - ``restore.recorded``, ``restore.inserted``: a restore has begun; one more part of it is in.
 - ``backup.*`` (millrace.operations.backup): after the steps ``pinned``, ``log``, ``copied``, ``written``; ``dropped``:
   an old backup is removed.
-- ``move.*`` (millrace.operations.move): ``claimed``, the target is this deployment's; ``file``, before a file is copied;
-  ``pass``, after all were; ``closing``, the record says so, and no table is closed; ``closed``, after each table;
-  ``copied``, before the switch; ``switched``, ``cancelled``, ``removing``.
+- ``move.*`` (millrace.operations.move): ``claimed``, the target is this deployment's; ``file``, before a file is
+  copied; ``pass``, after all were; ``closing``, the record says so, and no table is closed; ``closed``, after each
+  table; ``copied``, before the switch; ``switched``, ``cancelled``, ``removing``.
 - ``restore_backup.copied``: all files are copied; none has its final name.
 - ``restore_backup.complete``: the place of the tables is marked as complete; the data folder has not its final name.
 - ``staging.uploaded``: the files of an import are in the store; its manifest is not.

@@ -34,7 +34,7 @@ CLOCK_AHEAD_SECONDS: Final = 60.0
 """A clock is or was wrong if log time is this far ahead of the wall clock."""
 DDL_STUCK_SECONDS: Final = 60.0
 """DDL usually takes less than a second. After this time it will not finish by itself."""
-MAINTENANCE: Final = ("backup", "checkpoint", "compaction", "housekeeping", "quality", "recovery")
+MAINTENANCE: Final = ("backup", "checkpoint", "compaction", "housekeeping", "move", "quality", "recovery")
 """Scheduled operations whose newest run affects health."""
 RETRY_SECONDS: Final = 1800.0
 """Time after a failure within which a retry must begin. Later, the failure counts."""
