@@ -63,56 +63,56 @@ def upgrading(folder: Path) -> Iterator[tuple[Settings, LocalCluster]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nodes_are_upgraded_one_by_one_while_rows_come(tmp_path: Path) -> None:
-    with upgrading(tmp_path) as (settings, cluster):
+    # The client starts the log server, of this build.
+    with upgrading(tmp_path) as (settings, cluster), connect(settings=settings) as client:
         for name in ("n1", "n2"):
             cluster.jobs[name] = EarlierNode(tmp_path / "earlier", settings, name)
         until(lambda: all(cluster.session(name) for name in ("n1", "n2")), cluster)
         cluster.coordinator()
         until(lambda: cluster.store.get("control/level") is not None, cluster)
-        with connect(settings=settings) as client:
-            client.catalog.ensure_pchannels(PCHANNELS)
-            collection = client.catalog.create_collection("rows", SCHEMA, vchannels=PCHANNELS)
-            stream = Stream(client, collection)
-            stream.start()
-            try:
-                cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
-                wait_flushed(settings, client, cluster)
-                assert cluster_level(cluster.store) == 1
-                assert upgrade_status(cluster.store).lagging == ["n1", "n2"]
-                with pytest.raises(UpgradeRefused, match="n1, n2"):
-                    finish_upgrade(cluster.store)
-                with pytest.raises(FeatureNotActive, match="upgrade finish"):
-                    require_level(settings, 2, "moves of the tables")
-
-                cluster.jobs["n1"].stop(deadline=30.0)
-                cluster.node("n1")
-                cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
-                wait_flushed(settings, client, cluster)  # by an earlier and a new node, in one log
-                assert upgrade_status(cluster.store).nodes == {"n1": 2, "n2": 1}
-                assert len(client.collection("rows").read()) >= stream.count // 2
-                with pytest.raises(UpgradeRefused, match="n2"):
-                    finish_upgrade(cluster.store)
-
-                cluster.jobs["n2"].stop(deadline=30.0)
-                cluster.node("n2")
-                cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
-                names = [each.name for each in client.catalog.pchannels()]
-                assert {client.connection.describe(name)["chain_version"] for name in names} == {4}
-                assert finish_upgrade(cluster.store).level == 2
-                for name in names:
-                    client.catalog.open_term(name)
-                assert {client.connection.describe(name)["chain_version"] for name in names} == {5}
-                wait_flushed(settings, client, cluster)
-
-                # An earlier node that comes back is given nothing, so it parks nothing.
-                cluster.jobs["n3"] = EarlierNode(tmp_path / "earlier", settings, "n3")
-                until(lambda: bool(cluster.session("n3")), cluster)
-                wait_flushed(settings, client, cluster)
-                assert "n3" not in cluster.owners().values()
-                cluster.jobs["n3"].stop(deadline=30.0)
-            finally:
-                stream.stop()
-            del cluster.jobs["n3"]
-            assert not stream.failed()
+        client.catalog.ensure_pchannels(PCHANNELS)
+        collection = client.catalog.create_collection("rows", SCHEMA, vchannels=PCHANNELS)
+        stream = Stream(client, collection)
+        stream.start()
+        try:
+            cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
             wait_flushed(settings, client, cluster)
-            check(settings, client, collection, stream.count)
+            assert cluster_level(cluster.store) == 1
+            assert upgrade_status(cluster.store).lagging == ["n1", "n2"]
+            with pytest.raises(UpgradeRefused, match="n1, n2"):
+                finish_upgrade(cluster.store)
+            with pytest.raises(FeatureNotActive, match="upgrade finish"):
+                require_level(settings, 2, "moves of the tables")
+
+            cluster.jobs["n1"].stop(deadline=30.0)
+            cluster.node("n1")
+            cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
+            wait_flushed(settings, client, cluster)  # by an earlier and a new node, in one log
+            assert upgrade_status(cluster.store).nodes == {"n1": 2, "n2": 1}
+            assert len(client.collection("rows").read()) >= stream.count // 2
+            with pytest.raises(UpgradeRefused, match="n2"):
+                finish_upgrade(cluster.store)
+
+            cluster.jobs["n2"].stop(deadline=30.0)
+            cluster.node("n2")
+            cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
+            names = [each.name for each in client.catalog.pchannels()]
+            assert {client.connection.describe(name)["chain_version"] for name in names} == {4}
+            assert finish_upgrade(cluster.store).level == 2
+            for name in names:
+                client.catalog.open_term(name)
+            assert {client.connection.describe(name)["chain_version"] for name in names} == {5}
+            wait_flushed(settings, client, cluster)
+
+            # An earlier node that comes back is given nothing, so it parks nothing.
+            cluster.jobs["n3"] = EarlierNode(tmp_path / "earlier", settings, "n3")
+            until(lambda: bool(cluster.session("n3")), cluster)
+            wait_flushed(settings, client, cluster)
+            assert "n3" not in cluster.owners().values()
+            cluster.jobs["n3"].stop(deadline=30.0)
+        finally:
+            stream.stop()
+        del cluster.jobs["n3"]
+        assert not stream.failed()
+        wait_flushed(settings, client, cluster)
+        check(settings, client, collection, stream.count)

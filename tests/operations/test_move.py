@@ -259,7 +259,6 @@ def test_a_bucket_without_conditional_puts_is_refused(
     tmp_path: Path, box: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = opened(settings_in(tmp_path / "data"))
-    objects.require_conditional_puts.cache_clear()
     monkeypatch.setattr(objects, "_put_new", lambda store, name, data: "tag")
     try:
         with pytest.raises(StoreCannotPublish):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import DeadlineExceeded
+from millrace.base.errors import DeadlineExceeded, UpgradeRefused
 from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import (
     INSPECT_PANEL,
@@ -302,4 +302,8 @@ def upgrade_finish(context: JsonContext) -> None:
             if database.connection.describe(each.name)["chain_version"] < cluster_level.CHAIN_OF[found.newest]:
                 database.catalog.open_term(each.name)
                 opened.append(each.name)
+                if database.connection.describe(each.name)["chain_version"] < cluster_level.CHAIN_OF[found.newest]:
+                    raise UpgradeRefused(
+                        "the log server runs an earlier build: restart it with this one, and run this again"
+                    )
     print_facts({"before": before, "level": found.newest, "new_terms": opened}, as_json=context.as_json)
