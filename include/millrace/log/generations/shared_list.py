@@ -67,5 +67,5 @@ class SharedList:
 
 def shared_list(settings: Settings) -> SharedList | None:
     """Return the deployment's shared list; None if its tables lie on a disk."""
-    scheme, elsewhere, _ = settings.tables.partition("://")
+    scheme, elsewhere, _ = settings.tables_place.partition("://")
     return SharedList(settings.table_uri(_FOLDER)) if elsewhere and scheme != "file" else None

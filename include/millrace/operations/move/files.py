@@ -124,9 +124,12 @@ class MovedFiles(BackupFiles):
             raise BackupRefused(f"{file} of {store.uri} has {stored.size} bytes instead of {size}: run recovery first")
 
     def take_file(self, store: TableStore, file: str, table: str, *, required: bool = True) -> None:
-        """Take a file whose size the table's log does not say. Raises FileGone if it is `required`."""
+        """Take a file whose size the table's log does not say; without a `table`, of the root of all tables.
+
+        Raises FileGone if it is `required`.
+        """
         try:
-            self._take(store, file, f"{table}/{file}", "")
+            self._take(store, file, f"{table}/{file}" if table else file, "")
         except FileGone:
             if required:
                 raise

@@ -87,6 +87,8 @@ MOVING_MARK: Final = "_moving.json"
 """File at the target of a move until it ends. It says whose it is."""
 LOCK: Final = ".move.lock"
 JOURNAL: Final = "move.jsonl"
+LOG_LIST: Final = "log"
+"""Folder of the list of the log's backends (millrace.log.generations.shared_list)."""
 CLOSE_BYTES: Final = 16 << 20
 """Bytes that came during a pass, up to which the next one closes the tables."""
 PASSES: Final = 8
@@ -389,6 +391,7 @@ class _Move:
         files.flush()
         if lanes:
             self._take_lanes(files)
+            self._take_log_list(files)
             self._compare(pinned, published)
         return _Copied(
             len(pinned) + len(published),
@@ -412,6 +415,12 @@ class _Move:
                 newest = close_lane(store, lane)
                 if newest is not None:
                     files.take_file(store, f"{lane}/{newest}", f"{LANES}/{flow}")
+
+    def _take_log_list(self, files: MovedFiles) -> None:
+        """Copy the list of the log's backends, which lies beside tables in an object store."""
+        if not isinstance(self._from, LocalStore) and not isinstance(self._there, LocalStore):
+            for name in list_below(self._from, LOG_LIST):
+                files.take_file(self._from, name, "")
 
     def _compare(self, pinned: Mapping[str, PinnedTable], published: Mapping[str, PublishedTable]) -> None:
         """Open each table at the target: it must be at the version of its source, with the same files."""
