@@ -86,6 +86,7 @@ def test_nodes_are_upgraded_one_by_one_while_rows_come(tmp_path: Path) -> None:
 
             cluster.jobs["n1"].stop(deadline=30.0)
             cluster.node("n1")
+            until(lambda: upgrade_status(cluster.store).nodes.get("n1") == 2, cluster)
             cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
             wait_flushed(settings, client, cluster)  # by an earlier and a new node, in one log
             assert upgrade_status(cluster.store).nodes == {"n1": 2, "n2": 1}
@@ -95,6 +96,7 @@ def test_nodes_are_upgraded_one_by_one_while_rows_come(tmp_path: Path) -> None:
 
             cluster.jobs["n2"].stop(deadline=30.0)
             cluster.node("n2")
+            until(lambda: upgrade_status(cluster.store).nodes.get("n2") == 2, cluster)
             cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
             names = [each.name for each in client.catalog.pchannels()]
             assert {client.connection.describe(name)["chain_version"] for name in names} == {4}
