@@ -197,7 +197,7 @@ def test_positions_of_a_stopped_pipeline_are_shown_and_set(ran: Deployment) -> N
     said = PipelineStatus(pipeline="late-flights", state=State.RUNNING, pid=os.getpid(), at=time.time())
     status_path(ran.settings, "late-flights").write_text(said.model_dump_json())
     busy = ran.fails("PIPELINE_BUSY", "flows", "offsets", "set", "late-flights", "flights-0=3")
-    assert "is running: its positions change while it is stopped" in busy
+    assert "is running: stop it first" in busy
     assert f"process {os.getpid()} runs" in ran.fails("PIPELINE_BUSY", "flows", "stop", "late-flights")
     assert f"process {os.getpid()} runs" in ran.fails("PIPELINE_BUSY", "flows", "start", "late-flights")
     del registered

@@ -165,23 +165,62 @@ def check(context: JsonContext, name: AnyName = None, config: Config = None) -> 
 
 
 @app.command("statements")
-def trigger_statements(context: CommandContext, name: Name, config: Config = None) -> None:
+def capture_statements(
+    context: CommandContext,
+    name: Name,
+    config: Config = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Print what removes all that a capture has in its database.")
+    ] = False,
+) -> None:
     """Print the SQL that makes the triggers of a flow whose source is of the kind `triggers`, for you to run.
 
-    Reads the columns of the tables, and changes nothing. Run the statements again when the columns change.
+    Reads the columns of the tables, and changes nothing. Run the statements again when the columns change. With
+    --remove, prints the SQL that removes the triggers, or PostgreSQL's slot and publication of a capture.
 
     Example: `millrace flows statements orders.yaml`
+
+    Example: `millrace flows statements orders.yaml --remove`
     """
+    from millrace.flows.sources.postgres.model import PostgresSource
     from millrace.flows.sources.sql.connection import SqlConnection
     from millrace.flows.sources.triggers.model import TriggersSource
-    from millrace.flows.sources.triggers.statements import statements
+    from millrace.flows.sources.triggers.statements import removal, statements
 
-    source = _found(context.settings, name, config).declaration(context.settings).source
-    if not isinstance(source, TriggersSource):
+    flow = _found(context.settings, name, config).declaration(context.settings)
+    source, found = flow.source, list[str]()
+    if isinstance(source, TriggersSource):
+        with SqlConnection(source) as connection:
+            found = (removal if remove else statements)(connection, source)
+    elif isinstance(source, PostgresSource) and remove:
+        from millrace.flows.sources.postgres.server import Server
+
+        found = Server(source, flow.consumer_group).removal()
+    elif not remove:
         raise InvalidArgument(f"the source of {name} is of the kind {source.kind}, and needs no triggers")
-    with SqlConnection(source) as connection:
-        for each in statements(connection, source):
-            typer.echo(f"{each};\n")
+    for each in found:
+        typer.echo(f"{each};\n")
+    if not found:
+        typer.echo(f"-- {flow.name} has nothing in its database")
+
+
+@app.command()
+def release(context: CommandContext, name: Name, config: Config = None) -> None:
+    """End a stopped flow's capture: remove what it has in its database, and its spool.
+
+    That is PostgreSQL's replication slot and publication, or the triggers and their table of changes. What the user of
+    the flow may not remove is printed as SQL. Run this before you delete a flow that runs without the service, which
+    does the same when it deletes one. A flow that is started again afterwards stops with LOG_REGRESSED, since changes
+    are missing: give it a new id and a new collection.
+
+    Example: `millrace flows release orders.yaml`
+    """
+    from millrace.flows.registry import release as release_source
+
+    settings = context.settings
+    flow = _stopped_flow(settings, _found(settings, name, config), "delete")
+    release_source(flow.source, settings, group=flow.consumer_group)
+    typer.echo(f"{flow.name} has nothing at its source any more.")
 
 
 def _checked(settings: Settings, flow: NamedFlow) -> list[Finding]:
@@ -850,15 +889,15 @@ def _reset(settings: Settings, flow: NamedFlow, to: str) -> dict[str, int]:
     return put_offsets(settings, flow.name, offsets_at(settings, _stopped_flow(settings, flow), to))
 
 
-def _stopped_flow(settings: Settings, flow: NamedFlow) -> Flow:
+def _stopped_flow(settings: Settings, flow: NamedFlow, command: str = "offsets") -> Flow:
     """Return the pipeline, which no worker runs. Raises PipelineBusy."""
     from millrace.flows.directory import status_of
     from millrace.flows.range_host.offsets import require_no_members
     from millrace.flows.status import FlowState
 
-    flow.require_own("offsets")
+    flow.require_own(command)
     if (state := status_of(settings, flow).state) not in (FlowState.NEW, FlowState.STOPPED, FlowState.FAILED):
-        raise PipelineBusy(f"{flow.name!r} is {state}: its positions change while it is stopped")
+        raise PipelineBusy(f"{flow.name!r} is {state}: stop it first, since it uses what this changes")
     declared = flow.declaration(settings)
     require_no_members(settings, declared)
     return declared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 
 import millrace.testing
 from millrace.base.errors import LogUnavailable, PipelineInvalid, SinkBusy, SinkRefused
+from millrace.base.predicate.arrow import parse_predicate
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
 from millrace.flows.batch import Batch
 from millrace.flows.records import OPERATION, Action, Record
 from millrace.flows.sinks.collection import history as rules
+from millrace.flows.sinks.collection import sink as sink_module
 from millrace.flows.sinks.collection.history import KeyHistory, Row, history_schema
 from millrace.flows.sinks.collection.model import History
 from millrace.flows.sinks.collection.sink import CollectionSink
@@ -122,6 +125,8 @@ class Table:
         self.rows: dict[tuple[str, int], Row] = {}
         self.read = 0
 
+        self.late = 0
+
     def write(self, documents: Sequence[Action], *, again: bool = False) -> int:
         def find(keys: Sequence[Row]) -> Sequence[Row]:
             found = [self.rows[key] for row in keys if (key := (row["id"], row["version"])) in self.rows]
@@ -130,7 +135,7 @@ class Table:
 
         taken, failures = self.rules.changes(documents)
         assert not failures
-        written = self.rules.revise(taken, find, again=again)
+        written, self.late = self.rules.revise(taken, find, again=again)
         self.rows |= {(each.row["id"], each.row["version"]): each.row for each in written}
         return len(written)
 
@@ -161,6 +166,135 @@ def test_a_history_is_what_duckdb_makes_of_all_changes(
     last = {(each.id, each.at): action for each, action in zip(feed, documents, strict=True)}
     assert table.write(list(last.values())) == 0, "what comes again changes nothing"
     assert table.rows == before
+
+
+DAYS = 10
+BOUNDED = History(sequence="at", deletes={"op": ("D",)}, horizon_days=DAYS)
+
+
+class Bounded(Table):
+    """The same with a horizon, at a time of the test's."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history, "timestamp")
+        self.history = history
+
+    def at(self, day: int) -> None:
+        info = self.rules._collection
+        self.rules = KeyHistory(self.history, info, now=day * 86_400.0)
+
+    def expire(self) -> None:
+        schema = self.rules._collection.schema.arrow()
+
+        def select(where: str, columns: Sequence[str], limit: int | None) -> pa.Table:
+            whole = pa.Table.from_pylist(list(self.rows.values()), schema=schema)
+            return whole.filter(parse_predicate(where, schema)).select(list(columns)).slice(0, limit)
+
+        for row in self.rules.expired(select, most=1000).to_pylist():
+            del self.rows[row["id"], row["version"]]
+
+    def shown(self) -> list[Row]:
+        found = shown(list(self.rows.values()))
+        return [
+            row | {name: row[name] and round(row[name].timestamp() / 86_400) for name in ("valid_from", "valid_to")}
+            for row in found
+        ]
+
+
+def after(rows: Sequence[Row], day: int) -> list[Row]:
+    """What rows say about the moments after a day."""
+    open_ = [row for row in rows if row["valid_to"] is None or row["valid_to"] > day]
+    return [row | {"valid_from": max(row["valid_from"], day)} for row in open_]
+
+
+def dated(each: Told, place: int) -> Action:
+    found = each.action(place)
+    body = json.loads(found.body or b"") | {"at": _at(each.at * 86_400_000).isoformat()}
+    return found._replace(body=json.dumps(body).encode())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.lists(changes, max_size=6)), max_size=10),
+    shift=st.integers(1, 2),
+    columns=st.sampled_from(sorted(UNCHANGED)),
+)
+def test_from_the_horizon_on_a_history_is_what_duckdb_makes_of_all_changes(
+    batches: list[tuple[int, bool, list[Told]]], shift: int, columns: tuple[str, ...]
+) -> None:
+    """Changes come late by any time, also before the horizon; rows beyond it are removed at any time."""
+    table, feed, day = Bounded(BOUNDED.model_copy(update={"columns": columns})), list[Told](), 0
+    for ahead, expire, some in batches:
+        day += ahead
+        some = [each._replace(at=max(0, day - shift * each.at)) for each in some]
+        table.at(day)
+        if some:
+            table.write([dated(each, len(feed) + place) for place, each in enumerate(some)])
+            feed += some
+        if expire:
+            table.expire()
+            for key in "ab":
+                old = [row for row in table.rows.values() if row["id"] == key and row["changed_at"] <= _day(day - DAYS)]
+                assert len(old) <= 1, "of each key the newest change at the horizon alone is there"
+        if feed:
+            assert after(table.shown(), day - DAYS) == after(answer(feed, columns), day - DAYS)
+
+
+def _day(number: int) -> datetime:
+    return _at(number * 86_400_000)
+
+
+def test_a_change_beyond_the_horizon_is_counted_and_old_rows_of_a_key_that_rests_are_changes_like_others() -> None:
+    table = Bounded(BOUNDED)
+    table.at(100)
+    table.write([dated(Told("a", 5, "Oslo", None, False), 0)])
+    assert [row["valid_from"] for row in table.shown()] == [5], "it is valid now, however long ago it began"
+    table.write([dated(Told("a", at, "Rome", None, False), at) for at in (80, 95)])
+    table.expire()
+    assert [(row["valid_from"], row["valid_to"]) for row in table.shown()] == [(80, 95), (95, None)]
+    before = dict(table.rows)
+    assert table.write([dated(Told("a", 79, "Bergen", None, False), 0)]) == 0
+    assert (table.late, table.rows) == (1, before)
+    table.write([dated(Told("a", 85, "Bergen", None, False), 0)])
+    assert table.late == 0
+    assert [(row["valid_from"], row["valid_to"]) for row in table.shown()] == [(80, 85), (85, 95), (95, None)]
+
+
+def test_a_delete_or_a_change_without_a_version_counts_as_the_newest_at_the_horizon() -> None:
+    table = Bounded(BOUNDED.model_copy(update={"columns": ("city",)}))
+    table.at(100)
+    for at, key, city in ((50, "a", "Oslo"), (95, "a", "Oslo"), (50, "b", "Oslo"), (70, "b", ""), (95, "b", "Rome")):
+        table.write([dated(Told(key, at, city or None, None, not city), at)])
+    table.expire()
+    assert len(table.rows) == 4
+    table.write([dated(Told("b", 60, "Bergen", None, False), 0), dated(Told("a", 94, "Bergen", None, False), 0)])
+    assert table.late == 1, "a delete came after it"
+    assert [(row["id"], row["city"], row["valid_from"], row["valid_to"]) for row in table.shown()] == [
+        ("a", "Oslo", 50, 94), ("a", "Bergen", 94, 95), ("a", "Oslo", 95, None), ("b", "Rome", 95, None),
+    ]  # fmt: skip
+
+
+def test_a_late_change_asks_for_no_rows_that_were_removed_long_ago() -> None:
+    table, asked = Bounded(BOUNDED), list[int]()
+    for day in range(300):
+        table.at(day)
+        table.write([dated(Told("a", day, "Oslo", None, False), day)])
+        if day % 10 == 9:
+            table.expire()
+    assert len(table.rows) == DAYS + 1
+    for late in (297, 296):
+        taken, _ = table.rules.changes([dated(Told("a", late, "Rome", None, False), late)])
+
+        def find(wanted: Sequence[Row]) -> Sequence[Row]:
+            asked.append(len(wanted))
+            return [table.rows[key] for row in wanted if (key := (row["id"], row["version"])) in table.rows]
+
+        with patch.object(rules, "ROWS_AT_ONCE", 200):
+            for each in table.rules.revise(taken, find).rows:
+                table.rows[each.row["id"], each.row["version"]] = each.row
+    assert asked == [1, 200, 99, 1, 10], "then the newest row knows where the others begin"
+    table.expire()
+    assert len(table.rows) == DAYS + 1
 
 
 def test_a_change_in_order_reads_one_row_and_a_late_one_those_of_its_key() -> None:
@@ -355,6 +489,49 @@ def test_a_truncation_closes_what_is_current(db: Deployment) -> None:
     assert found == [("a", "Oslo", 0, 2), ("b", "Rome", 1, 2), ("b", "Kiel", 3, None)]
     with _sink(db, History(sequence="at")) as sink, pytest.raises(SinkRefused, match=r"leave out history\.sequence"):
         sink.write(Batch("in-9", 2, 3, documents=[emptied]))
+
+
+def test_a_flow_removes_what_is_beyond_the_horizon_and_counts_what_comes_later(db: Deployment) -> None:
+    if "h" in db.collections():
+        db.drop_collection("h")
+    db.create_collection("h", history_schema(PLAIN, BOUNDED, clock="timestamp"), vchannels=2)
+    today = int(time.time() // 86_400)
+    told = [
+        *(Told(key, today - ago, "Oslo", float(ago), False) for ago in (40, 30, 20, 5) for key in "ab"),
+        Told("c", today - 30, None, None, True), Told("c", today - 15, "Kiel", None, False),
+        Told("a", today - 25, "Rome", None, False), Told("a", today - 8, "Rome", None, False),
+    ]  # fmt: skip
+    documents = [dated(each, place) for place, each in enumerate(told)]
+    with patch.object(sink_module, "EXPIRED_SECONDS", 0.0), patch.object(sink_module, "EXPIRED_A_BATCH", 3):
+        with _sink(db, BOUNDED) as sink:
+            assert sink.write(Batch("in-0", 0, 10, documents=documents[:10])).stale == 0
+            late = sink.write(Batch("in-0", 10, 11, documents=documents[10:11]))
+            assert (late.acknowledged, late.stale, late.failures) == (1, 1, [])
+            assert sink.write(Batch("in-0", 11, 12, documents=documents[11:])).stale == 0
+        with _sink(db, BOUNDED) as other:
+            assert other.write(Batch("in-0", 11, 12, documents=documents[11:])).repeated == 1
+            again = dated(Told("b", today - 5, "Oslo", 5.0, False), 12)
+            other.write(Batch("in-0", 12, 13, documents=[again]))
+    found = db["h"].read().to_pylist()
+    ages = sorted((row["id"], today - round(row["changed_at"].timestamp() / 86_400)) for row in found)
+    assert ages == [("a", 5), ("a", 8), ("a", 20), ("b", 5), ("b", 20), ("c", 15)]
+    named = db["h"].read(where="current = true", columns=["id"])["id"].to_pylist()
+    assert sorted(named) == ["a", "b", "c"]
+
+
+def test_a_horizon_needs_times_and_its_column() -> None:
+    def made(schema: CollectionSchema, history: History) -> KeyHistory:
+        info = CollectionInfo(1, "h", "active", ("c_1v0",), (schema,), {"_default": 1}, 2)
+        return KeyHistory(history, info)
+
+    for clock in ("timestamp", "timestamp_ntz", "date"):
+        made(history_schema(PLAIN, BOUNDED, clock=clock), BOUNDED)
+    with pytest.raises(SinkRefused, match=r"'changed_at' is int64, and history\.horizon_days needs one of timestamp"):
+        made(history_schema(PLAIN, BOUNDED, clock="int64"), BOUNDED)
+    with pytest.raises(
+        SinkRefused, match=r"no field 'oldest' of type int64.*collections alter h --add 'oldest:int64\?'"
+    ):
+        made(history_schema(PLAIN, clock="date"), BOUNDED)
 
 
 def test_the_page_s_collection_and_predicates(db: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import pymysql
 import pytest
 from pydantic import SecretStr
 
@@ -21,18 +20,10 @@ from millrace.base.settings import Settings
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.flows.sources.capture import feeder as feeder_module
 from millrace.flows.sources.mariadb.table import check_server
-from tests import running_brokers
 from tests.flows.sources.capture.shops import kill_engine
 from tests.flows.sources.mariadb.test_table import Shop
+from tests.flows.sources.sql.databases import administer
 from tests.waiting import until
-
-
-def administer(*statements: str) -> None:
-    """Run statements as the administrator, who may grant rights."""
-    socket = str(running_brokers.mariadb().socket)
-    with pymysql.connect(unix_socket=socket, user="root", autocommit=True) as connection:
-        for each in statements:
-            connection.cursor().execute(each)
 
 
 @contextmanager

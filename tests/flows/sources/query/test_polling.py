@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.failpoint import VARIABLE
+from millrace.flows.registry import release
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.query.model import QuerySource
@@ -94,6 +95,9 @@ def test_latest_leaves_out_what_is_there_also_within_the_overlap(tmp_path: Path)
     base.execute("insert into items values (3, 95)")
     base.once(declared)
     assert _values(base, declared) == [(3, 95)]
+    for _ in range(2):
+        release(declared, base.settings, group=base.group)
+        assert not spool_folder(base.settings, base.group).exists()
 
 
 def test_views_need_a_key_and_mistakes_are_said(tmp_path: Path) -> None:

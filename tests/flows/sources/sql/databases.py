@@ -90,3 +90,11 @@ class Base:
     def replayed(self, declared: Any, name: str = "") -> dict[str, dict[str, Any]]:
         """The rows that the records come to, by key."""
         return replayed(self.records(declared, name))
+
+
+def administer(*statements: str) -> None:
+    """Run statements on MariaDB as its administrator, who may grant rights."""
+    server = running_brokers.mariadb()
+    with closing(pymysql.connect(unix_socket=str(server.socket), user="root", autocommit=True)) as connection:
+        for each in statements:
+            connection.cursor().execute(each)

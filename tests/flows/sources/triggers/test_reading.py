@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -13,18 +14,20 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.failpoint import VARIABLE
 from millrace.commands.main import app
 from millrace.flows.records import OPERATION, Record
+from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.triggers import reading
 from millrace.flows.sources.triggers.model import TriggersSource
-from millrace.flows.sources.triggers.reading import TriggersPoller
+from millrace.flows.sources.triggers.reading import TriggersPoller, lock_changes, release
 from millrace.flows.sources.triggers.statements import statements
-from tests.flows.sources.sql.databases import Base
+from tests.flows.sources.sql.databases import Base, administer
 from tests.waiting import until
 
 ENGINES = ["sqlite", "mariadb", "postgres"]
@@ -150,9 +153,9 @@ def test_a_part_ends_with_transactions_and_two_readers_are_refused(tmp_path: Pat
         poller._check(connection)
         changes, numbers = poller._part(connection)
         assert len(changes) == len(numbers) == 8, "pages are read until the transaction ends"
-        poller._lock(connection)
+        lock_changes(connection, declared)
         with SqlConnection(declared) as other, pytest.raises(LogUnavailable, match="another session reads"):
-            poller._lock(other)
+            lock_changes(other, declared)
 
 
 PROGRAM = """
@@ -226,6 +229,71 @@ def test_values_have_the_capture_s_form_from_the_snapshot_and_from_triggers(tmp_
         assert dict(record.headers)["millrace.base64"] == b"raw"
 
 
+def _nothing_is_left(base: Base) -> None:
+    named = {
+        "sqlite": "select name from sqlite_master where name like 'millrace%'",
+        "mariadb": "select trigger_name from information_schema.triggers where trigger_schema = database() union all"
+        " select table_name from information_schema.tables where table_schema = database() and table_name <> 'items'",
+        "postgres": "select tgname::text from pg_trigger where not tgisinternal union all select relname::text from"
+        " pg_class where relname like 'millrace%' union all select proname::text from pg_proc where proname like"
+        " 'millrace%'",
+    }[base.engine]
+    assert base.execute(named) == []
+    base.execute("insert into items (id, v) values (77, 1)")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_release_removes_triggers_also_of_tables_that_are_left_out_and_the_spool(tmp_path: Path, engine: str) -> None:
+    base, declared = _shop(tmp_path, engine)
+    base.execute("create table other (id int primary key)")
+    _install(base, declared.model_copy(update={"table": None, "tables": ("items", "other")}))
+    base.once(declared)
+    if engine != "sqlite":
+        with base.captured(declared) as feeder:
+            feeder.wait_complete(30)
+            with pytest.raises(LogUnavailable, match="another session reads"):
+                release(declared, base.settings, group=base.group)
+    assert spool_folder(base.settings, base.group).exists()
+    for _ in range(2):
+        release(declared, base.settings, group=base.group)
+        assert not spool_folder(base.settings, base.group).exists()
+    base.execute("drop table other")
+    _nothing_is_left(base)
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_a_user_who_may_not_remove_triggers_gets_the_statements_and_writers_go_on(tmp_path: Path, engine: str) -> None:
+    base, declared = _shop(tmp_path, engine)
+    _install(base, declared)
+    user = f"reader_{base.database[-8:]}"
+    account = f"{user}@'127.0.0.1'"
+    if engine == "mariadb":
+        administer(
+            f"create user {account} identified by 'secret'", f"grant select on {base.database}.* to {account}",
+            f"grant trigger on {base.database}.items to {account}",
+            f"grant delete on {base.database}.millrace_changes to {account}",
+        )  # fmt: skip
+    else:
+        base.execute(
+            f"create role {user} login password 'secret'", f"grant select on items to {user}",
+            f"grant select, delete on millrace_changes to {user}",
+        )  # fmt: skip
+    poor = declared.model_copy(update={"user": user, "password": SecretStr("secret")})
+    base.once(poor)
+    with pytest.raises(InvalidSettings, match=r"Triggers still write into millrace_changes.*drop t.*--remove") as told:
+        release(poor, base.settings, group=base.group)
+    assert spool_folder(base.settings, base.group).exists()
+    base.execute("insert into items (id, v) values (5, 5)")
+    (text,) = (
+        re.findall(r"run `(.*?);` as", str(told.value))
+        if engine == "postgres"
+        else re.findall(r"run `(drop.*?);` as", str(told.value))
+    )
+    base.execute(*text.split("; "))
+    release(poor, base.settings, group=base.group)
+    _nothing_is_left(base)
+
+
 def test_the_command_prints_what_to_run(tmp_path: Path) -> None:
     base, declared = _shop(tmp_path, "sqlite")
     file = tmp_path / "orders.json"
@@ -243,3 +311,10 @@ def test_the_command_prints_what_to_run(tmp_path: Path) -> None:
     base.execute("insert into items values (1, 2, null)")
     base.once(declared)
     assert base.replayed(declared) == {"1": {"id": 1, "v": 2, "name": None}}
+    shown = CliRunner().invoke(app, ["flows", "statements", str(file), "--remove", "--data", str(tmp_path / "data")])
+    assert 'drop table if exists "millrace_changes";' in shown.stdout
+    done = CliRunner().invoke(app, ["flows", "release", str(file), "--data", str(tmp_path / "data")])
+    assert done.exit_code == 0, done.output
+    _nothing_is_left(base)
+    shown = CliRunner().invoke(app, ["flows", "statements", str(file), "--remove", "--data", str(tmp_path / "data")])
+    assert shown.stdout == "-- orders has nothing in its database\n"

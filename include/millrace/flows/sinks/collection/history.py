@@ -8,6 +8,11 @@ several changes with one sequence the last that comes counts. So each change is 
 The key of a row is the key of the source and a number, `version`. The newest change by sequence has the number 0; the
 others are numbered from 1 in the order in which they left that place or came late. The row with the number 0 knows how
 many others there are. So a change in order costs one row read and two written. A late one reads all rows of its key.
+
+With a *horizon*, changes that say nothing about a moment after it are removed: of the changes of a key up to the
+horizon all but the newest. So at each moment after the horizon the history is still what all changes give. A late
+change before that newest one says nothing about such a moment either, and is left out. A number always belongs to one
+change, so rows can be removed while another lane writes.
 """
 
 from __future__ import annotations
@@ -16,9 +21,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument, SinkRefused
 from millrace.catalog.collection import CollectionInfo
@@ -36,6 +43,10 @@ ROWS_AT_ONCE: Final = 50_000
 """Rows of keys with late changes that are read at once, unless one key has more."""
 _CLOCKS: Final = ("int64", "timestamp", "timestamp_ntz")
 """Types of a sequence that the source gives: its position, or the records' time."""
+_SPARE: Final = 16
+"""Numbers of removed changes that a late change asks for besides twice those that are there."""
+_TIMES: Final = ("timestamp", "timestamp_ntz", "date")
+"""Types of a sequence that a horizon is measured on."""
 
 
 class Change(NamedTuple):
@@ -54,15 +65,28 @@ class Written(NamedTuple):
     place: int
 
 
+class Revised(NamedTuple):
+    """What changes do to a history."""
+
+    rows: list[Written]
+    late: int
+    """Changes that were left out: they are beyond the horizon."""
+
+
 Find: TypeAlias = Callable[[Sequence[Row]], Sequence[Row]]
 """Returns the rows of some primary keys (rows of the key's columns)."""
+Select: TypeAlias = Callable[[str, Sequence[str], int | None], pa.Table]
+"""Returns these columns of the rows of a predicate, or of so many of them."""
 
 
 class KeyHistory:
     """The rules of one history, for a collection of some schema."""
 
-    def __init__(self, history: History, collection: CollectionInfo) -> None:
-        """Raises SinkRefused if the collection lacks a field, with what to do."""
+    def __init__(self, history: History, collection: CollectionInfo, *, now: float | None = None) -> None:
+        """`now` is the time that a horizon is measured from, in seconds since 1970; None: the present.
+
+        Raises SinkRefused if the collection lacks a field, with what to do.
+        """
         self._history, self._collection = history, collection
         schema = collection.schema
         types = {field.name: field.type for field in schema.fields}
@@ -83,6 +107,13 @@ class KeyHistory:
         for name in (history.valid_from, history.valid_to):
             if types.get(name) != clock:
                 raise _refused(collection, f"has no field {name!r} of type {clock}, as {history.changed_at!r} has")
+        if history.horizon_days is not None and types.get(history.oldest) != "int64":
+            words = f"run `millrace collections alter {collection.name} --add '{history.oldest}:int64?'`"
+            raise _refused(collection, f"has no field {history.oldest!r} of type int64, which a horizon needs: {words}")
+        if history.horizon_days is not None and clock not in _TIMES:
+            words = f"{history.changed_at!r} is {clock}, and history.horizon_days needs one of {', '.join(_TIMES)}"
+            raise _refused(collection, words)
+        self._horizon: Any = None if history.horizon_days is None else _before(history.horizon_days, now, clock)
         self.key = schema.key_names[:-1]
         own = history.own
         strict = [
@@ -90,7 +121,8 @@ class KeyHistory:
             for each in schema.fields
             if not each.nullable and each.computed is None and each.name not in {*own, *schema.key_names}
         ]
-        for name in (*strict, *(each for each in (history.valid_to, history.versions) if not _nullable(schema, each))):
+        empty = [history.valid_to, history.versions, *([] if self._horizon is None else [history.oldest])]
+        for name in (*strict, *(each for each in empty if not _nullable(schema, each))):
             raise _refused(
                 collection, f"the field {name!r} is not nullable: a delete, or an open interval, has no value"
             )
@@ -172,6 +204,7 @@ class KeyHistory:
             row = {**dict.fromkeys(self._columns), **row}
             if history.sequence in self._types:
                 row[history.sequence] = sequence
+        row |= {} if self._horizon is None else {history.oldest: None}
         return {
             **row, history.version: 0, history.versions: 0, history.deleted: gone, history.current: not gone,
             history.changed_at: sequence, history.valid_from: sequence, history.valid_to: None,
@@ -185,7 +218,7 @@ class KeyHistory:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def revise(self, changes: Sequence[Change], find: Find, *, again: bool = False) -> list[Written]:
+    def revise(self, changes: Sequence[Change], find: Find, *, again: bool = False) -> Revised:
         """Return the rows to write for `changes`, of which a later one of a key and a sequence counts.
 
         `again`: they are older than what the collection has, as those of a redrive. Without a sequence of their own
@@ -195,19 +228,25 @@ class KeyHistory:
         for each in changes:
             by_key.setdefault(each.key, []).append(each)
         heads = self._by_key(find([self._place(key, 0) for key in by_key]))
-        written: list[Written] = []
-        late: list[tuple[tuple[Any, ...], int]] = []
+        found = Revised([], 0)
+        late: list[tuple[tuple[Any, ...], range]] = []
         for key, mine in by_key.items():
             head = heads[key][0] if key in heads else None
             if head is not None and self._needs_all(head, mine):
-                late.append((key, head[self._history.versions]))
+                late.append((key, range(self._oldest(head), head[self._history.versions] + 1)))
             else:
-                written += self._revised([] if head is None else [head], mine, again=again)
+                found = self._revised(found, [] if head is None else [head], mine, again=again)
         for part in _portions(late):
-            rows = self._by_key(find([self._place(key, n) for key, most in part for n in range(1, most + 1)]))
+            wanted = [self._place(key, number) for key, numbers in part for number in numbers]
+            some = [find(wanted[at : at + ROWS_AT_ONCE]) for at in range(0, len(wanted), ROWS_AT_ONCE)]
+            rows = self._by_key([row for each in some for row in each])
             for key, _ in part:
-                written += self._revised([heads[key][0], *rows.get(key, ())], by_key[key], again=again)
-        return written
+                found = self._revised(found, [heads[key][0], *rows.get(key, ())], by_key[key], again=again)
+        return found
+
+    def _oldest(self, head: Row) -> int:
+        """Return the smallest number of the other changes of a key, or a smaller one."""
+        return int(head.get(self._history.oldest) or 1) if self._horizon is not None else 1
 
     @property
     def is_current(self) -> str:
@@ -251,15 +290,14 @@ class KeyHistory:
             for each in changes
         )
 
-    def _revised(self, known: Sequence[Row], changes: Sequence[Change], *, again: bool) -> list[Written]:
-        """Return the rows of one key that `changes` change.
+    def _revised(self, found: Revised, known: Sequence[Row], changes: Sequence[Change], *, again: bool) -> Revised:
+        """Return `found` and the rows of one key that `changes` change.
 
         `known` are all rows of the key, or the newest one if no change is before it.
         """
         at, history = self._history.changed_at, self._history
         points = {row[at]: row for row in known}
-        newest = max(points, default=None)
-        whole = len(known) != 1 or known[0][history.versions] == 0
+        newest, late = max(points, default=None), 0
         for each in changes:
             row, when = each.row, each.row[at]
             if history.sequence is None and again and when in points:
@@ -269,36 +307,61 @@ class KeyHistory:
             before = points.get(when)
             if before is not None and self._same_change({**row, at: when}, before):
                 continue
+            if self._is_beyond(when, points):
+                late += 1
+                continue
             number = {} if before is None else {name: before[name] for name in (history.version, history.versions)}
             points[when] = {**row, at: when, **({history.version: None} if before is None else number)}
             newest = when if newest is None else max(newest, when)
         ordered = [points[when] for when in sorted(points)]
         told = {row[history.version]: row for row in known}
         count = max((row[history.versions] or 0 for row in known), default=0)
-        rows = self._intervals(ordered, None if whole else known[0])
+        rows = self._intervals(ordered, known)
         for row in rows[:-1]:
             if not row[history.version]:  # a new one, or the newest one until now
                 count += 1
                 row[history.version] = count
             row[history.versions] = None
         rows[-1] |= {history.version: 0, history.versions: count}
+        if self._horizon is not None:
+            self._note_oldest(rows, known, count)
         place = max(each.place for each in changes)
-        return [Written(row, place) for row in rows if told.get(row[history.version]) != row]
+        written = [Written(row, place) for row in rows if told.get(row[history.version]) != row]
+        return Revised([*found.rows, *written], found.late + late)
 
-    def _intervals(self, points: Sequence[Row], first: Row | None) -> list[Row]:
-        """Return the points with their intervals.
+    def _is_beyond(self, when: Any, points: Iterable[Any]) -> bool:
+        """Return whether a change says nothing about a moment after the horizon: another one follows it by then."""
+        if self._horizon is None or when >= self._horizon:
+            return False
+        return any(when < each <= self._horizon for each in points)
 
-        `first` is the first point as it is stored, if there are others before it.
+    def _note_oldest(self, rows: Sequence[Row], known: Sequence[Row], count: int) -> None:
+        """Let the newest row know where the numbers of the others begin, once many before that are removed."""
+        history = self._history
+        oldest = max((self._oldest(row) for row in known), default=1)
+        if len(known) > 1 and count - oldest > 2 * len(rows) + _SPARE:
+            oldest = min((row[history.version] for row in rows[:-1]), default=count + 1)
+        for row in rows:
+            row[history.oldest] = None
+        if oldest > 1:
+            rows[-1][history.oldest] = oldest
+
+    def _intervals(self, points: Sequence[Row], known: Sequence[Row]) -> list[Row]:
+        """Return the points with their intervals. `known` are rows of the key as they are stored.
+
+        The first of them may belong to a version that began before it, with changes that are not known.
         """
         history, found = self._history, []
+        first = min((row[history.changed_at] for row in known), default=None)
+        begun = min((row[history.valid_from] for row in known), default=None)
         start: Any = None
         for number, point in enumerate(points):
             at, gone = point[history.changed_at], point[history.deleted]
             before = points[number - 1] if number else None
             after = points[number + 1] if number + 1 < len(points) else None
-            if before is None and first is not None:
-                start = first[history.valid_from]
-            elif before is None or not self._unchanged(before, point):
+            if before is None:
+                start = begun if at == first else at
+            elif not self._unchanged(before, point):
                 start = at
             hidden = gone or (after is not None and self._unchanged(point, after))
             end = at if hidden else None if after is None else after[history.changed_at]
@@ -311,6 +374,35 @@ class KeyHistory:
                 }
             )
         return found
+
+    # --- the horizon -------------------------------------------------------------------------------------------------
+
+    def expired(self, select: Select, *, most: int) -> pa.Table:
+        """Return primary keys of rows that say nothing about a moment after the horizon; `most` of ended versions.
+
+        None of them is the newest of its key, and nobody writes them again but for a moment with what they are.
+        """
+        history = self._history
+        names = [*self.key, history.version]
+        limit = f"'{self._horizon.isoformat()}'"
+        at, begins, ends, number = (
+            f"`{name}`" for name in (history.changed_at, history.valid_from, history.valid_to, history.version)
+        )
+        closed = select(f"{ends} <= {limit} AND {ends} > {begins}", names, most)
+        # Changes without a version: those before the newest one of their key at the horizon.
+        hidden = select(f"{ends} = {begins} AND {number} > 0 AND {at} <= {limit}", [*names, history.changed_at], None)
+        if not len(hidden):
+            return closed
+        key, when = list(self.key), history.changed_at
+        valid = select(f"{number} > 0 AND {at} <= {limit} AND {ends} > {limit}", [*key, when], None)
+        both = pa.concat_tables([hidden.select([*key, when]), valid.select([*key, when])])
+        newest = both.group_by(key).aggregate([(when, "max")])
+        told = hidden.join(newest, keys=key)
+        replaced = pc.less(told[when], told[f"{when}_max"])
+        moved = select(f"{number} = 0 AND {at} > {limit}", key, None)
+        resting = told.filter(pc.invert(replaced)).join(moved, keys=key, join_type="left anti")
+        found = [closed, told.filter(replaced).select(names), resting.select(names)]
+        return pa.concat_tables([each.cast(closed.schema) for each in found])
 
     def _unchanged(self, before: Row, after: Row) -> bool:
         """Return whether two rows that follow each other are one version."""
@@ -335,6 +427,7 @@ def history_schema(schema: CollectionSchema, history: History | None = None, *, 
         FieldSpec(named.valid_to, clock, nullable=True), FieldSpec(named.current, "bool", nullable=False),
         FieldSpec(named.changed_at, clock, nullable=False), FieldSpec(named.deleted, "bool", nullable=False),
         FieldSpec(named.versions, "int64", nullable=True),
+        *([] if named.horizon_days is None else [FieldSpec(named.oldest, "int64", nullable=True)]),
     )  # fmt: skip
     key = schema.key_names
     fields = tuple(replace(each, nullable=each.name not in key, columns=(), part_names=()) for each in schema.fields)
@@ -349,20 +442,28 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))  # NaN equals itself
 
 
-def _portions(late: Sequence[tuple[tuple[Any, ...], int]]) -> list[list[tuple[tuple[Any, ...], int]]]:
-    found: list[list[tuple[tuple[Any, ...], int]]] = []
+def _portions(late: Sequence[tuple[tuple[Any, ...], range]]) -> list[list[tuple[tuple[Any, ...], range]]]:
+    found: list[list[tuple[tuple[Any, ...], range]]] = []
     size = 0
     for each in late:
-        if not found or size + each[1] > ROWS_AT_ONCE:
+        if not found or size + len(each[1]) > ROWS_AT_ONCE:
             found.append([])
             size = 0
         found[-1].append(each)
-        size += each[1]
+        size += len(each[1])
     return found
+
+
+def _before(days: float, now: float | None, clock: str) -> Any:
+    """Return the moment `days` before `now`, as a sequence of the type `clock` has it."""
+    found = datetime.fromtimestamp(time.time() if now is None else now, UTC) - timedelta(days=days)
+    if clock == "date":
+        return found.date()
+    return found if clock == "timestamp" else found.replace(tzinfo=None)
 
 
 def _refused(collection: CollectionInfo, words: str) -> SinkRefused:
     return SinkRefused(
         f"collection {collection.name} cannot have a history: {words}."
-        " docs/capture.md lists the fields that a history needs"
+        " docs/history.md lists the fields that a history needs"
     )

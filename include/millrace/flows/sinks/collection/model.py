@@ -40,6 +40,17 @@ class History(Part):
     versions: str = words("column with the number of other changes, of the newest", default="versions", min_length=1)
     deleted: str = words("column that says whether a change is a delete", default="deleted", min_length=1)
     changed_at: str = words("column with the change's own sequence", default="changed_at", min_length=1)
+    horizon_days: float | None = words(
+        "versions that ended longer ago are removed; the sequence is a time. Empty: all are kept",
+        default=None,
+        gt=0,
+        le=36_500,
+    )
+    oldest: str = words(
+        "column with the smallest number of the other changes, of the newest; with a horizon alone",
+        default="oldest",
+        min_length=1,
+    )
 
     @model_validator(mode="after")
     def _names_apart(self) -> History:
@@ -50,9 +61,10 @@ class History(Part):
     @property
     def own(self) -> tuple[str, ...]:
         """The columns that a document does not have."""
-        return (
+        found = (
             self.version, self.versions, self.valid_from, self.valid_to, self.current, self.deleted, self.changed_at
         )  # fmt: skip
+        return found if self.horizon_days is None else (*found, self.oldest)
 
 
 class CollectionSink(Part):

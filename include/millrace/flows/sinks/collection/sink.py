@@ -20,6 +20,7 @@ of its source, the documents of each VChannel change at one tick. Memory: the ba
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -106,6 +107,12 @@ MODES: Final[tuple[Mode, ...]] = ("append", "upsert", "changes")
 STEP: Final = "collection"
 _MISFIT: Final = "INVALID_ARGUMENT"
 _RETRY_AFTER: Final = 1.0
+EXPIRED_SECONDS: Final = 3600.0
+"""Between two looks for rows beyond a history's horizon."""
+EXPIRED_AT_ONCE: Final = 1_000_000
+"""Versions of one look."""
+EXPIRED_A_BATCH: Final = 20_000
+"""Rows that are removed with a batch of documents."""
 _OWN_FAULT: Final = frozenset({"INVALID_ARGUMENT", "MALFORMED", "ENTRY_TOO_LARGE", "APPEND_REJECTED"})
 
 
@@ -116,6 +123,18 @@ _OF_ROWS: Final = frozenset({Reason.CHECK_VIOLATED, Reason.SCHEMA_MISMATCH, Reas
 class _Lane(NamedTuple):
     files: LaneJournal
     journal: Journal
+
+
+class _Taken(NamedTuple):
+    """What becomes of the documents of a batch."""
+
+    documents: Sequence[Action]
+    messages: list[MutableMessage]
+    failures: list[Failure]
+    held: Sequence[PlacedMessage] = ()
+    """Messages of documents that later ones of their keys replace."""
+    late: int = 0
+    """Documents that a history leaves out, since they are beyond its horizon."""
 
 
 class CollectionSink(Closeable):
@@ -170,6 +189,10 @@ class CollectionSink(Closeable):
         self._history = history
         self._create, self._on_schema_change = create, on_schema_change
         self._followed: TableColumns | None = None
+        self._gone = pa.table({})
+        """Keys of rows beyond the history's horizon that are still to be removed."""
+        self._look_at = 0.0
+        """When such rows are looked for again."""
         self._lanes: dict[str, _Lane] = {}
         self._journal: Journal | None = None
         self._plain: Producer | None = None
@@ -434,49 +457,43 @@ class CollectionSink(Closeable):
         if not documents:
             return verdicts
         collection = self._client.definition(self._name)
-        taken, messages, held, failures = self._placed(documents, collection, batch)
+        found = self._placed(documents, collection, batch)
+        messages, failures, verdicts.stale = found.messages, found.failures, found.late
         if messages:
             verdicts.bulks = 1
             own = {each.record.offset: (each.kind, each.reason) for each in (*batch.aside, *failures)}
             if moves:
                 files.move(batch.end, start=batch.since, failures=own)
-            lane.journal.write(Noted(1), in_transactions(messages) if batch.atomic else messages, held=held)
-            by_chain = [each for each in taken if each.record.offset in files.failures] if files.failures else []
+            sent = in_transactions(messages) if batch.atomic else messages
+            lane.journal.write(Noted(1), sent, held=found.held)
+            by_chain = [each for each in found.documents if each.record.offset in files.failures] if files.failures else []
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)
         verdicts.failures += failures
         try:
             require_some(verdicts, verdicts.failures, f"collection {self._name}")
         except SinkRefused:
-            if taken and moves:
+            if found.documents and moves:
                 files.withdraw(batch.start)
             raise
         return verdicts
 
-    def _placed(
-        self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
-    ) -> tuple[Sequence[Action], list[MutableMessage], list[PlacedMessage], list[Failure]]:
-        """Return the documents that fit, their messages, those of documents that later ones of their keys replace, and
-        a failure for each document that does not fit.
-        """
+    def _placed(self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch) -> _Taken:
         if self._history is not None:
-            taken, written, failures = self._versions(
-                KeyHistory(self._history, collection), documents, collection, batch
-            )
-            return taken, written, [], failures
+            return self._versions(KeyHistory(self._history, collection), documents, collection, batch)
         emptied = self._emptied(documents, collection, batch)
         documents = documents[1:] if emptied else documents
         whole = placed_documents(documents, collection)
         if whole is not None:
-            return documents, [*emptied, *whole.messages], whole.replaced, []
+            return _Taken(documents, [*emptied, *whole.messages], [], held=whole.replaced)
         rows, failures = self._rows_of(documents, collection.schema)
         rows, placed, misfits = fitting(rows, collection)
         held = replaced_messages(rows, collection)
-        return [each for each, _ in rows], [*emptied, *placed], held, failures + misfits
+        return _Taken([each for each, _ in rows], [*emptied, *placed], failures + misfits, held=held)
 
     def _versions(
         self, rules: KeyHistory, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
-    ) -> tuple[list[Action], list[MutableMessage], list[Failure]]:
+    ) -> _Taken:
         """The same of a history. Nobody else changes these keys meanwhile, or what this returns cannot be journaled."""
         if self._collection is None:  # it was made by this flow
             self._collection = self._client.collection(self._name)
@@ -491,11 +508,28 @@ class CollectionSink(Closeable):
             whole, documents = documents[0], documents[1:]
             closed = rules.closings(whole, rows.stream(where=rules.is_current, columns=list(rules.key)))
         changes, failures = rules.changes(documents)
-        written = rules.revise([*closed, *changes], find, again=batch.end == batch.start)
+        written, late = rules.revise([*closed, *changes], find, again=batch.end == batch.start)
         table = pa.Table.from_pylist([each.row for each in written], schema=collection.schema.arrow())
-        placed = placed_upserts(table, [each.place for each in written], collection)
+        placed: list[MutableMessage] = list(placed_upserts(table, [each.place for each in written], collection))
+        if self._history is not None and self._history.horizon_days is not None and batch.end > batch.start:
+            gone = self._expired(rules, rows)
+            if len(gone):
+                placed += placed_deletes(key_rows(gone, collection), [batch.end - 1] * len(gone), collection)
         failed = {id(each.record) for each in failures}
-        return [each for each in documents if id(each.record) not in failed], list(placed), failures
+        return _Taken([each for each in documents if id(each.record) not in failed], placed, failures, late=late)
+
+    def _expired(self, rules: KeyHistory, rows: Collection) -> pa.Table:
+        """Return keys of rows beyond the horizon to be removed with the next batch."""
+
+        def select(where: str, columns: Sequence[str], limit: int | None) -> pa.Table:
+            return rows.read(where=where, columns=list(columns), limit=limit)
+
+        if not len(self._gone) and time.monotonic() >= self._look_at:
+            self._gone = rules.expired(select, most=EXPIRED_AT_ONCE)
+            more = len(self._gone) >= EXPIRED_AT_ONCE
+            self._look_at = time.monotonic() + (0 if more else EXPIRED_SECONDS)
+        found, self._gone = self._gone.slice(0, EXPIRED_A_BATCH), self._gone.slice(EXPIRED_A_BATCH)
+        return found
 
     def _emptied(self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch) -> list[MutableMessage]:
         """Return the messages that remove all rows, if the batch begins with a truncation."""

@@ -494,6 +494,13 @@ class Server(Database):
             if self._is_ours(db):
                 db.execute(f"DROP PUBLICATION IF EXISTS {quoted(self.publication)}")
 
+    def removal(self) -> list[str]:
+        """Return the statements that do what `release` does."""
+        return [
+            f"select pg_drop_replication_slot('{self.slot}')",
+            *([] if self._declared.publication else [f"drop publication if exists {quoted(self.publication)}"]),
+        ]
+
     def _drop_slot(self, db: Any) -> None:
         """Drop the slot if it exists, once an engine that was killed is gone from it."""
         errors = import_optional("psycopg").errors

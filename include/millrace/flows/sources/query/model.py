@@ -47,4 +47,5 @@ KIND: Final = SourceKind(
     "millrace.flows.sources.query.polling:source_of",
     "millrace.flows.sources.query.polling:reader_of",
     feeder="millrace.flows.sources.query.polling:feeder_of",
+    release="millrace.flows.sources.query.polling:release",
 )

@@ -8,6 +8,7 @@ the overlap, and changes in one transaction with what is appended.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -201,3 +202,8 @@ def feeder_of(declared: QuerySource, settings: Settings, *, group: str) -> Polli
         every_seconds=declared.every_seconds,
         max_bytes=declared.spool_mib << 20,
     )
+
+
+def release(declared: QuerySource, settings: Settings, *, group: str) -> None:
+    """Remove the spool of a flow. The database has nothing of it."""
+    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)

@@ -43,4 +43,5 @@ KIND: Final = SourceKind(
     "millrace.flows.sources.triggers.reading:reader_of",
     transactional=True,
     feeder="millrace.flows.sources.triggers.reading:feeder_of",
+    release="millrace.flows.sources.triggers.reading:release",
 )

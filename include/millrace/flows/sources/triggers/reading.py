@@ -11,6 +11,7 @@ whose number was taken early and committed late is read when it appears, however
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -27,7 +28,7 @@ from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.sql.values import Column, is_number, value_of
 from millrace.flows.sources.triggers.model import TriggersSource
-from millrace.flows.sources.triggers.statements import Shape, check
+from millrace.flows.sources.triggers.statements import Shape, check, remove
 
 PART_PAGES: Final = 20
 """Pages of one part."""
@@ -58,7 +59,7 @@ class TriggersPoller(Poller[SqlConnection]):
         Raises InvalidSettings, LogUnavailable.
         """
         self._check(connection)
-        self._lock(connection)
+        lock_changes(connection, self._declared)
         now = spool.standing()
         if now.offset is None or not now.complete:
             spool.begin_epoch()
@@ -81,18 +82,6 @@ class TriggersPoller(Poller[SqlConnection]):
     def _check(self, connection: SqlConnection) -> None:
         self._shapes = {each.table: each for each in check(connection, self._declared)}
         self._checked = time.monotonic()
-
-    def _lock(self, connection: SqlConnection) -> None:
-        """Keep others from the table of changes, each of which would get a part of them. Raises LogUnavailable."""
-        declared = self._declared
-        name = f"millrace {declared.database}.{declared.namespace}.{declared.changes}"
-        held: Any = 1
-        if declared.engine == "mariadb":
-            ((held,),) = connection.rows(f"select get_lock(sha1({connection.mark}), 0)", [name])
-        elif declared.engine == "postgres":
-            ((held,),) = connection.rows(f"select pg_try_advisory_lock(hashtextextended({connection.mark}, 0))", [name])
-        if not held:
-            raise LogUnavailable(f"{declared.words}: another session reads {declared.changes}: each flow has its own")
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -220,6 +209,18 @@ class TriggersPoller(Poller[SqlConnection]):
             after = rows[-1][: len(key)]
 
 
+def lock_changes(connection: SqlConnection, declared: TriggersSource) -> None:
+    """Keep others from the table of changes, each of which would get a part of them. Raises LogUnavailable."""
+    name = f"millrace {declared.database}.{declared.namespace}.{declared.changes}"
+    held: Any = 1
+    if declared.engine == "mariadb":
+        ((held,),) = connection.rows(f"select get_lock(sha1({connection.mark}), 0)", [name])
+    elif declared.engine == "postgres":
+        ((held,),) = connection.rows(f"select pg_try_advisory_lock(hashtextextended({connection.mark}, 0))", [name])
+    if not held:
+        raise LogUnavailable(f"{declared.words}: another session reads {declared.changes}: each flow has its own")
+
+
 def _binary(shape: Shape) -> list[str]:
     return [column.name for column, form in shape.columns if form.binary]
 
@@ -262,3 +263,14 @@ def feeder_of(declared: TriggersSource, settings: Settings, *, group: str) -> Po
         every_seconds=declared.every_seconds,
         max_bytes=declared.spool_mib << 20,
     )
+
+
+def release(declared: TriggersSource, settings: Settings, *, group: str) -> None:
+    """Remove the triggers, the table of changes, and the spool of a flow.
+
+    Raises InvalidSettings with the statements to run if the user may not remove them, LogUnavailable.
+    """
+    with SqlConnection(declared) as connection:
+        lock_changes(connection, declared)  # another flow may use them, against the rules
+        remove(connection, declared)
+    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)

@@ -106,6 +106,75 @@ def check(connection: SqlConnection, declared: TriggersSource) -> list[Shape]:
     return found
 
 
+def removal(connection: SqlConnection, declared: TriggersSource) -> list[str]:
+    """Return the statements that remove the triggers and then the table of changes; none if they are gone.
+
+    Triggers of tables that the flow does not name any more are among them. Raises LogUnavailable.
+    """
+    engine, name, mark = connection.engine, connection.name, connection.mark
+    changes, prefix = connection.table(declared.changes), f"{declared.changes}_"
+    try:
+        connection.rows(f"select 1 from {changes} where id < 0")
+        found = [f"drop table if exists {changes}"]
+    except InvalidSettings:  # it is gone
+        found = []
+    size = len(prefix)
+    if engine == "postgres":
+        schema, written = declared.namespace, f"%{changes}%"
+        triggers = connection.rows(
+            "select t.tgname, n.nspname, c.relname from pg_trigger t join pg_proc p on p.oid = t.tgfoid"
+            " join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace"
+            f" where p.pronamespace = to_regnamespace({mark}) and left(p.proname, {size}) = {mark}"
+            f" and p.prosrc like {mark} and not t.tgisinternal and t.tgparentid = 0 order by 2, 3, 1",
+            [name(schema), prefix, written],
+        )
+        functions = connection.rows(
+            f"select proname from pg_proc where pronamespace = to_regnamespace({mark})"
+            f" and left(proname, {size}) = {mark} and prosrc like {mark} order by 1",
+            [name(schema), prefix, written],
+        )
+        return [
+            *(f"drop trigger if exists {name(each)} on {name(place)}.{name(table)}" for each, place, table in triggers),
+            *(f"drop function if exists {name(schema)}.{name(each)}()" for (each,) in functions),
+            *found,
+        ]
+    if engine == "mariadb":
+        rows = connection.rows(
+            f"select trigger_name from information_schema.triggers where trigger_schema = database()"
+            f" and left(trigger_name, {size}) = {mark} and action_statement like {mark}",
+            [prefix, f"%{changes}%"],
+        )
+        names = {str(each) for (each,) in rows}
+        if found:  # without the right TRIGGER they are hidden, and their tables could not be written any more
+            events = ("insert", "update", "delete")
+            names |= {f"{prefix}{table}_{event}" for table in declared.relations for event in events}
+    else:
+        rows = connection.rows(
+            f"select name from sqlite_master where type = 'trigger' and substr(name, 1, {size}) = {mark}"
+            f" and sql like {mark}",
+            [prefix, f"%{changes}%"],
+        )
+        names = {str(each) for (each,) in rows}
+    return [*(f"drop trigger if exists {name(each)}" for each in sorted(names)), *found]
+
+
+def remove(connection: SqlConnection, declared: TriggersSource) -> None:
+    """Remove the triggers, and then the table of changes. Idempotent.
+
+    Raises InvalidSettings with the statements to run if the user may not, LogUnavailable.
+    """
+    wanted = removal(connection, declared)
+    for number, each in enumerate(wanted):  # a table of changes that goes before its triggers would stop all writers
+        try:
+            connection.rows(each)
+        except InvalidSettings as error:
+            words = "; ".join(wanted[number:])
+            raise InvalidSettings(
+                f"{error}. Triggers still write into {declared.changes}, which nobody reads any more: run `{words};` as"
+                f" the owner of the tables (`{COMMAND} --remove` prints it), and repeat this"
+            ) from None
+
+
 def _count(connection: SqlConnection, shape: Shape) -> int:
     """Return how many triggers of a table write its columns as they are."""
     wanted, mark = f"%{shape.fingerprint}%", connection.mark
