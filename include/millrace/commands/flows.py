@@ -205,6 +205,28 @@ def capture_statements(
 
 
 @app.command()
+def snapshot(context: CommandContext, name: Name, config: Config = None) -> None:
+    """Let a capture of MariaDB or PostgreSQL read its tables anew, in place of what it gave before.
+
+    A capture that lost its place in the database's log (CAPTURE_LOST) goes on by that within a minute. Another one
+    begins the snapshot when it is started next.
+
+    Example: `millrace flows snapshot orders`
+    """
+    from millrace.flows.sources.capture.feeder import ask_for_snapshot
+    from millrace.flows.sources.capture.ticks import spool_folder
+    from millrace.flows.sources.mariadb.model import MariaDbSource
+    from millrace.flows.sources.postgres.model import PostgresSource
+
+    settings = context.settings
+    pipeline = _found(settings, name, config).pipeline(settings)
+    if not isinstance(pipeline.source, MariaDbSource | PostgresSource):
+        raise InvalidArgument(f"the source of {name} is of the kind {pipeline.source.kind}, which has no snapshots")
+    ask_for_snapshot(spool_folder(settings, pipeline.consumer_group))
+    typer.echo(f"{pipeline.name} reads its tables anew when its engine starts next.")
+
+
+@app.command()
 def release(context: CommandContext, name: Name, config: Config = None) -> None:
     """End a stopped flow's capture: remove what it has in its database, and its spool.
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.base.errors import CaptureEnded, CaptureLost, LogUnavailable
+from millrace.base.errors import CaptureEnded, CaptureLost, InvalidArgument, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.flows.records import is_truncation
 from millrace.flows.sources.capture import feeder
@@ -186,6 +186,28 @@ def test_a_loss_that_cannot_be_noted_is_tried_again_after_a_pause(
         with fed.start(snapshot_again=True):
             until(lambda: not script.frames, "the feeder goes on", seconds=10)
             assert len(pauses) == 4, "each of them is followed by a pause"
+
+
+def test_a_loss_offers_a_new_snapshot_which_replaces_the_rows_once_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(batch(change(1), DONE), CaptureLost("the log is gone"))
+    fed = Fed(tmp_path, monkeypatch, script)
+    with pytest.raises(InvalidArgument, match="nothing was captured"):
+        feeder.ask_for_snapshot(fed.folder)
+    with fed.start(), Spool(fed.folder) as spool:
+        until(lambda: "the log is gone" in spool.standing().error, "it stopped", seconds=10)
+        offered = spool.standing().error
+        assert offered.startswith("CAPTURE_LOST: ")
+        assert "run `millrace flows snapshot spool`" in offered
+        assert fed.ids() == [1]
+        script.frames = [batch(change(2), DONE)]
+        feeder.ask_for_snapshot(fed.folder)
+        script.close()
+        until(lambda: fed.ids()[-1:] == [2], "the new snapshot is there", seconds=10)
+        assert fed.ids() == [1, -1, 2]
+        assert spool.fact(feeder.SNAPSHOT) is False
+        assert [each.get("offset") for each in script.starts] == [None, None]
 
 
 def test_a_snapshot_that_fails_again_and_again_waits_longer_each_time(

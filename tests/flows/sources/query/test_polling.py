@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.failpoint import VARIABLE
-from millrace.flows.registry import release
+from millrace.flows.registry import release, source_of
+from millrace.flows.sources.capture import polling
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.query.model import QuerySource
 from millrace.flows.sources.query.polling import QueryPoller
+from millrace.flows.sources.source import SourceLag
 from millrace.flows.sources.sql.connection import SqlConnection
 from tests.flows.sources.sql.databases import Base
 from tests.waiting import until
@@ -68,6 +71,46 @@ def test_a_row_whose_transaction_commits_late_is_read_within_the_overlap_alone(t
         lost.commit()
     base.once(declared)
     assert _values(base, declared) == [(3, 100), (1, 95)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_bytes_that_are_not_read_are_those_of_newer_rows(tmp_path: Path, engine: str) -> None:
+    base = Base(tmp_path, engine)
+    base.execute("create table items (id int primary key, v int, name varchar(4000))")
+    declared = base.declared(QuerySource, table="items", column="v", overlap=5)
+
+    def unread() -> int:
+        with Spool(spool_folder(base.settings, base.group)) as spool, SqlConnection(declared) as connection:
+            return QueryPoller(declared).unread(connection, spool)
+
+    base.execute(f"insert into items values (1, 10, '{'x' * 1000}'), (2, null, 'never read')")
+    assert 1000 <= unread() < 1100
+    base.once(declared)
+    assert unread() == 0
+    base.execute(f"insert into items values (3, 11, '{'y' * 3000}')")
+    assert 3000 <= unread() < 3100
+
+
+def test_a_source_that_cannot_be_read_is_behind_until_it_is_read_again(tmp_path: Path) -> None:
+    base = Base(tmp_path, "sqlite")
+    base.execute("create table items (id int primary key, v int)", "insert into items values (1, 1)")
+    declared = base.declared(QuerySource, table="items", column="v", every_seconds=0.05)
+    with (
+        patch.object(polling, "_LAG_SECONDS", 0.1),
+        patch.object(polling, "_FIRST_PAUSE", 0.1),
+        closing(source_of(declared, base.settings, group=base.group)) as source,
+        base.captured(declared) as feeder,
+    ):
+        feeder.wait_complete(30)
+        until(lambda: source.lag() == SourceLag(0, 0.0, ""), "nothing is to be read", seconds=10)
+        base.execute("alter table items rename to gone")
+        until(lambda: source.lag().seconds > 0.5, "it is behind", seconds=20)
+        assert source.lag().bytes is None
+        assert "no such table" in source.lag().cause or "no table" in source.lag().cause
+        base.execute("alter table gone rename to items")
+        until(lambda: source.lag() == SourceLag(0, 0.0, ""), "it is read again", seconds=30)
+    with Spool(spool_folder(base.settings, base.group)) as spool:
+        assert spool.fact("read_at") is not None
 
 
 @pytest.mark.parametrize("engine", ["mariadb", "postgres"])

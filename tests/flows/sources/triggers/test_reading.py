@@ -21,6 +21,7 @@ from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.failpoint import VARIABLE
 from millrace.commands.main import app
 from millrace.flows.records import OPERATION, Record
+from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.triggers import reading
@@ -46,6 +47,11 @@ def _install(base: Base, declared: TriggersSource) -> None:
         base.execute(*statements(connection, declared))
 
 
+def _unread(base: Base, declared: TriggersSource) -> int:
+    with Spool(spool_folder(base.settings, base.group)) as spool, SqlConnection(declared) as connection:
+        return TriggersPoller(declared).unread(connection, spool)
+
+
 def _told(record: Record) -> tuple[str, str, Any]:
     operation = dict(record.headers)[OPERATION] or b""
     return operation.decode(), (record.key or b"").decode(), record.value and json.loads(record.value).get("v")
@@ -59,7 +65,9 @@ def test_a_snapshot_and_then_each_change_once_and_the_table_of_changes_is_trimme
         base.once(declared)
     _install(base, declared)
     base.execute("insert into items values (3, 30, 'in the snapshot')", "update items set v = 31 where id = 3")
+    assert 60 < _unread(base, declared) < 300
     base.once(declared)
+    assert _unread(base, declared) == 0
     assert [_told(each) for each in base.records(declared)] == [("r", "1", 10), ("r", "2", 20), ("r", "3", 31)]
     assert base.execute("select count(*) from millrace_changes") == [(0,)]
     base.execute(

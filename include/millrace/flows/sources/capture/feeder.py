@@ -19,7 +19,14 @@ import msgspec
 
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import CaptureEnded, CaptureLost, DeadlineExceeded, LogUnavailable, MillraceError
+from millrace.base.errors import (
+    CaptureEnded,
+    CaptureLost,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogUnavailable,
+    MillraceError,
+)
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.ddl import Effect, current_records, effect_of, renamed_tables, table_of
@@ -36,6 +43,8 @@ _INCREMENTAL: Final = "Incremental Snapshot: "
 _SCANNED: Final = "Incremental Snapshot: TABLE_SCAN_COMPLETED"
 _READING: Final = "incremental_snapshot_"
 """What begins the names in an offset that say which tables the engine reads beside their changes."""
+SNAPSHOT: Final = "snapshot_asked"
+"""The fact of a spool (`Spool.fact`) that somebody asked for a new snapshot (`ask_for_snapshot`)."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
@@ -268,6 +277,12 @@ class Feeder(Closeable):
                 said = str(error) if expected else f"{type(error).__name__}: {error}"
                 lost = is_loss(error)
                 anew = lost and self._again
+                if lost and not anew:
+                    name = self._folder.name.removeprefix("millrace-")
+                    said = (
+                        f"{CaptureLost.code}: {said}. Only a new snapshot goes on, which reads the tables anew: run"
+                        f" `millrace flows snapshot {name}`, or declare on_loss: snapshot"
+                    )
                 self._careful |= any(words in said.lower() for words in _AHEAD)
                 with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
                     if anew:
@@ -278,7 +293,7 @@ class Feeder(Closeable):
                 pause = self._backoff.remaining_pause()
                 words = f"again in {pause:.0f} s"
                 if lost:
-                    words = "a new snapshot begins" if anew else "declare on_loss: snapshot, to read the table anew"
+                    words = "a new snapshot begins" if anew else words
                 _logger.warning("%s: %s (%s)", self._name, said, words, exc_info=None if expected else error)
                 self._stop.wait(pause)
 
@@ -287,10 +302,11 @@ class Feeder(Closeable):
         now = self._spool.standing()
         known, reader = set(self._database.tables(now)), self._database.reader()
         added = sorted(self._tables - known) if known else []
-        if now.offset is None or not now.complete or (added and not self._reading and reader is None):
+        anew = now.offset is None or not now.complete or bool(self._spool.fact(SNAPSHOT))
+        if anew or (added and not self._reading and reader is None):
             added = []
             self._spool.begin_epoch()  # the engine cannot continue a snapshot
-            self._spool.note(tables=sorted(self._tables), definitions={}, rereading=None)
+            self._spool.note(tables=sorted(self._tables), definitions={}, rereading=None, **{SNAPSHOT: False})
         elif set(now.tables) != self._tables:
             self._spool.forget(sorted(self._tables))
             if reader is None:
@@ -533,6 +549,17 @@ class Feeder(Closeable):
             if now.bytes <= self._max_bytes or not self._spool.has_before(now.high):
                 return
             self._stop.wait(_FULL_PAUSE)
+
+
+def ask_for_snapshot(folder: Path) -> None:
+    """Let the capture into `folder` read its tables anew when its engine starts next.
+
+    A capture that stopped with a loss starts it within a minute. Raises InvalidArgument if nothing captures there.
+    """
+    if not (folder / "spool.db").exists():
+        raise InvalidArgument(f"nothing was captured into {folder} on this machine")
+    with Spool(folder) as spool:
+        spool.note(**{SNAPSHOT: True})
 
 
 def is_loss(error: Exception) -> bool:

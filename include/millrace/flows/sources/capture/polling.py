@@ -28,6 +28,12 @@ from millrace.runtime.supervisor import RestartBackoff
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
+_LAG_SECONDS: Final = 5.0
+"""Between two looks at how far the flow is behind, and what a poll may take before it counts as behind."""
+_NOTED_SECONDS: Final = 60.0
+"""How often an idle feeder notes that it has read everything."""
+UNREAD_ROWS: Final = 100_000
+"""Whose bytes are counted as unread."""
 
 _logger: Final = logging.getLogger(__name__)
 encode: Final = msgspec.json.Encoder(decimal_format="number").encode
@@ -46,6 +52,10 @@ class Poller(Protocol[_Connection]):
     def poll(self, connection: _Connection, spool: Spool, room: Callable[[], bool], /) -> None:
         """Read all that is new, and append it. Calls `room` before each part, and ends where that is false."""
         ...
+
+    def unread(self, connection: _Connection, spool: Spool, /) -> int | None:
+        """Return the bytes, about, that are to be read; None: not known. For another thread and connection."""
+        return None
 
     def wait(self, stop: threading.Event, seconds: float, /) -> None:
         """Return after `seconds`, or when `stop` is set or something new is known to be there."""
@@ -71,13 +81,19 @@ class PollingFeeder(Closeable):
         self._spool = Spool(folder, write=True)
         self._stop, self._complete = threading.Event(), threading.Event()
         self._error = ""
+        self._read_at: float = self._spool.fact("read_at") or time.time()
+        """When a poll last read everything, in seconds since 1970."""
+        self._noted_at = 0.0
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
+        self._watch = threading.Thread(target=self._measure, name="capture-lag", daemon=True)
+        self._watch.start()
 
     def close(self) -> None:
         """Stop. Idempotent."""
         self._stop.set()
         self._thread.join()
+        self._watch.join()
         self._spool.close()
 
     def wait_complete(self, seconds: float) -> None:
@@ -95,9 +111,7 @@ class PollingFeeder(Closeable):
                         self._poller.poll(connection, self._spool, self._room)
                         if self._stop.is_set():
                             return
-                        if self._error:
-                            self._spool.note(error="")
-                            self._error = ""
+                        self._note_read()
                         self._complete.set()
                         self._poller.wait(self._stop, self._every)
             except Exception as error:
@@ -112,6 +126,37 @@ class PollingFeeder(Closeable):
                 pause = backoff.remaining_pause()
                 _logger.warning("%s (again in %.0f s)", error, pause)
                 self._stop.wait(pause)
+
+    def _note_read(self) -> None:
+        """Note that everything is read: a heartbeat, since an idle source writes nothing else."""
+        self._read_at = now = time.time()
+        if self._error or now - self._noted_at > _NOTED_SECONDS:
+            self._spool.note(error="", read_at=now, lag_bytes=0, lag_seconds=0.0)
+            self._error, self._noted_at = "", now
+
+    def _measure(self) -> None:
+        """Note how far this is behind what it reads, until it is closed."""
+        while not self._stop.wait(_LAG_SECONDS):
+            try:
+                with Spool(self._spool.folder) as spool:
+                    self._note_lag(spool)
+            except Exception:  # the next look may go well
+                _logger.warning("the lag of %s is not known", self._words, exc_info=True)
+
+    def _note_lag(self, spool: Spool) -> None:
+        told = spool.standing()
+        age = time.time() - self._read_at
+        if age < self._every + _LAG_SECONDS:
+            if told.lag_bytes != 0 or told.lag_seconds:
+                spool.note(lag_bytes=0, lag_seconds=0.0, read_at=self._read_at)
+            return
+        unread: int | None = None
+        try:
+            with self._connect() as connection:
+                unread = self._poller.unread(connection, spool)
+        except (MillraceError, OSError, sqlite3.Error):
+            pass  # the poll has the same error, and says it
+        spool.note(lag_bytes=unread, lag_seconds=round(age, 1))
 
     def _room(self) -> bool:
         """Wait while the spool is full. Return False if the feeder is closed."""

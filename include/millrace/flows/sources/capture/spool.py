@@ -133,6 +133,7 @@ class Spool(Closeable):
 
     def __init__(self, folder: Path, *, write: bool = False) -> None:
         self._lock: IO[bytes] | None = None
+        self.folder = folder
         make_folder(folder)
         if write:
             self._lock = (folder / "lock").open("ab")

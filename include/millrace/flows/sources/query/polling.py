@@ -17,7 +17,15 @@ from typing import Any, Final
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.lane import CapturedTables
-from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFeeder, append, encode, line_of
+from millrace.flows.sources.capture.polling import (
+    UNREAD_ROWS,
+    PolledRows,
+    Poller,
+    PollingFeeder,
+    append,
+    encode,
+    line_of,
+)
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.query.model import QuerySource
@@ -86,6 +94,16 @@ class QueryPoller(Poller[SqlConnection]):
     def poll(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], /) -> None:
         """Read all rows from the overlap on, in pages."""
         self._pages(connection, spool, room, silent=False)
+
+    def unread(self, connection: SqlConnection, spool: Spool, /) -> int:
+        """As millrace.flows.sources.capture.polling.Poller says: the bytes of rows above the largest value."""
+        declared = self._declared
+        told = (spool.standing().offset or {}).get("largest")
+        column = f"r.{connection.name(declared.column)}"
+        where = f"{column} is not null" if told is None else f"{column} > {connection.mark}"
+        source = f"{connection.table(declared.table)} r where {where}"
+        values = () if told is None else (from_json(told),)
+        return connection.size(connection.columns(declared.table), source, values, most=UNREAD_ROWS)
 
     def _pages(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], *, silent: bool) -> None:
         """Read pages; `silent`: note that their rows were seen, and append none."""

@@ -31,9 +31,10 @@ _SHORT: Final = frozenset(
     }
 )  # fmt: skip
 """Types of PostgreSQL whose values are short."""
+_SHORT_BYTES: Final = 8
 _MARK: Final = "\0"
-_REFUSED: Final = (1044, 1045, 1049, 1142, 1146, 1698)
-"""MariaDB: the user, the database or the table is at fault."""
+_REFUSED: Final = (1044, 1045, 1049, 1142, 1146, 1227, 1419, 1698)
+"""MariaDB: the user, its rights, the database or the table is at fault."""
 
 
 class SqlConnection(Closeable):
@@ -110,6 +111,15 @@ class SqlConnection(Closeable):
             if size > PAGE_BYTES:
                 return max(1, count)
         return most
+
+    def size(self, columns: Sequence[Column], source: str, values: Sequence[Any], *, most: int) -> int:
+        """Return the bytes, about, of rows of `source`, of at most `most`. `source` and `columns` as in `fitting`."""
+        lengths = [length for each in columns if (length := self._length(each))]
+        expression = " + ".join([*lengths, str(_SHORT_BYTES * (len(columns) - len(lengths)))])
+        ((found,),) = self.rows(
+            f"select coalesce(sum(size), 0) from (select {expression} as size from {source} limit {most}) s", values
+        )
+        return int(found)
 
     def _length(self, column: Column) -> str:
         """An expression for the bytes of a column; empty: they are few."""

@@ -22,7 +22,7 @@ from millrace.base.errors import LogUnavailable
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.lane import CapturedTables
-from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFeeder, append, line_of
+from millrace.flows.sources.capture.polling import UNREAD_ROWS, PolledRows, Poller, PollingFeeder, append, line_of
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
@@ -78,6 +78,11 @@ class TriggersPoller(Poller[SqlConnection]):
             append(spool, changes, [len(changes)], {"remove": runs})
             self._remove(connection, runs)
             hit("capture.removed")
+
+    def unread(self, connection: SqlConnection, spool: Spool, /) -> int:
+        """As millrace.flows.sources.capture.polling.Poller says: the bytes in the table of changes."""
+        changes = connection.table(self._declared.changes)
+        return connection.size(_TEXTS, f"{changes} r", (), most=UNREAD_ROWS)
 
     def _check(self, connection: SqlConnection) -> None:
         self._shapes = {each.table: each for each in check(connection, self._declared)}
