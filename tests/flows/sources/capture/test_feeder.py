@@ -207,7 +207,7 @@ def test_a_loss_offers_a_new_snapshot_which_replaces_the_rows_once_it_is_asked_f
         until(lambda: fed.ids()[-1:] == [2], "the new snapshot is there", seconds=10)
         assert fed.ids() == [1, -1, 2]
         assert spool.fact(feeder.SNAPSHOT) is False
-        assert [each.get("offset") for each in script.starts] == [None, None]
+        assert [each.get("offset") for each in script.starts] == [None, {"pos": 1}, None]
 
 
 def test_a_snapshot_that_fails_again_and_again_waits_longer_each_time(

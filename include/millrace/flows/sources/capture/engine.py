@@ -42,6 +42,11 @@ _JVM: Final = (
     "-XX:+ExitOnOutOfMemoryError",
     "-Duser.timezone=UTC",  # drivers make moments of dates and times in the JVM's zone, where some hours are missing
 )
+_ENVIRONMENT: Final = (
+    "PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+)  # fmt: skip
+"""What an engine gets of the worker's environment, which may have passwords."""
 _TERMINATING: Final = b"Terminating due to java.lang.OutOfMemoryError"
 TOO_LARGE: Final = "rows are too large for its memory"
 """Said of an engine that ended so; the next one reads fewer rows of a snapshot at once."""
@@ -121,6 +126,7 @@ class Engine(Closeable):
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )
         self._log_file = log_file
         start: dict[str, Any] = {"properties": {"max.queue.size.in.bytes": str(_QUEUE_BYTES), **properties}}
