@@ -141,7 +141,7 @@ def test_paused_changed_and_replayed_it_says_what_is_to_be_done(declared: Deploy
     assert declared.as_json("flows", "replay", "plain", "--after", "0")["incarnation"] == 3
     declared.fails("INVALID_ARGUMENT", "flows", "replay", "plain")
     declared.fails("INVALID_ARGUMENT", "flows", "replay", "plain", "--after", "some day")
-    assert "declare sink.dead_letters" in declared.fails("INVALID_STREAM", "flows", "errors", "redrive", "hourly")
+    assert "declare errors.collection" in declared.fails("INVALID_STREAM", "flows", "errors", "redrive", "hourly")
 
 
 PIPELINE = """
