@@ -291,13 +291,14 @@ class KeyHistory:
         )
 
     def _revised(self, found: Revised, known: Sequence[Row], changes: Sequence[Change], *, again: bool) -> Revised:
-        """Return `found` and the rows of one key that `changes` change.
+        """Return `found` with the rows of one key that `changes` change.
 
         `known` are all rows of the key, or the newest one if no change is before it.
         """
         at, history = self._history.changed_at, self._history
         points = {row[at]: row for row in known}
-        newest, late = max(points, default=None), 0
+        newest, late, horizon = max(points, default=None), found.late, self._horizon
+        base = None if horizon is None else max((each for each in points if each <= horizon), default=None)
         for each in changes:
             row, when = each.row, each.row[at]
             if history.sequence is None and again and when in points:
@@ -307,12 +308,14 @@ class KeyHistory:
             before = points.get(when)
             if before is not None and self._same_change({**row, at: when}, before):
                 continue
-            if self._is_beyond(when, points):
+            if base is not None and when < base:  # it says nothing about a moment after the horizon
                 late += 1
                 continue
             number = {} if before is None else {name: before[name] for name in (history.version, history.versions)}
             points[when] = {**row, at: when, **({history.version: None} if before is None else number)}
             newest = when if newest is None else max(newest, when)
+            if horizon is not None and when <= horizon:
+                base = when
         ordered = [points[when] for when in sorted(points)]
         told = {row[history.version]: row for row in known}
         count = max((row[history.versions] or 0 for row in known), default=0)
@@ -326,14 +329,8 @@ class KeyHistory:
         if self._horizon is not None:
             self._note_oldest(rows, known, count)
         place = max(each.place for each in changes)
-        written = [Written(row, place) for row in rows if told.get(row[history.version]) != row]
-        return Revised([*found.rows, *written], found.late + late)
-
-    def _is_beyond(self, when: Any, points: Iterable[Any]) -> bool:
-        """Return whether a change says nothing about a moment after the horizon: another one follows it by then."""
-        if self._horizon is None or when >= self._horizon:
-            return False
-        return any(when < each <= self._horizon for each in points)
+        found.rows.extend(Written(row, place) for row in rows if told.get(row[history.version]) != row)
+        return found._replace(late=late)
 
     def _note_oldest(self, rows: Sequence[Row], known: Sequence[Row], count: int) -> None:
         """Let the newest row know where the numbers of the others begin, once many before that are removed."""
