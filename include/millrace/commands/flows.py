@@ -219,7 +219,7 @@ def snapshot(context: CommandContext, name: Name, config: Config = None) -> None
     from millrace.flows.sources.postgres.model import PostgresSource
 
     settings = context.settings
-    pipeline = _found(settings, name, config).pipeline(settings)
+    pipeline = _found(settings, name, config).declaration(settings)
     if not isinstance(pipeline.source, MariaDbSource | PostgresSource):
         raise InvalidArgument(f"the source of {name} is of the kind {pipeline.source.kind}, which has no snapshots")
     ask_for_snapshot(spool_folder(settings, pipeline.consumer_group))

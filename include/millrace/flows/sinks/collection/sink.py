@@ -466,7 +466,9 @@ class CollectionSink(Closeable):
                 files.move(batch.end, start=batch.since, failures=own)
             sent = in_transactions(messages) if batch.atomic else messages
             lane.journal.write(Noted(1), sent, held=found.held)
-            by_chain = [each for each in found.documents if each.record.offset in files.failures] if files.failures else []
+            by_chain = (
+                [each for each in found.documents if each.record.offset in files.failures] if files.failures else []
+            )
             failures += [Failure(each.record, TASK_PUT, STEP, *files.failures[each.record.offset]) for each in by_chain]
         verdicts.acknowledged += len(documents) - len(failures)
         verdicts.failures += failures
