@@ -23,8 +23,9 @@ from millrace.base.errors import FeatureNotActive, MetaUnavailable, UnsupportedV
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
+from millrace.coord.cluster_file import is_cluster
 from millrace.coord.session import LEVEL, LEVELS_PREFIX, NODE_PREFIX, NodeInfo
-from millrace.coord.store_factory import is_cluster, open_cluster_store
+from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import MetaStore, Put, RevisionEquals
 from millrace.wal.versions import CHAIN_VERSION, VERSION_4, VERSION_5
 

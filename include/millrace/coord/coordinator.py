@@ -16,6 +16,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final, Self
 
 from millrace.base.closeable import Closeable
@@ -71,7 +72,7 @@ from millrace.coord.catalog_sync import (
     differences,
     reconcile,
 )
-from millrace.coord.cluster_level import chain_version_of
+from millrace.coord.cluster_file import is_cluster
 from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.coord.coordinator_db import SharedStore
 from millrace.coord.ddl import DdlKind, effect_status
@@ -86,6 +87,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import SchemaChange, apply_changes, change_to_json
 from millrace.message.wire.encode import encode_entry
 from millrace.tables.collections.layout import link_name, link_names, unlink_name
+from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
 
 TERM_ATTEMPTS: Final = 5
@@ -96,6 +98,15 @@ Plan = Callable[[CollectionInfo, ChainDefinitions], dict[str, Any]]
 """Returns the change of a broadcast, from a collection and the chain's definitions of it. Raises if there is nothing to
 change.
 """
+
+
+def _chain_version(settings: Settings) -> int:
+    """Return the chain version of new terms. Raises UnsupportedVersion, MetaUnavailable."""
+    if not is_cluster(settings):
+        return CHAIN_VERSION
+    # By name: a single node starts without the meta store and its libraries.
+    found: int = import_module("millrace.coord.cluster_level").chain_version_of(settings)
+    return found
 
 
 class Coordinator(Closeable):
@@ -180,7 +191,7 @@ class Coordinator(Closeable):
             return answered
         for _ in range(TERM_ATTEMPTS):
             term = self._store.next_term(name)
-            version = chain_version_of(self._settings)
+            version = _chain_version(self._settings)
             opening = builders.term_opening(term=term, chain_version=version, config=dict(config or {}))
             try:
                 self._append.append_one(name, encode_entry([opening]), principal=self._principal)

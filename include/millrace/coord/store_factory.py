@@ -14,13 +14,13 @@ from typing import Final
 from millrace.base.errors import InvalidSettings, LogBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
+from millrace.coord.cluster_file import STORE_FILE, is_cluster
 from millrace.coord.lease import LeasedKey
 from millrace.coord.session import APPEND, NODE_PREFIX, NodeInfo
 from millrace.meta.factory import ClosableMetaStore, open_meta_store
 from millrace.meta.store import MetaStore
 from millrace.rpc.wire import TOKEN_VARIABLE
 
-STORE_FILE: Final = "cluster.db"
 TOKEN_FILE: Final = "cluster.token"
 CATALOG_PREFIX: Final = "catalog/"
 """Prefix of the catalog's keys in the meta store (millrace.coord.shared_catalog)."""
@@ -39,11 +39,6 @@ def open_cluster_store(settings: Settings, clock: Clock) -> ClosableMetaStore:
     from millrace.meta.sql import SqlStore
 
     return SqlStore.in_file(settings.data_dir / "coord" / STORE_FILE, clock.monotonic)
-
-
-def is_cluster(settings: Settings) -> bool:
-    """Return whether a cluster process has used this data folder. This check creates no store."""
-    return bool(settings.meta_store) or (settings.data_dir / "coord" / STORE_FILE).exists()
 
 
 def require_cluster(settings: Settings) -> None:

@@ -16,7 +16,8 @@ from millrace.base.files import make_folder
 from millrace.base.settings import Settings
 from millrace.base.settings.place import TablesPlace, place_path, read_place, write_place
 from millrace.coord.clock import SystemClock
-from millrace.coord.store_factory import is_cluster, open_cluster_store
+from millrace.coord.cluster_file import is_cluster
+from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import Entry, MetaStore, Put, RevisionEquals
 
 PLACE_KEY: Final = "control/tables"

@@ -25,8 +25,9 @@ from millrace.base.settings import Settings
 from millrace.coord import control
 from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord
 from millrace.coord.clock import SystemClock
+from millrace.coord.cluster_file import STORE_FILE
 from millrace.coord.session import INGEST, moving_roles
-from millrace.coord.store_factory import STORE_FILE, open_cluster_store
+from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import MetaStore
 from millrace.runtime.child_processes import ChildProcess
 from millrace.storage.delta_log import COMMIT_INFO_KEY, read_actions
