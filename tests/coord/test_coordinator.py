@@ -214,14 +214,14 @@ def test_ddl_waits_for_a_term_that_its_owner_has_taken_and_not_opened_yet(
         term = store.next_term("dml_0")
     first, opening = log.append_one, []
 
-    def append_one(pchannel: str, entry: bytes) -> int:
+    def append_one(pchannel: str, entry: bytes, *, principal: str = "") -> int:
         if not opening and log.appends > 2:
             opening.append(
                 first(
                     pchannel, encode_entry([builders.term_opening(term=term, chain_version=CHAIN_VERSION, config={})])
                 )
             )
-        return first(pchannel, entry)
+        return first(pchannel, entry, principal=principal)
 
     log.append_one = append_one  # type: ignore[method-assign]
     assert coordinator.create_collection("users", SCHEMA).state == "active"
