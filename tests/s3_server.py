@@ -107,7 +107,8 @@ class _Passing(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
-        self.server.requests[self.command] += 1
+        listing = self.command == "GET" and "list-type=" in self.path
+        self.server.requests["LIST" if listing else self.command] += 1
         signed = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization") or "")
         if signed is not None:
             self.server.signers[signed[1]] += 1
