@@ -131,7 +131,8 @@ def kafka(folder: Path, *, messages: int) -> dict[str, Any]:
 
     with KafkaBroker(folder / "kafka", settings=Settings(), heap="512m").start() as broker:
         servers: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.address, "log_level": 2}
-        for future in AdminClient(servers).create_topics([NewTopic("tasks", LANES, 1)]).values():
+        admin = AdminClient(servers)  # its calls end with it
+        for future in admin.create_topics([NewTopic("tasks", LANES, 1)]).values():
             future.result(30)
         producer = Producer(servers)
         body = bytes(BODY)

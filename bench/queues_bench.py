@@ -86,14 +86,14 @@ def _processes(data: Path, tasks: int, count: int) -> dict[str, float]:
 
 
 def _member(data: str, group: str, go: str) -> None:
-    """Work until nothing has come for two seconds."""
+    """Work until nothing has come for two seconds, and at first for longer."""
     count, last = 0, 0.0
     with connect(settings=Settings(data_dir=Path(data)), start=False) as database:
         print("ready", flush=True)
         while not Path(go).exists():
             time.sleep(0.005)
         with database.consumer("tasks", group=group, mode="queue", prefetch=2000) as consumer:
-            while (task := consumer.poll(timeout=2.0)) is not None:
+            while (task := consumer.poll(timeout=2.0 if count else 30.0)) is not None:
                 assert task.rows.num_rows == 1
                 consumer.acknowledge(task)
                 count += 1
@@ -115,7 +115,7 @@ def _callers(database: Database, tasks: int, callers: int) -> dict[str, float]:
 
     def work(number: int) -> None:
         with database.consumer("tasks", group="callers", mode="queue", prefetch=100) as consumer:
-            while (task := consumer.poll(timeout=2.0)) is not None:
+            while (task := consumer.poll(timeout=5.0)) is not None:
                 consumer.acknowledge(task)
                 counts[number] += 1
                 last[number] = time.perf_counter()
@@ -220,7 +220,8 @@ def kafka(folder: Path, *, tasks: int) -> dict[str, Any]:
     settings = Settings()
     with KafkaBroker(folder / "kafka", settings=settings, heap="512m").start() as broker:
         servers: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.address, "log_level": 2}
-        for future in AdminClient(servers).create_topics([NewTopic("tasks", LANES, 1)]).values():
+        admin = AdminClient(servers)  # its calls end with it
+        for future in admin.create_topics([NewTopic("tasks", LANES, 1)]).values():
             future.result(30)
         producer, body = Producer({**servers, "linger.ms": 5}), bytes(BODY)
         for number in range(tasks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append import consumer_groups as module
 from millrace.node.append.consumer_groups import ConsumerGroups
+from tests.sim import group_world
 from tests.waiting import until
 
 
@@ -487,3 +489,38 @@ def test_a_file_that_moves_into_a_meta_store_brings_the_states_of_queues(tmp_pat
     found = MetaStorePositions(store, seconds=5.0)
     assert found.groups() == {"work": {"p0_1v0": 5}}
     assert found.queue_states("work") == {"p0_1v0": b"bits"}
+
+
+def test_a_lane_that_another_server_had_is_not_kept_by_a_move_that_comes_too_late() -> None:
+    """To see that it comes too late, the move acquires the claim again, under a lease that lives."""
+    clock = group_world.Hand()
+    store = group_world.Store(clock, random.Random(1))
+    positions = [group_world.Positions(store) for _ in range(2)]
+    servers = [
+        group_world.Server(Path("unused"), lambda: ["dml_0"], positions=lambda each=each: each, clock=clock)  # type: ignore[misc]
+        for each in positions
+    ]
+    lane = "dml_0_7v0"
+
+    def member(name: str, server: int) -> GroupMember:
+        return GroupMember(servers[server].handle, "mail", [lane], name=name, clock=clock)
+
+    first = member("first", 0)
+    assert lane in first.sync({}).held
+    first.move({lane: 5}, later=True)
+    positions[0].link.cut = True
+    clock.now += group_world.SESSION + 1
+    second = member("second", 1)
+    assert lane in second.sync({}).held
+    second.move({lane: 7})
+    second.leave()
+    positions[0].link.cut = False
+    positions[0].renew()
+    servers[0].flush()
+    assert servers[1].describe()["groups"][0]["positions"] == {lane: 7}
+    for _ in range(30):  # the first server lives, and its member does not come back
+        clock.now += 1.0
+        for each, server in zip(positions, servers, strict=True):
+            each.renew()
+            server.release_silent()
+    assert lane in member("third", 1).sync({}).held

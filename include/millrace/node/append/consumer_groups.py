@@ -236,8 +236,7 @@ class ConsumerGroups:
                         self._move_states(group, {lane: move})
                     except GroupBusy as error:
                         _log.warning("group %r: %s is dispatched elsewhere: %s", group, lane, error)
-                        self._forget((group, lane))
-                        self._changed(group)
+                        self._lose((group, lane))
                         lost.add(lane)
             return lost
 
@@ -596,6 +595,15 @@ class ConsumerGroups:
         self._open().unlock(*place)
         self._changed(place[0])
 
+    def _lose(self, place: tuple[str, str]) -> None:
+        """Forget a claim that another server had meanwhile.
+
+        A move acquires it again to see so: under this process's lease, which lives, it would keep the lane from others.
+        """
+        self._forget(place)
+        self._open().unlock(*place)
+        self._changed(place[0])
+
     def _forget(self, place: tuple[str, str]) -> None:
         with self._guard:
             self._places.pop(place, None)
@@ -675,8 +683,7 @@ class ConsumerGroups:
                     self._open().move(group, {lane: tick})
                 except GroupBusy as error:
                     _log.warning("a move of group %r is dropped, its lane is another's: %s", group, error)
-                    self._forget((group, lane))
-                    self._changed(group)
+                    self._lose((group, lane))
                     lost.add(lane)
         if self._metrics is not None:
             self._metrics.consumer_position_commits_total.inc()
