@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import AppendRejected, CollectionExists, CollectionNotFound
+from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.coord.broadcast_retrier import BroadcastRetrier
@@ -162,6 +163,24 @@ def test_what_a_dead_coordinator_left_is_completed_by_one_that_goes_on(settings:
             assert time.monotonic() < end
             threading.Event().wait(0.02)
         assert living.differences() == []
+
+
+def test_the_metrics_count_what_is_open_and_its_age(settings: Settings, log: ChainLog) -> None:
+    metrics = Metrics()
+    with reopened(settings, log) as living:
+        living.ensure_pchannels(2)
+        completing = BroadcastRetrier(living)
+        completing.export(metrics)
+        assert b"millrace_coord_broadcasts_open 0.0" in metrics.render()
+        assert b"millrace_coord_broadcast_oldest_seconds 0.0" in metrics.render()
+        with reopened(settings, log) as mortal:
+            log.die_after = log.appends
+            with pytest.raises(Killed):
+                mortal.create_collection("users", SCHEMA, vchannels=3)
+        assert b"millrace_coord_broadcasts_open 1.0" in metrics.render()
+        log.die_after = None
+        completing.run_once()
+        assert b"millrace_coord_broadcasts_open 0.0" in metrics.render()
 
 
 def test_what_was_kept_a_moment_ago_is_left_to_who_kept_it(settings: Settings, log: ChainLog) -> None:

@@ -31,7 +31,7 @@ class BroadcastRetrier(PeriodicTask):
 
         def oldest() -> float:
             ages = [time.time() - each.at for each in self._coordinator.open_broadcasts() if each.at]
-            return max(0.0, *ages) if ages else 0.0
+            return max([0.0, *ages])  # a clock that was put back gives no age
 
         metrics.coord_broadcasts_open.set_function(lambda: float(len(self._coordinator.open_broadcasts())))
         metrics.coord_broadcast_oldest_seconds.set_function(oldest)

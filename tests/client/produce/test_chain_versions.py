@@ -19,7 +19,7 @@ def test_where_a_term_runs_an_older_chain_upserts_are_transactions_until_a_newer
     rig = Rig(tmp_path)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("millrace.coord.coordinator.CHAIN_VERSION", 3)
+            patch.setattr("millrace.coord.coordinator._chain_version", lambda settings: 3)
             rig.coordinator.open_term("dml_0")
         before = rig.host.tick("dml_0")
         with rig.producer() as producer:

@@ -20,6 +20,7 @@ from millrace.runtime.launch.folder import RunFolder
 from tests.coord.filled_catalog import fill_catalog
 from tests.observe.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
+from tests.waiting import until
 
 PAGES = (
     "",
@@ -250,7 +251,7 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     for path in ("secret.json", "link.html", "validations", "..%2Foutside.html", "%2Fetc%2Fpasswd", "a%00b.html"):
         assert site.fault(f"data-docs/{path}") == (404, "NOT_FOUND"), path
-    assert 'href="/millrace/data-docs/index.html"' in site.page("quality")
+    until(lambda: 'href="/millrace/data-docs/index.html"' in site.page("quality"), "the page looks now and then")
 
 
 def test_a_report_is_told_in_words_and_units_and_found_by_its_run(site: Site, world: World) -> None:

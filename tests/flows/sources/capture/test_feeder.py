@@ -201,6 +201,7 @@ def test_a_loss_offers_a_new_snapshot_which_replaces_the_rows_once_it_is_asked_f
         assert offered.startswith("CAPTURE_LOST: ")
         assert "run `millrace flows snapshot spool`" in offered
         assert fed.ids() == [1]
+        until(lambda: len(script.starts) == 2, "it tries again where it was", seconds=10)
         script.frames = [batch(change(2), DONE)]
         feeder.ask_for_snapshot(fed.folder)
         script.close()
