@@ -153,6 +153,7 @@ def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a
                 server.shutdown()
         assert sorted(client.collection("c").read()["id"].to_pylist()) == list(range(80_000))
     assert all(_tasks_run_in(folder) for folder in spark.folders)
+    assert not Path("tasks").exists(), "the planner has the data folder of its driver"
 
 
 def _send(client: Database, ids: range) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +110,14 @@ def test_properties_that_would_change_rows_or_show_secrets_are_refused(
 def test_a_file_that_is_not_there_is_named(settings: Settings) -> None:
     with pytest.raises(InvalidSettings, match=r"/nowhere\.conf cannot be read"):
         user_properties(replace(settings, spark_properties="/nowhere.conf"))
+
+
+def test_executors_have_folders_of_their_own_and_the_driver_s_workers_have_the_driver_s(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = pickle.dumps(settings)
+    assert pickle.loads(sent) == settings
+    monkeypatch.setenv("MILLRACE_TASK_FOLDER", str(tmp_path / "tasks"))
+    assert pickle.loads(sent).data_dir.parent == tmp_path / "tasks"
+    monkeypatch.setenv("MILLRACE_TASK_DRIVER", "1")
+    assert pickle.loads(sent) == settings

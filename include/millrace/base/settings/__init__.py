@@ -35,6 +35,7 @@ RESERVED: Final = frozenset(
         "MILLRACE_FLOW_FOLDER",
         "MILLRACE_RUN_FOLDER",
         "MILLRACE_TASK_FOLDER",
+        "MILLRACE_TASK_DRIVER",
         "MILLRACE_INSTALLATION",
         "MILLRACE_METRICS_TOKEN",
         "MILLRACE_PIPELINES",
@@ -577,10 +578,14 @@ TASK_FOLDER: Final = "MILLRACE_TASK_FOLDER"
 """Set on executors that do not share the driver's data folder: where their tasks have one."""
 
 
+TASK_DRIVER: Final = "MILLRACE_TASK_DRIVER"
+"""Set in the driver of such executors, whose own Python workers plan: they have its data folder."""
+
+
 def _of_task(version: str, values: dict[str, Any]) -> Settings:
     """Restore pickled settings: with the driver's data folder, or a folder of this process where that is not shared."""
     folder = os.environ.get(TASK_FOLDER)
-    if not folder:
+    if not folder or os.environ.get(TASK_DRIVER):
         return Settings(**values)
     if version != VERSION:
         raise UnsupportedVersion(

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from millrace.base.files import make_folder, replace_file
 from millrace.base.package import ROOT
-from millrace.base.settings import TASK_FOLDER, Settings
+from millrace.base.settings import TASK_DRIVER, TASK_FOLDER, Settings
 from millrace.runtime.java import find_java
 from millrace.runtime.spark.jars import session_jars
 from millrace.runtime.spark.masters import master_properties, user_properties
@@ -130,6 +130,8 @@ def session(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYSPARK_PYTHON"] = _make_python(settings)
     os.environ["PYTHONPATH"] = _python_path()
+    if settings.spark_environment:
+        os.environ[TASK_DRIVER] = "1"  # Spark gives the executors' variables to the driver's Python workers too
     builder = SparkSession.builder.appName(app_name)
     for key, value in {**spark_configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
         builder = builder.config(key, value)
