@@ -47,12 +47,6 @@ capabilities: {drop: [ALL]}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
-{{- end }}
-{{- /* A pod of the cluster listens at its own address, which others are told. */}}
-{{- define "millrace.member" -}}
-- name: MILLRACE_LOG_HOST
-  valueFrom: {fieldRef: {fieldPath: status.podIP}}
-{{ include "millrace.store" . | trim }}
 {{- with .Values.store.tls }}
 - name: MILLRACE_LOG_TLS_CERT
   value: /etc/millrace-tls/tls.crt
@@ -61,6 +55,12 @@ capabilities: {drop: [ALL]}
 - name: MILLRACE_LOG_TLS_NAME
   value: {{ .name | quote }}
 {{- end }}
+{{- end }}
+{{- /* A pod of the cluster listens at its own address, which others are told. */}}
+{{- define "millrace.member" -}}
+- name: MILLRACE_LOG_HOST
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{ include "millrace.store" . | trim }}
 {{- end }}
 {{- define "millrace.secret" -}}
 {{- with .Values.store.secret }}
