@@ -147,11 +147,11 @@ def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a
             time.sleep(PARTITION_SECONDS)
             away[1].join()
             _wait_until_flushed(spark.settings, _send(client, range(60_000, 80_000)), launcher)
+            assert sorted(client.collection("c").read()["id"].to_pylist()) == list(range(80_000))
         finally:
             launcher.stop("node")
             with RemoteLogService.connect(spark.settings.log_path, start=False) as server:
                 server.shutdown()
-        assert sorted(client.collection("c").read()["id"].to_pylist()) == list(range(80_000))
     assert all(_tasks_run_in(folder) for folder in spark.folders)
     assert not Path("tasks").exists(), "the planner has the data folder of its driver"
 
