@@ -367,7 +367,7 @@ def test_requests_of_a_commit_and_of_a_look_are_few(faulty: str, faults: Faults)
     faults.requests.clear()
     opened = table_at(faulty)
     assert (opened.version, len(opened.live_files()), opened.app_version("a")) == (2, 2, 1)
-    assert faults.requests == {"GET": 1}, "a listing: the entries are in the cache"
+    assert faults.requests == {"LIST": 1}, "the entries are in the cache"
 
 
 def test_entries_of_a_log_are_removed_only_once_they_are_old(box: str, monkeypatch: pytest.MonkeyPatch) -> None:

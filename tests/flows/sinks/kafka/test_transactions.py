@@ -9,13 +9,15 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -100,6 +102,32 @@ def test_a_former_owner_is_fenced_and_other_lanes_go_on(topic: str) -> None:
     for each in (former, owner):
         each.close()
     assert found(topic) == Counter([*range(25), *range(100, 120)])
+
+
+class LostErrors:
+    """A client whose calls lose the exception that they raise, as confluent_kafka's do now and then."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def flush(self, seconds: float) -> int:
+        with suppress(KafkaException, SystemError):
+            self._producer.flush(seconds)
+        raise SystemError("returned NULL without setting an exception")
+
+
+def test_a_former_owner_is_fenced_where_the_client_loses_its_error(topic: str) -> None:
+    former, owner = sink(topic), sink(topic)
+    former.write(lane(0, 10))
+    owner.write(lane(10, 20))
+    former._lanes["in-0"].producer = LostErrors(former._lanes["in-0"].producer)  # type: ignore[assignment]
+    with pytest.raises(SinkBusy, match="taken it over"):
+        former.write(lane(10, 15))
+    for each in (former, owner):
+        each.close()
 
 
 def test_messages_that_are_too_large_fail_again_when_their_range_is_repeated(topic: str) -> None:

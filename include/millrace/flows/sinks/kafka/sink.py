@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -208,11 +207,11 @@ class KafkaSink:
             # The next attempt takes the lane over, and reads how far it is.
             lane = self._lanes.pop(batch.lane, None)
             if lane is not None:
-                with suppress(KafkaException, RuntimeError):
-                    lane.abort()
-                lane.close()
+                said = lane.abandon()
                 if isinstance(error, KafkaException):
                     raise lane.whole(error.args[0]) from None
+                if isinstance(error, SystemError) and said is not None:
+                    raise lane.whole(said) from None
             raise
 
     def _lane(self, batch: Batch) -> Transactions:
@@ -395,14 +394,12 @@ class KafkaSink:
 
 
 def _flush(producer: Producer) -> int:
-    """Wait for the answers to all messages. Return the number of those that got none. Raises KafkaException."""
-    try:
-        return int(producer.flush(SECONDS + 5))
-    except SystemError as error:
-        # After a fatal error the client goes on to report deliveries with its exception set, which no call survives.
-        if isinstance(error.__cause__, KafkaException):
-            raise error.__cause__ from None
-        raise
+    """Wait for the answers to all messages. Return the number of those that got none.
+
+    Raises KafkaException; after a fatal error SystemError too, since the client goes on to report deliveries with its
+    exception set.
+    """
+    return int(producer.flush(SECONDS + 5))
 
 
 class _Answers:

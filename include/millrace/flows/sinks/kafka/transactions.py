@@ -109,10 +109,18 @@ class Transactions:
         self.producer.commit_transaction(SECONDS)
         self.position, self.failures = position, dict(failures)
 
-    def abort(self) -> None:
-        """Take back what was produced."""
-        self.producer.purge()
-        self.producer.abort_transaction(SECONDS)
+    def abandon(self) -> KafkaError | None:
+        """Take back what was produced, and close. Return the error that ended the client for good, if there was one."""
+        fatal = None
+        try:
+            self.producer.purge()
+            self.producer.abort_transaction(SECONDS)
+        except KafkaException as error:
+            fatal = error.args[0] if error.args[0].fatal() else None
+        except (RuntimeError, SystemError):
+            pass
+        self.close()
+        return fatal
 
     def whole(self, error: KafkaError) -> SinkBusy | SinkRefused:
         """Return `error` as a fault of the sink."""
@@ -124,7 +132,7 @@ class Transactions:
     def close(self) -> None:
         """Leave an open transaction to the next owner. Idempotent."""
         self.producer.purge()
-        with suppress(KafkaException, RuntimeError):
+        with suppress(KafkaException, RuntimeError, SystemError):
             self.producer.flush(1.0)
         with suppress(KafkaException, RuntimeError):
             self._group.close()
