@@ -24,7 +24,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.database import Database, connect
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message import builders
 from millrace.message.ids import COORDINATOR_ID, pchannel_of
 from millrace.message.model import MutableMessage

@@ -17,7 +17,7 @@ from millrace.access.token_file import TokenFile
 from millrace.base.data_folder import prepare_data_folder
 from millrace.base.files import replace_file, replace_json
 from millrace.client.consume.positions import FilePositions
-from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.coord.catalog.database import CoordinatorDb
 from millrace.log.generations.generation_file import GenerationFile
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.meta.sql import SqlStore

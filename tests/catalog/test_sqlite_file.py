@@ -12,7 +12,7 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path, collection_names, read_collections
 from millrace.coord.broadcast.task import collection_keys
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.observe.health import read_health_inputs
 from tests.coord.catalog_rig import add_collection, finish

@@ -16,10 +16,10 @@ from millrace.client.database import connect
 from millrace.client.produce.files.formats import CsvOptions, InputFormat
 from millrace.client.produce.files.reader import read_batches
 from millrace.commands.parts.collection_schema import make_schema, parse_field
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.cli.deployment import Deployment
-from tests.coord.filled_catalog import fill_catalog
+from tests.coord.catalog.filled import fill_catalog
 
 
 def test_a_collection_lives_from_create_to_drop(shared: Deployment) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.coord.broadcast.task import BroadcastTask
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.ddl_callbacks import DdlCallbacks, ddl_draft
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.ddl.callbacks import DdlCallbacks, ddl_draft
 from millrace.message.schema import CollectionSchema
 
 

@@ -29,15 +29,16 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.catalog.calls import RemoteCatalog, dispatch
 from millrace.catalog.sqlite_file import catalog_path, read_aliases, read_collection
-from millrace.coord import catalog_store, shared_catalog
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog import shared as shared_catalog
+from millrace.coord.catalog import store as catalog_store
+from millrace.coord.catalog.database import CoordinatorDb
+from millrace.coord.catalog.shared import SharedCatalog
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.coordinator_db import CoordinatorDb
-from millrace.coord.shared_catalog import SharedCatalog
 from millrace.coord.store_factory import CATALOG_GUARD_KEY
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.coord.ddl.rig import SCHEMA, ChainLog
 from tests.coord.faulty_store import FaultyStore
 
 ADMIN = Caller(Principal.admin("ops"))

@@ -22,10 +22,10 @@ from millrace.coord.cluster_level import (
     require_level,
     upgrade_status,
 )
-from millrace.coord.live_settings import SettingsCopy
+from millrace.coord.machine.settings import SettingsCopy
+from millrace.coord.machine.tables_place import change_place
 from millrace.coord.session import LEVELS_PREFIX, NODE_PREFIX, NodeInfo, Session
 from millrace.coord.store_factory import open_cluster_store
-from millrace.coord.tables_place import change_place
 from millrace.meta.store import MetaStore, Put
 
 

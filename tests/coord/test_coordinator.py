@@ -16,15 +16,15 @@ from millrace.base.errors import AppendRejected, CollectionExists, CollectionNot
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
-from millrace.coord.broadcast_retrier import BroadcastRetrier
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.broadcast.retrier import BroadcastRetrier
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.coordinator import Coordinator
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
 from millrace.wal.chain import CHAIN_VERSION
-from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
+from tests.coord.ddl.rig import SCHEMA, ChainLog, Killed
 
 
 @pytest.fixture

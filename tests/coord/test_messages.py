@@ -44,7 +44,7 @@ from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.rpc.outcome import AppendResult
 from millrace.wal.reasons import Reason
-from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.coord.ddl.rig import SCHEMA, ChainLog
 from tests.coord.test_aliases import Connection
 from tests.coord.test_messages_property import messages_for
 from tests.failpoints import at_failpoints

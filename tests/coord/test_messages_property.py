@@ -27,7 +27,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.model import MutableMessage
 from millrace.wal.reasons import Reason
-from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
+from tests.coord.ddl.rig import SCHEMA, ChainLog, Killed
 from tests.failpoints import at_failpoints
 
 KIND = "noted"

@@ -17,12 +17,12 @@ from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import AppendRejected, CollectionExists, InvalidArgument, LogUnavailable, ProducerFenced
 from millrace.base.settings import Settings
 from millrace.catalog.calls import RemoteCatalog, dispatch
-from millrace.coord import catalog_store
+from millrace.coord.catalog import store as catalog_store
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.rpc.calls import CATALOG_PREFIX, SERVER_CALLS, Repeat, server_calls
-from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.coord.ddl.rig import SCHEMA, ChainLog
 from tests.failpoints import at_failpoints
 
 CATALOG_CALLS = [call.name.removeprefix(CATALOG_PREFIX) for call in server_calls(CATALOG_PREFIX)]

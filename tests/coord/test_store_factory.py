@@ -10,10 +10,10 @@ import pytest
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidSettings, LeaseNotFound, LogBusy
 from millrace.base.settings import Settings
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.shared import open_shared_catalog
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.clock import SystemClock
 from millrace.coord.session import INGEST, NODE_PREFIX, ROLES, NodeInfo
-from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.coord.store_factory import (
     SWITCH_KEY,
     exclude_append_nodes,

@@ -16,7 +16,7 @@ from millrace.client.append_client import AppendClient
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from tests.coord.ddl_rig import ConnectionAppender
+from tests.coord.ddl.rig import ConnectionAppender
 
 
 def main() -> None:

@@ -19,12 +19,12 @@ import pytest
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.catalog_sync import chain_definitions, reconcile
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.catalog.sync import chain_definitions, reconcile
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.coord.ddl.rig import SCHEMA, ChainLog
 from tests.failpoints import at_failpoints
 
 PATIENCE = 20.0

@@ -19,10 +19,10 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
 from millrace.coord.broadcast.task import TaskState
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
-from tests.coord.ddl_rig import SCHEMA, ConnectionAppender
+from tests.coord.ddl.rig import SCHEMA, ConnectionAppender
 
 TURNS = 3
 

@@ -17,7 +17,7 @@ from millrace.base.errors import UnsupportedVersion
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import FORMAT_VERSION, read_collections
 from millrace.client.produce.files import journal
-from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.coord.catalog.database import CoordinatorDb
 from millrace.flows.spark_host import incarnations
 from millrace.operations.backfill import staging_folder
 from millrace.operations.restore import records

@@ -26,7 +26,7 @@ from millrace.base.settings import Settings
 from millrace.client.consume.positions import FilePositions
 from millrace.client.spool.queue import Spool
 from millrace.commands.verify import check_channels, check_collections
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.log.generations.generation_file import GenerationFile
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings

@@ -15,7 +15,7 @@ from millrace.access.token_file import TokenFile
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.ids import LogId, compose_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.publish.definition import NAME

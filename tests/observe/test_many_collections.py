@@ -16,7 +16,7 @@ from millrace.catalog import sqlite_file
 from millrace.catalog.collection import CollectionQuery
 from millrace.catalog.sqlite_file import catalog_path, read_names, read_page
 from millrace.commands.status import worst_pchannels
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.observe import log_probe, maintenance, table_cache
@@ -29,7 +29,7 @@ from millrace.observe.observer import Observer
 from millrace.tables.wal.table import WalTotals
 from millrace.wal.definitions import OpenFigures
 from millrace.wal.state import ChannelState
-from tests.coord.filled_catalog import fill_catalog
+from tests.coord.catalog.filled import fill_catalog
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 MANY = 600

@@ -17,8 +17,8 @@ import pyarrow as pa
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
+from millrace.coord.catalog.shared import SharedCatalog
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.shared_catalog import SharedCatalog
 from millrace.coord.switch_log import LogSwitch
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders

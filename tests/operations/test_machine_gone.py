@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from millrace.coord.shared_catalog import SharedCatalog
+from millrace.coord.catalog.shared import SharedCatalog
 from millrace.meta.sql import SqlStore
 from millrace.node.publish.definition import publish
 from millrace.operations.published_verification import verify_published

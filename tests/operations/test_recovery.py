@@ -28,7 +28,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import catalog_path, read_collections
 from millrace.client.database import Database, connect
 from millrace.commands.parts.command_line import EXIT_VERIFICATION_FAILED
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message import builders
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from pydantic import Field
 
 from millrace.base.errors import InvalidArgument
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.operation import OperationParams
 from millrace.operations.restore.declaration import RestoreParams

@@ -21,7 +21,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
 from millrace.coord.control import read_control_state

@@ -27,8 +27,8 @@ from millrace.coord.broadcast.task import (
     collection_keys,
     normalize_keys,
 )
+from millrace.coord.catalog.database import CoordinatorDb
 from millrace.coord.channels.record import Owner
-from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.coord.leadership import Leadership
 from millrace.coord.role_manager import HeldRole, RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session

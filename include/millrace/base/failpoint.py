@@ -51,7 +51,7 @@ Names, and the state at each:
 - ``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.broadcast.broadcaster): nothing is
   stored; the broadcast is stored; a message is appended but not acknowledged; all are acknowledged and the catalog is
   unchanged. ``ddl.called``: the callback of a broadcast of messages has run, and the broadcast is open.
-- ``catalog.shared`` (millrace.coord.shared_catalog): a change is in the meta store, but not in the coordinator's file.
+- ``catalog.shared`` (millrace.coord.catalog.shared): a change is in the meta store, but not in the coordinator's file.
 - ``keyed.written``, ``keyed.committed``: a shard's files of a keyed stream's batch are on disk; the batch is committed.
 - ``into.operated``, ``into.answered``: a stream's operator has committed and no sink has its output; one sink has it,
   the late rows' sink does not.

@@ -91,7 +91,7 @@ def parse_name(name: str) -> None:
 
 def _change(settings: Settings, *, put: Mapping[str, str] | None = None, remove: Sequence[str] = ()) -> Settings:
     from millrace.coord.balancer.policies import policy_of
-    from millrace.coord.live_settings import change_settings
+    from millrace.coord.machine.settings import change_settings
     from millrace.node.append.flow_monitor import limits_of
 
     def check(found: Settings) -> None:

@@ -78,7 +78,7 @@ def pchannels(
     Example: `millrace log pchannels --count 16`
     """
     from millrace.client.database import connect
-    from millrace.coord.catalog_store import CatalogStore
+    from millrace.coord.catalog.store import CatalogStore
 
     settings = context.settings
     if count is not None:

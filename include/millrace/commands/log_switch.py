@@ -94,8 +94,8 @@ def _offline(settings: Settings) -> Iterator[LogSwitch]:
     """Yield a switch that works in this process alone. Raises LogBusy if the log's server runs."""
     from millrace.base.file_lock import exclusive_lock
     from millrace.coord.append_port import SingleEntryAppender
+    from millrace.coord.catalog.shared import open_shared_catalog
     from millrace.coord.coordinator import Coordinator
-    from millrace.coord.shared_catalog import open_shared_catalog
     from millrace.coord.switch_log import LogSwitch
     from millrace.log.generations.service import open_deployment_log
     from millrace.log.generations.shared_list import shared_list

@@ -65,7 +65,7 @@ def add(
     """
     from millrace.access.grants import EVERYTHING, Grant
     from millrace.base.data_folder import prepare_data_folder
-    from millrace.coord.shared_tokens import open_tokens
+    from millrace.coord.machine.tokens import open_tokens
 
     settings = context.settings
     grants = [Grant(each, tuple(on or (EVERYTHING,))) for each in dict.fromkeys(role)]
@@ -82,7 +82,7 @@ def list_(context: JsonContext) -> None:
 
     Example: `millrace tokens list`
     """
-    from millrace.coord.shared_tokens import open_tokens
+    from millrace.coord.machine.tokens import open_tokens
 
     with open_tokens(context.settings) as tokens:
         rows = [_facts(each) for each in tokens.tokens()]
@@ -96,7 +96,7 @@ def revoke(context: JsonContext, name: TokenName) -> None:
 
     Example: `millrace tokens revoke shop-7`
     """
-    from millrace.coord.shared_tokens import open_tokens
+    from millrace.coord.machine.tokens import open_tokens
 
     with open_tokens(context.settings) as tokens:
         gone = _facts(tokens.revoke(name))

@@ -23,7 +23,7 @@ from millrace.commands.parts.command_line import (
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.coord.catalog_sync import GetDefinitions
+    from millrace.coord.catalog.sync import GetDefinitions
     from millrace.log.protocol import LogService
     from millrace.wal.state import ChannelState
 

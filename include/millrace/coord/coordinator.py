@@ -1,13 +1,13 @@
 """The streaming coordinator: terms of PChannels, collections, and DDL as persisted, idempotent broadcasts.
 
 This module plans DDL from the catalog and from the chain's state of the collection. The broadcaster
-(millrace.coord.broadcast.broadcaster) does the rest, with the messages of millrace.coord.ddl and the effects of
-millrace.coord.ddl_callbacks. A broadcast is stored only if its messages can be built and every VChannel can take
+(millrace.coord.broadcast.broadcaster) does the rest, with the messages of millrace.coord.ddl.kinds and the effects of
+millrace.coord.ddl.callbacks. A broadcast is stored only if its messages can be built and every VChannel can take
 them. If a coordinator crashes after that, :meth:`Coordinator.resume` completes the broadcast. A broadcast that cannot
 be completed is abandoned with its reason, so that it does not block others.
 
 The chain's state is the truth. Before DDL of a collection, the catalog is synchronised with it
-(millrace.coord.catalog_sync).
+(millrace.coord.catalog.sync).
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ from millrace.coord.broadcast.messages import (
     without_wal,
 )
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.catalog_sync import (
+from millrace.coord.catalog.database import SharedStore
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.catalog.sync import (
     ChainDefinitions,
     Difference,
     chain_definitions,
@@ -74,11 +75,10 @@ from millrace.coord.catalog_sync import (
 )
 from millrace.coord.cluster_file import is_cluster
 from millrace.coord.concurrency import RunAll, run_sequentially
-from millrace.coord.coordinator_db import SharedStore
-from millrace.coord.ddl import DdlKind, effect_status
-from millrace.coord.ddl_callbacks import DdlCallbacks, ddl_draft
-from millrace.coord.ddl_dispatcher import DdlDispatcher
-from millrace.coord.placement import place_collection
+from millrace.coord.ddl.callbacks import DdlCallbacks, ddl_draft
+from millrace.coord.ddl.dispatcher import DdlDispatcher
+from millrace.coord.ddl.kinds import DdlKind, effect_status
+from millrace.coord.ddl.placement import place_collection
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.ids import collection_id_of
@@ -482,7 +482,7 @@ class Coordinator(Closeable):
                 _log.warning("cannot compare %r with the chain: %s: %s", collection.name, error.code, error)
 
     def differences(self) -> list[Difference]:
-        """Return the current differences between catalog and chain (millrace.coord.catalog_sync)."""
+        """Return the current differences between catalog and chain (millrace.coord.catalog.sync)."""
         return differences(self._store, [each.name for each in self._store.pchannels()], self._append.definitions)
 
     def _link_by_name(self, collection: CollectionInfo) -> None:

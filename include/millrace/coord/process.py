@@ -23,7 +23,7 @@ from millrace.coord.clock import Clock
 from millrace.coord.cluster_level import cluster_level
 from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
-from millrace.coord.machine_copies import following
+from millrace.coord.machine.copies import following
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import moving_roles
 from millrace.message.ids import pchannel_of

@@ -23,7 +23,7 @@ from millrace.rpc.wire import TOKEN_VARIABLE
 
 TOKEN_FILE: Final = "cluster.token"
 CATALOG_PREFIX: Final = "catalog/"
-"""Prefix of the catalog's keys in the meta store (millrace.coord.shared_catalog)."""
+"""Prefix of the catalog's keys in the meta store (millrace.coord.catalog.shared)."""
 CATALOG_GUARD_KEY: Final = "catalog/guard"
 SWITCH_KEY: Final = "control/switch"
 """Key that exists, under a lease, while the log is being switched."""

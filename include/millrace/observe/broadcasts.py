@@ -11,7 +11,7 @@ from typing import Final
 from millrace.base.settings import Settings
 from millrace.coord.broadcast.sqlite_ledger import NamedBroadcast
 from millrace.coord.broadcast.task import OPEN_STATES, TaskState
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.ids import pchannel_of
 from millrace.observe.models import BaseView, Int64String
 

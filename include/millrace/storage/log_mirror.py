@@ -6,9 +6,9 @@ processes of this user share (:class:`ObjectCache`); what it lacks is one reques
 looking for news is one request, and a commit is the conditional put of the entry that delta-rs wrote into the folder.
 
 News of commits travel by a file that each process of this machine replaces after a commit (:func:`announce`), and to
-other machines of a cluster by the meta store (millrace.coord.table_news). A poller (:meth:`LogMirror.has_news`) asks
-the store only if such a file changed, or after a pause that grows with the time since the last news, up to
-IDLE_SECONDS: so it finds commits of machines that are not heard.
+other machines of a cluster by the meta store (millrace.coord.machine.table_news). A poller
+(:meth:`LogMirror.has_news`) asks the store only if such a file changed, or after a pause that grows with the time since
+the last news, up to IDLE_SECONDS: so it finds commits of machines that are not heard.
 
 A log on an object store keeps each entry for the store's ``log_seconds``. So a version that was the newest a moment ago
 is still in the log, and its successor, if there is one, too: that is checked by a request only after SEEN_SECONDS.
@@ -270,7 +270,7 @@ def _has_gaps(found: Sequence[ListedObject]) -> bool:
 
 
 def announce(uri: str) -> None:
-    """Tell the processes of this machine, and by millrace.coord.table_news others, of a new version of the table."""
+    """Tell the processes of this machine of a new version of the table, and others by millrace.coord.machine."""
     _tell(cache_folder() / _NEWS, uri)
 
 

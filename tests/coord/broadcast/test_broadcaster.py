@@ -13,8 +13,8 @@ from millrace.coord.broadcast.broadcaster import MAX_PLAN_ATTEMPTS, Broadcaster,
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry, StalePlan
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskState, collection_keys
+from millrace.coord.catalog.database import CoordinatorDb
 from millrace.coord.concurrency import ThreadRunner
-from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.wal.reasons import Reason
 from tests.failpoints import at_failpoints
 

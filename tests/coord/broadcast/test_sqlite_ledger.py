@@ -20,7 +20,7 @@ from millrace.coord.broadcast.task import (
     collection_keys,
     normalize_keys,
 )
-from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.coord.catalog.database import CoordinatorDb
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.consume.positions import FilePositions
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.message.ids import compose_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.store import MetaStore
 from millrace.operations.quality.data_docs import docs_uri
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RunFolder
-from tests.coord.filled_catalog import fill_catalog
+from tests.coord.catalog.filled import fill_catalog
 from tests.observe.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
 from tests.waiting import until

@@ -2,7 +2,7 @@
 
 They are in one file of the data folder, which every process of the machine looks at before it uses a setting
 (:class:`LiveSettings`). In a cluster, the meta store has the truth, and nodes and coordinators copy it into the file of
-their machine (millrace.coord.live_settings). Only the settings that are declared as live may be in it: their users
+their machine (millrace.coord.machine.settings). Only the settings that are declared as live may be in it: their users
 ask for the value each time. Values are text, as in the environment.
 """
 

@@ -2,7 +2,7 @@
 
 Without the file ``coord/tables.json`` of the data folder, the setting `tables` says it. With it, the file decides, and
 the setting may name any of the places that it lists. In a cluster, the meta store has the truth, and nodes and
-coordinators copy it into the file of their machine (millrace.coord.tables_place).
+coordinators copy it into the file of their machine (millrace.coord.machine.tables_place).
 
 Writers read the place once, when they start (:meth:`millrace.base.settings.Settings.load`). A table that was moved
 accepts no commit, so a writer that has an earlier place fails with TablesMoved, and continues in the new place when it

@@ -15,7 +15,7 @@ from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import BroadcastRefused, CallbackFailed, InvalidArgument, MillraceError
 from millrace.catalog.broadcast import MESSAGE_KIND, check_kind_name, message_from_json
 from millrace.coord.broadcast.task import MESSAGES, BroadcastTask
-from millrace.coord.ddl import DDL_KINDS
+from millrace.coord.ddl.kinds import DDL_KINDS
 from millrace.message.model import MutableMessage
 
 GROUP: Final = "millrace.broadcast_kinds"

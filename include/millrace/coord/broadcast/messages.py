@@ -3,8 +3,8 @@
 All or nothing: a broadcast is stored only if the chain would accept every message now, its resource keys keep DDL and
 other broadcasts from its VChannels, and once one VChannel has its message, the task stays open until all have theirs.
 
-A message is numbered as DDL is (millrace.coord.ddl): the task's id is its epoch. Its barrier tick says when the task
-was planned, so a chain that may have forgotten the number refuses it, and the WAL tells whether it is there.
+A message is numbered as DDL is (millrace.coord.ddl.kinds): the task's id is its epoch. Its barrier tick says when the
+task was planned, so a chain that may have forgotten the number refuses it, and the WAL tells whether it is there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from millrace.coord.broadcast.task import (
     ResourceKey,
     normalize_keys,
 )
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.ddl_dispatcher import append_in_term
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.ddl.dispatcher import append_in_term
 from millrace.message.ids import COORDINATOR_ID, pchannel_of
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType

@@ -21,7 +21,7 @@ from millrace.coord.broadcast.task import (
     collection_keys,
     keys_conflict,
 )
-from millrace.coord.coordinator_db import CoordinatorDb, repeated
+from millrace.coord.catalog.database import CoordinatorDb, repeated
 from millrace.message.ids import pchannel_of
 
 MAX_CLOSED: Final = 1_000

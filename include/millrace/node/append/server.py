@@ -43,10 +43,10 @@ from millrace.catalog.sqlite_file import pchannel_names
 from millrace.client.consume.positions import PositionStore
 from millrace.client.local_tables import applied_messages
 from millrace.coord.append_port import SingleEntryAppender
-from millrace.coord.broadcast_retrier import BroadcastRetrier
+from millrace.coord.broadcast.retrier import BroadcastRetrier
+from millrace.coord.catalog.database import SharedStore
 from millrace.coord.concurrency import ThreadRunner
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.coordinator_db import SharedStore
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
 from millrace.message.wire.decode import declared_rows

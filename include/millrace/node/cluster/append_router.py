@@ -31,11 +31,11 @@ from millrace.catalog.sqlite_file import pchannel_names
 from millrace.client.append_client import AppendClient
 from millrace.client.produce.lane import deliver_single
 from millrace.coord.assignment_source import CoalescedAssignmentSource, MetaStoreAssignmentSource
+from millrace.coord.catalog.shared import open_shared_catalog
 from millrace.coord.clock import SystemClock
 from millrace.coord.consumer_positions import open_positions
-from millrace.coord.machine_copies import following
+from millrace.coord.machine.copies import following
 from millrace.coord.session import APPEND, NODE_PREFIX, NodeInfo
-from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.coord.store_factory import cluster_token, open_cluster_store, require_cluster
 from millrace.log.protocol import LogService
 from millrace.meta.factory import ClosableMetaStore

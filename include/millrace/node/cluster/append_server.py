@@ -35,8 +35,8 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import pchannel_names
 from millrace.coord.append_port import SingleEntryAppender
+from millrace.coord.catalog.shared import open_shared_catalog
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.coord.store_factory import cluster_token
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.generations.shared_list import shared_list

@@ -20,7 +20,7 @@ from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
 from millrace.coord.cluster_level import cluster_level
 from millrace.coord.concurrency import ThreadRunner
-from millrace.coord.machine_copies import following
+from millrace.coord.machine.copies import following
 from millrace.coord.orders import ASSIGN, STATUS
 from millrace.coord.role_manager import RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millrace.coord.catalog.shared import open_shared_catalog
 from millrace.coord.consumer_positions import open_positions
-from millrace.coord.machine_copies import following
-from millrace.coord.shared_catalog import open_shared_catalog
+from millrace.coord.machine.copies import following
 from millrace.log.protocol import LogService
 from millrace.node.append import server
 

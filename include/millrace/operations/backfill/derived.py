@@ -185,7 +185,7 @@ def derived_names(settings: Settings) -> list[str]:
 
 def source_collection(settings: Settings, table: DerivedTable) -> CollectionInfo:
     """Return the source collection of `table`. Raises CollectionNotFound."""
-    from millrace.coord.catalog_store import CatalogStore
+    from millrace.coord.catalog.store import CatalogStore
 
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:

@@ -22,9 +22,9 @@ from millrace.base.errors import LogBusy
 from millrace.base.log_backends import is_in_data_folder
 from millrace.base.settings import Settings
 from millrace.client.consume.positions import FilePositions, reset_file_id
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.database import detach_from_shared
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.consumer_positions import read_group_positions
-from millrace.coord.coordinator_db import detach_from_shared
 from millrace.log.generations.generation_file import FILE, GenerationFile, Generations, span_of
 from millrace.log.generations.log import backend_position
 from millrace.log.protocol import LogService

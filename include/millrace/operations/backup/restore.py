@@ -31,7 +31,7 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, sync
 from millrace.base.log_backends import backend_of
 from millrace.base.settings import Settings, non_default_settings
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.store_factory import require_unused_store
 from millrace.flows.sinks.collection.lane import LANES
 from millrace.log.generations.generation_file import FILE, GenerationFile, Generations, same_log

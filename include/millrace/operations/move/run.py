@@ -47,8 +47,8 @@ from millrace.base.settings import Settings
 from millrace.base.settings.place import TablesPlace, read_place
 from millrace.coord.cluster_file import is_cluster
 from millrace.coord.cluster_level import require_level
-from millrace.coord.live_settings import COPY_SECONDS
-from millrace.coord.tables_place import change_place
+from millrace.coord.machine.settings import COPY_SECONDS
+from millrace.coord.machine.tables_place import change_place
 from millrace.flows.sinks.collection.lane import LANES, close_lane
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backup.deployment_id import ensure_deployment_id

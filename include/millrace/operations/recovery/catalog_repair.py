@@ -17,8 +17,9 @@ from millrace.base.errors import RepairImpossible
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import catalog_path
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.catalog_sync import (
+from millrace.coord.catalog.shared import open_shared_catalog
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.catalog.sync import (
     Difference,
     GetDefinitions,
     chain_collections,
@@ -26,7 +27,6 @@ from millrace.coord.catalog_sync import (
     differences,
     reconcile,
 )
-from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.log.protocol import LogService
 from millrace.storage.table import open_table, table_exists
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints

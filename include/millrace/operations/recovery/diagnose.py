@@ -23,7 +23,7 @@ import pyarrow as pa
 from millrace.base.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
 from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
-from millrace.coord.catalog_sync import GetDefinitions
+from millrace.coord.catalog.sync import GetDefinitions
 from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick

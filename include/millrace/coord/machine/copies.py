@@ -11,13 +11,13 @@ from typing import Final
 
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.shared import SharedCatalog
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.clock import SystemClock
-from millrace.coord.live_settings import SettingsCopy
-from millrace.coord.shared_catalog import SharedCatalog
-from millrace.coord.shared_tokens import SharedTokens
+from millrace.coord.machine.settings import SettingsCopy
+from millrace.coord.machine.table_news import TableNews
+from millrace.coord.machine.tokens import SharedTokens
 from millrace.coord.store_factory import open_cluster_store
-from millrace.coord.table_news import TableNews
 from millrace.meta.store import MetaStore
 from millrace.runtime.periodic import PeriodicTask
 

@@ -1,7 +1,7 @@
 """The tokens of a cluster: the meta store has the truth, and each machine's token file is a copy of it.
 
 The entry is the file's content, whole, so a change is one compare-and-set. A machine takes it over within a second
-(millrace.coord.machine_copies).
+(millrace.coord.machine.copies).
 """
 
 from __future__ import annotations

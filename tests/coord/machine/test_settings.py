@@ -23,7 +23,7 @@ from millrace.base.settings.live import (
     write_changed,
 )
 from millrace.coord.clock import SystemClock
-from millrace.coord.live_settings import SETTINGS_KEY, SettingsCopy, change_settings
+from millrace.coord.machine.settings import SETTINGS_KEY, SettingsCopy, change_settings
 from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import Put
 from millrace.node.append.flow_control import Mode

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from millrace.base.errors import CatalogDiverged, MillraceError
 from millrace.catalog.collection import CollectionInfo
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.ddl import same_collection
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.ddl.kinds import same_collection
 from millrace.message.ids import pchannel_of
 from millrace.wal.definitions import PChannelDefinitions, VChannelDefinition, VChannelOutline
 

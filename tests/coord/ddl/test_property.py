@@ -20,7 +20,7 @@ from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
+from tests.coord.ddl.rig import SCHEMA, ChainLog, Killed
 from tests.failpoints import at_failpoints
 
 KINDS = ("create", "drop", "add partition", "drop partition", "add field", "flush")

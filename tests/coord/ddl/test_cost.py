@@ -15,8 +15,8 @@ from millrace.catalog.sqlite_file import catalog_path
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from tests.coord.ddl_rig import SCHEMA, ChainLog
-from tests.coord.filled_catalog import fill_catalog
+from tests.coord.catalog.filled import fill_catalog
+from tests.coord.ddl.rig import SCHEMA, ChainLog
 
 PCHANNELS = 4
 MANY = 3_000

@@ -1,9 +1,9 @@
 """The coordinator's file, `coord.db`: one synced SQLite file.
 
 SQLite provides transactions that survive kill -9 and power loss (`synchronous=FULL`), and serialises the processes of
-one machine. The file holds the catalog (millrace.coord.catalog_store) and the broadcasts
+one machine. The file holds the catalog (millrace.coord.catalog.store) and the broadcasts
 (millrace.coord.broadcast.sqlite_ledger), so that one transaction changes both. In a cluster it is a copy of the meta
-store's catalog (millrace.coord.shared_catalog).
+store's catalog (millrace.coord.catalog.shared).
 """
 
 from __future__ import annotations

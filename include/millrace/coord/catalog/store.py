@@ -37,7 +37,7 @@ from millrace.catalog.sqlite_file import (
     select_row,
 )
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
-from millrace.coord.coordinator_db import CoordinatorDb, SharedStore, repeated
+from millrace.coord.catalog.database import CoordinatorDb, SharedStore, repeated
 from millrace.wal.definitions import VChannelOutline
 
 _YEAR_2026: Final = 1_767_225_600

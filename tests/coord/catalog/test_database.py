@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import CatalogBusy
-from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.coord.catalog.database import CoordinatorDb
 
 
 @contextmanager

@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
-from millrace.coord import shared_catalog
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.coordinator_db import CoordinatorDb
-from millrace.coord.shared_catalog import SharedCatalog
+from millrace.coord.catalog import shared as shared_catalog
+from millrace.coord.catalog.database import CoordinatorDb
+from millrace.coord.catalog.shared import SharedCatalog
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import EventBatch, Listing, Put
+from tests.coord.catalog.filled import fill_catalog
 from tests.coord.catalog_rig import add_collection, effects_on, finish
 from tests.coord.faulty_store import Fault, FaultyStore, Late, done_unheard, down, lost
-from tests.coord.filled_catalog import fill_catalog
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
 TABLES = (
@@ -346,7 +346,7 @@ def test_many_broadcasts_are_forgotten_at_once(tmp_path: Path, meta: FaultyStore
 
 def _draft_of(store: CatalogStore, name: str) -> Any:
     from millrace.catalog.collection import CollectionInfo
-    from millrace.coord.ddl_callbacks import ddl_draft
+    from millrace.coord.ddl.callbacks import ddl_draft
 
     number = store.next_collection_id()
     return ddl_draft(

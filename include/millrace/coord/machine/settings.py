@@ -18,8 +18,8 @@ from millrace.base.files import make_folder
 from millrace.base.settings import Settings
 from millrace.base.settings.live import ChangedSettings, live_settings_path, read_changed, write_changed
 from millrace.coord.clock import SystemClock
+from millrace.coord.machine.tables_place import copy_place
 from millrace.coord.store_factory import open_cluster_store, require_cluster
-from millrace.coord.tables_place import copy_place
 from millrace.meta.store import Entry, MetaStore, Put, RevisionEquals
 from millrace.runtime.periodic import PeriodicTask
 

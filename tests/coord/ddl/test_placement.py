@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.placement import place_vchannels
+from millrace.coord.ddl.placement import place_vchannels
 from millrace.message.ids import pchannel_of
 from millrace.wal.definitions import PChannelDefinitions
-from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
+from tests.coord.ddl.rig import SCHEMA, ChainLog, Killed
 
 COUNTS = st.dictionaries(st.integers(0, 40).map(lambda number: f"dml_{number}"), st.integers(0, 9), min_size=1)
 

@@ -13,7 +13,7 @@ import pytest
 
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.settings import Settings
-from millrace.coord.table_news import LEASE_SECONDS, PREFIX, TOLD, TableNews
+from millrace.coord.machine.table_news import LEASE_SECONDS, PREFIX, TOLD, TableNews
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.storage import log_mirror

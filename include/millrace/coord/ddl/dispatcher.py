@@ -10,8 +10,8 @@ from millrace.base.errors import AppendRejected, EntryTooLarge, InvalidArgument,
 from millrace.catalog.collection import CollectionInfo
 from millrace.coord.append_port import AppendPort
 from millrace.coord.broadcast.task import BroadcastTask
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.ddl import build_message, effect_status
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.ddl.kinds import build_message, effect_status
 from millrace.message.ids import pchannel_of
 from millrace.message.model import MutableMessage
 from millrace.message.wire.encode import encode_entry

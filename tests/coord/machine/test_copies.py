@@ -16,10 +16,10 @@ from millrace.access.token_file import TokenFile
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogBusy
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path, collection_names
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.machine_copies import CatalogCopy, following
-from millrace.coord.shared_catalog import SharedCatalog, open_shared_catalog
-from millrace.coord.shared_tokens import SharedTokens, open_tokens
+from millrace.coord.catalog.shared import SharedCatalog, open_shared_catalog
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.machine.copies import CatalogCopy, following
+from millrace.coord.machine.tokens import SharedTokens, open_tokens
 from millrace.coord.store_factory import CATALOG_GUARD_KEY
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.memory import MemoryStore

@@ -1,7 +1,8 @@
 """Changes where the tables of a deployment lie (millrace.base.settings.place), on every host of it.
 
-As the settings that change while Millrace runs (millrace.coord.live_settings): without a cluster, the file of the data
-folder is changed. In a cluster, the meta store is, and each node and coordinator copies it into its machine's file.
+As the settings that change while Millrace runs (millrace.coord.machine.settings): without a cluster, the file of the
+data folder is changed. In a cluster, the meta store is, and each node and coordinator copies it into the file of its
+machine.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from millrace.base.errors import EntryTooLarge
 from millrace.catalog.collection import CollectionInfo
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry, StalePlan
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
-from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.ddl import DDL_KINDS, DdlKind, build_message
+from millrace.coord.catalog.store import CatalogStore
+from millrace.coord.ddl.kinds import DDL_KINDS, DdlKind, build_message
 from millrace.message.schema import CollectionSchema
 from millrace.message.wire.encode import encode_entry
 

@@ -27,14 +27,14 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.coord.broadcast.sqlite_ledger import MAX_ABANDONED
 from millrace.coord.broadcast.task import TaskState
-from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog.store import CatalogStore
 from millrace.coord.coordinator import Coordinator
 from millrace.message import builders
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
 from tests.coord.catalog_rig import add_collection, finish
-from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.coord.ddl.rig import SCHEMA, ChainLog
 from tests.failpoints import at_failpoints
 
 Q = FieldSpec("q", "string", True)

@@ -1,6 +1,6 @@
 """The catalog of a cluster: the meta store has the truth, and each machine's coordinator file is a copy of it.
 
-If MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.coordinator_db) first brings the
+If MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.catalog.database) first brings the
 copy up to date, by the documents that others have changed, and ends with one commit to the store, which succeeds only
 if no other commit came in between. So the file alone is never the truth: a lost file is recreated, and a crash between
 the two commits leaves a copy that is read anew.
@@ -36,8 +36,8 @@ from millrace.base.errors import (
 )
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.coord.catalog.database import CatalogChanged
 from millrace.coord.clock import SystemClock
-from millrace.coord.coordinator_db import CatalogChanged
 from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX, open_cluster_store
 from millrace.meta.factory import ClosableMetaStore
 from millrace.meta.store import Delete, Entry, Mutation, Put, RevisionEquals
