@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.client.database import connect
-from millrace.commands import old_names
+from millrace.commands.flows import old_names
 from millrace.commands.main import app
 from millrace.flows.directory import find_flow
 from millrace.flows.range_host.observed import note_flow

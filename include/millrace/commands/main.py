@@ -13,7 +13,7 @@ import millrace.commands
 from millrace.commands.parts.command_line import PANELS, root
 
 for _found in pkgutil.iter_modules(millrace.commands.__path__):
-    if not _found.ispkg and _found.name != "main":
+    if _found.name not in ("main", "parts"):
         import_module(f"millrace.commands.{_found.name}")
 
 app = root

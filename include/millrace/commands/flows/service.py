@@ -11,8 +11,8 @@ import typer
 
 from millrace.base.errors import InvalidArgument, PipelineNotFound
 from millrace.base.extras import require_extras
-from millrace.commands.flows import Config
-from millrace.commands.flows import app as flows
+from millrace.commands.flows.group import Config
+from millrace.commands.flows.group import app as flows
 from millrace.commands.parts.command_line import (
     CommandContext,
     CommandGroup,

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from millrace.base.extras import require_extras
-from millrace.commands import flows, managed_pipelines
+from millrace.commands.flows import letters, overview, positions, running, service
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
     JsonContext,
@@ -77,30 +77,30 @@ def show_status(context: JsonContext, name: Annotated[str | None, typer.Argument
 
 
 _STREAMS: dict[str, Callable[..., None]] = {
-    "validate": flows.check,
-    "explain": flows.explain,
-    "run": flows.run,
-    "batch": flows.batch,
-    "start": flows.start,
-    "stop": flows.stop,
-    "pause": flows.pause,
-    "resume": flows.resume,
-    "replay": flows.replay,
-    "upgrade": flows.upgrade,
-    "letters": flows.create_letters,
-    "redrive": flows.redrive_errors,
+    "validate": overview.check,
+    "explain": overview.explain,
+    "run": running.run,
+    "batch": running.batch,
+    "start": running.start,
+    "stop": running.stop,
+    "pause": running.pause,
+    "resume": running.resume,
+    "replay": positions.replay,
+    "upgrade": positions.upgrade,
+    "letters": letters.create_letters,
+    "redrive": letters.redrive_errors,
 }
 for _name, _command in _STREAMS.items():
     streams.command(_name)(_command)
 _PIPELINES: dict[str, Callable[..., None]] = {
-    "run": flows.run,
-    "check": flows.check,
-    "kinds": flows.kinds,
-    "show": flows.show,
-    "redrive": flows.redrive_errors,
+    "run": running.run,
+    "check": overview.check,
+    "kinds": overview.kinds,
+    "show": overview.show,
+    "redrive": letters.redrive_errors,
 }
 for _name, _command in _PIPELINES.items():
     pipelines.command(_name)(_command)
-for _each in managed_pipelines.app.registered_commands:
+for _each in service.app.registered_commands:
     assert _each.callback is not None
     pipelines.command(_each.name)(_each.callback)
