@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from millrace.base.errors import InvalidArgument
-from millrace.commands.flows.group import (
-    Config,
-    Name,
-    app,
-    found_flow,
-    stopped_flow,
-)
-from millrace.commands.parts.command_line import (
-    CommandContext,
-    JsonContext,
-    iso_time,
-    print_rows,
-)
-
-if TYPE_CHECKING:
-    pass
+from millrace.commands.flows.group import Config, Name, app, found_flow, stopped_flow
+from millrace.commands.parts.command_line import CommandContext, JsonContext, iso_time, print_rows
 
 
 @app.command("statements")

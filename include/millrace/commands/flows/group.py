@@ -9,12 +9,7 @@ import typer
 
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.extras import require_extras
-from millrace.commands.parts.command_line import (
-    OPERATE_PANEL,
-    CommandGroup,
-    ReportingGroup,
-    command_group,
-)
+from millrace.commands.parts.command_line import OPERATE_PANEL, CommandGroup, ReportingGroup, command_group
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings

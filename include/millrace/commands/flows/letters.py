@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.base.errors import InvalidArgument
-from millrace.commands.flows.group import (
-    Config,
-    Name,
-    app,
-    errors,
-    found_flow,
-)
-from millrace.commands.parts.command_line import (
-    CommandContext,
-    JsonContext,
-    print_facts,
-    print_rows,
-)
+from millrace.commands.flows.group import Config, Name, app, errors, found_flow
+from millrace.commands.parts.command_line import CommandContext, JsonContext, print_facts, print_rows
 
 if TYPE_CHECKING:
     from millrace.flows.declare.flow import Flow

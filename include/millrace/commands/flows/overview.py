@@ -9,14 +9,7 @@ import typer
 
 from millrace.base.errors import InvalidStream, MillraceError
 from millrace.base.extras import require_extras
-from millrace.commands.flows.group import (
-    AnyName,
-    Config,
-    Name,
-    app,
-    found_flow,
-    pipeline_named,
-)
+from millrace.commands.flows.group import AnyName, Config, Name, app, found_flow, pipeline_named
 from millrace.commands.parts.command_line import (
     CommandContext,
     JsonContext,

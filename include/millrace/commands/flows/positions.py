@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.base.errors import InvalidArgument
-from millrace.commands.flows.group import (
-    Name,
-    StreamName,
-    app,
-    found_flow,
-    offsets,
-    stopped_flow,
-    stream_named,
-)
-from millrace.commands.parts.command_line import (
-    JsonContext,
-    print_facts,
-    print_rows,
-)
+from millrace.commands.flows.group import Name, StreamName, app, found_flow, offsets, stopped_flow, stream_named
+from millrace.commands.parts.command_line import JsonContext, print_facts, print_rows
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings

@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.base.errors import MillraceError, PipelineBusy
-from millrace.commands.flows.group import (
-    Config,
-    Name,
-    StreamName,
-    app,
-    found_flow,
-    stream_named,
-    streams_of,
-)
-from millrace.commands.parts.command_line import (
-    CommandContext,
-    JsonContext,
-    exec_python,
-    print_facts,
-)
+from millrace.commands.flows.group import Config, Name, StreamName, app, found_flow, stream_named, streams_of
+from millrace.commands.parts.command_line import CommandContext, JsonContext, exec_python, print_facts
 from millrace.commands.parts.output import (
     TABLE_ROWS,
     FileFormat,
