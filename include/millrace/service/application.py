@@ -82,15 +82,20 @@ def build_app(
 def add_health(app: FastAPI, service: str, is_ready: Callable[[], bool]) -> None:
     """Add ``/health``, which needs no token: 503 unless `is_ready`."""
     lock = Lock()
-    answered = (float("-inf"), False)
+    never = float("-inf")
+    answered = (never, False)
 
     @app.get(HEALTH)
     def health(response: Response) -> dict[str, Any]:
         """Return whether the meta store answers: 503 if it does not. Needs no token."""
         nonlocal answered
-        with lock:
-            if time.monotonic() - answered[0] > READY_SECONDS:
-                ready = is_ready()
-                answered = (time.monotonic(), ready)
+        # Only the first caller waits. A store that hangs must not hold the threads of all routes.
+        if time.monotonic() - answered[0] > READY_SECONDS and lock.acquire(blocking=answered[0] == never):
+            try:
+                if time.monotonic() - answered[0] > READY_SECONDS:
+                    ready = is_ready()
+                    answered = (time.monotonic(), ready)
+            finally:
+                lock.release()
         response.status_code = 200 if answered[1] else 503
         return {"service": service, "ready": answered[1]}
