@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -209,6 +211,18 @@ def test_the_log_server_stops_and_starts_again_when_it_is_needed(deployment: Dep
     assert not found["log_server"]["running"]
     assert "No log server runs" in deployment.ok("log", "stop")
     assert deployment.produce({"id": 1})["accepted"] == 1
+
+
+def test_a_log_server_that_cannot_start_says_so_in_words(users: Deployment) -> None:
+    assert "stop it first (millrace log stop)" in users.fails("LOG_BUSY", "log", "serve")
+    command = [sys.executable, "-m", "millrace.log.server.main", "--foreground", "--extension", "nowhere:x"]
+    found = subprocess.run(
+        [*command, "--data", str(users.settings.log_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.returncode, found.stderr.splitlines()) == (
+        1,
+        ["INVALID_SETTINGS: 'nowhere:x' is not an extension: use module:function (No module named 'nowhere')"],
+    )
 
 
 def test_the_log_is_truncated_up_to_what_the_tables_hold(users: Deployment) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.base.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.errors import ChannelNotFound, InvalidArgument, LogBusy, LogUnavailable, MillraceError
 from millrace.commands.parts.command_line import (
     EXIT_VERIFICATION_FAILED,
     INSPECT_PANEL,
@@ -173,12 +173,20 @@ def truncate(
 def serve(context: CommandContext) -> None:
     """Run the log server in the foreground, until a signal. Otherwise the first command that needs it starts it.
 
+    Fails with LOG_BUSY if the server runs already.
+
     Example: `MILLRACE_LOG_HOST=10.0.0.5 MILLRACE_LOG_PORT=7700 millrace log serve`
     """
+    from millrace.rpc.discovery import running_server
     from millrace.rpc.launch import launch_of
 
     settings = context.settings
-    arguments = ["--data", str(settings.log_path), *launch_of(settings).arguments()]
+    if (found := running_server(settings.log_path)) is not None:
+        raise LogBusy(
+            f"the log server of {settings.data_dir} runs already at {found.address} as process {found.pid}: stop it"
+            " first (millrace log stop)"
+        )
+    arguments = ["--foreground", "--data", str(settings.log_path), *launch_of(settings).arguments()]
     exec_python(["-m", "millrace.log.server.main", *arguments], settings)
 
 

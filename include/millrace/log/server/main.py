@@ -193,8 +193,11 @@ def _imported(path: str) -> Callable[[LogService, Path], Extension]:
     return found
 
 
-def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
-    """Parse the command line; its options are those that ServerLaunch.arguments writes."""
+def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch, bool]:
+    """Parse the command line: folder, launch, and whether a person reads the output.
+
+    The other options are those that ServerLaunch.arguments writes.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m millrace.log.server.main", description="Serve a folder's log to other processes."
     )
@@ -213,6 +216,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
     add("--streams", type=int, metavar="N", help="maximum number of append streams")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the backend")
     add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="extension to host")
+    add("--foreground", action="store_true", help="report a failed start to a person, not to a starter")
     options = parser.parse_args(arguments)
     settings = []
     for item in options.set:
@@ -233,18 +237,22 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
         settings=tuple(settings),
         extensions=tuple(options.extension),
     )
-    return options.data, launch
+    return options.data, launch, options.foreground
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve as the command line says. A failed start prints one line, which the starter turns into the typed error."""
+    """Serve as the command line says. A failed start prints one line.
+
+    Without --foreground, the starter turns that into the typed error.
+    """
     restrict_umask()
-    folder, launch = _launch(arguments)
+    folder, launch, foreground = _launch(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
         serve(folder, launch)
     except MillraceError as error:
-        sys.stderr.write(f"{STARTUP_ERROR}{error_to_bytes(error).decode()}\n")
+        told = f"{error.code}: {error}" if foreground else f"{STARTUP_ERROR}{error_to_bytes(error).decode()}"
+        sys.stderr.write(f"{told}\n")
         return 1
     return 0
 
