@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from millrace.client.database import connect
 from millrace.commands.parts.command_line import EXIT_VERIFICATION_FAILED
 from millrace.streams.sourcing.store import EventStore
@@ -30,10 +34,16 @@ def test_aggregates_are_rebuilt_at_a_tick_and_shown(shared: Deployment) -> None:
     assert "N9" in shared.ok("rebuild", "rebuilt_planes", NAME, "N9"), "an aggregate without events has version 0"
 
 
-def test_what_is_no_aggregate_is_refused_in_words(shared: Deployment) -> None:
+def test_what_is_no_aggregate_is_refused_in_words(
+    shared: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_aggregate.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
     for text, words in [
         ("nowhere:ACCOUNTS", "there is no aggregate 'nowhere:ACCOUNTS'"),
         ("tests.streams.sourcing.flying", "name it as module:name"),
+        (".flying:AIRCRAFT", "name it as module:name"),
+        ("failing_aggregate:ACCOUNTS", "(ZeroDivisionError: division by zero): name it as module:name"),
         ("tests.streams.sourcing.flying:EVENTS", "is of type EventTypes, not a millrace.Aggregate"),
     ]:
         assert words in shared.fails("INVALID_ARGUMENT", "rebuild", "users", text)

@@ -82,8 +82,9 @@ def _named(text: str) -> Aggregate[Any]:
     module, _, attribute = text.partition(":")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        words = f"there is no aggregate {text!r} ({error}): name it as module:name, and its folder in PYTHONPATH"
+    except Exception as error:  # the module is the user's code and may raise anything
+        said = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        words = f"there is no aggregate {text!r} ({said}): name it as module:name, and its folder in PYTHONPATH"
         raise InvalidArgument(words) from None
     if not isinstance(found, Aggregate):
         raise InvalidArgument(f"{text} is of type {type(found).__name__}, not a millrace.Aggregate")
