@@ -10,13 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.errors import BackupBusy, InvalidSettings, MoveRefused, StoreCannotPublish, TablesMoved
+from millrace.base.errors import (
+    BackupBusy,
+    InvalidArgument,
+    InvalidSettings,
+    MoveRefused,
+    StoreCannotPublish,
+    TablesMoved,
+)
 from millrace.base.settings import Settings, following
 from millrace.base.settings.place import placed, read_place
 from millrace.flows.sinks.collection.lane import LANES
 from millrace.node.publish.definition import publish_to_end
+from millrace.node.retention.removal_lock import LOCK as REMOVAL_LOCK
+from millrace.operations.move import run as module
 from millrace.operations.move.declaration import MoveParams
-from millrace.operations.move.run import MOVING_MARK, MoveReport, run
+from millrace.operations.move.run import LOCK, MOVING_MARK, MoveReport, run
 from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.storage import objects
@@ -230,6 +239,142 @@ def test_a_cancelled_move_leaves_everything_as_it_was(box: str, tmp_path: Path) 
         world.close()
 
 
+def elsewhere(settings: Settings, **params: object) -> MoveReport:
+    """Run the operation as another machine does, whose locks do not exclude this one's."""
+    for name in (LOCK, REMOVAL_LOCK):
+        (settings.run_path / name).unlink(missing_ok=True)
+    return run(settings, MoveParams.parse(params), Progress())
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("point", ["move.copied", "move.pass", "move.closed", "move.file"])
+def test_a_move_that_another_machine_cancelled_does_not_switch(point: str, box: str, tmp_path: Path) -> None:
+    world = opened(settings_in(tmp_path / "data"))
+    done: list[MoveReport] = []
+
+    def act(name: str) -> None:
+        if name == point and not done:
+            done.append(elsewhere(world.settings, cancel=True))
+
+    try:
+        with pytest.raises(MoveRefused, match="another machine"):
+            move(world.settings, act, to=f"{box}/new")
+        place = read_place(world.settings.data_dir)
+        assert place is not None
+        assert (place.uri, place.target, place.closed) == ("", None, False)
+        prove(world)
+        move(world.settings, to=f"{box}/other")
+        world = again(world)
+        prove(world)
+    finally:
+        world.close()
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("point", ["move.pass", "move.file", "move.claimed", "move.closed", "move.copied"])
+def test_a_move_that_sleeps_while_another_machine_ends_it_removes_nothing(point: str, box: str, tmp_path: Path) -> None:
+    world = opened(settings_in(tmp_path / "data"))
+    asleep: list[str] = []
+
+    def act(name: str) -> None:
+        nonlocal world
+        if name == point and not asleep:
+            asleep.append(name)
+            elsewhere(world.settings, to=f"{box}/new")
+            world = again(world)
+            prove(world)
+            store = store_at(f"{world.settings.data_dir}/pins")
+            store.delete(store.list(""))  # of this one, which sleeps longer than they last
+            elsewhere(world.settings, remove_old=True)
+
+    try:
+        with pytest.raises(MoveRefused, match="another machine"):
+            move(world.settings, act, to=f"{box}/new")
+        place = read_place(world.settings.data_dir)
+        assert place is not None
+        assert (place.uri, place.target, place.closed) == (f"{box}/new", None, False)
+        prove(world)
+    finally:
+        world.close()
+
+
+def test_a_cancellation_that_is_killed_forgets_what_it_has_removed(
+    box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = opened(settings_in(tmp_path / "data"))
+
+    def act(name: str) -> None:
+        if name == "move.pass":
+            raise Killed
+
+    try:
+        with pytest.raises(Killed):
+            move(world.settings, act, to=f"{box}/new")
+        delete = objects.ObjectStore.delete
+
+        def killed(store: objects.ObjectStore, names: list[str]) -> None:
+            data = [each for each in names if each.endswith(".parquet")]
+            delete(store, data)
+            if data:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(objects.ObjectStore, "delete", killed)
+            with pytest.raises(Killed):
+                move(world.settings, cancel=True)
+        move(world.settings, to=f"{box}/new")
+        world = again(world)
+        prove(world)
+    finally:
+        world.close()
+
+
+def test_a_removal_that_is_killed_before_the_record_ends_when_it_is_repeated(
+    box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = opened(settings_in(tmp_path / "data"))
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    try:
+        move(world.settings, to=f"{box}/new")
+        world = again(world)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "change_place", killed)
+            with pytest.raises(Killed):
+                move(world.settings, remove_old=True)
+        assert move(world.settings, remove_old=True).removed_files == 0
+        place = read_place(world.settings.data_dir)
+        assert place is not None
+        assert place.earlier == ()
+        move(world.settings, to=str(world.settings.data_dir))
+    finally:
+        world.close()
+
+
+def test_a_claim_that_is_killed_before_the_record_holds_no_place(
+    box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = opened(settings_in(tmp_path / "data"))
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "change_place", killed)
+            with pytest.raises(Killed):
+                move(world.settings, to=f"{box}/first")
+        move(world.settings, to=f"{box}/second")
+        world = again(world)
+        move(world.settings, to=f"{box}/first")
+        world = again(world)
+        prove(world)
+    finally:
+        world.close()
+
+
 def test_a_place_that_is_not_free_is_refused(box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, other = opened(settings_in(tmp_path / "data")), opened(settings_in(tmp_path / "other"))
     try:
@@ -247,6 +392,8 @@ def test_a_place_that_is_not_free_is_refused(box: str, tmp_path: Path, monkeypat
                 move(world.settings, to=str(tmp_path / "disk"))
         with pytest.raises(MoveRefused, match="no move is unfinished"):
             move(world.settings)
+        with pytest.raises(InvalidArgument, match="names no bucket"):
+            move(world.settings, to="s3://")
         assert read_place(world.settings.data_dir) is None
         with pytest.raises(MoveRefused, match="earlier move left"):
             move(current(other.settings), to=str(other.settings.data_dir))

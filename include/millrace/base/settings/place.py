@@ -22,8 +22,8 @@ from millrace.base.errors import InvalidSettings, TablesMoved, UnsupportedVersio
 from millrace.base.files import make_folder, replace_file
 from millrace.base.package import VERSION
 
-PLACE_VERSION: Final = 1
-"""Version of the file and of the meta store's entry."""
+PLACE_VERSION: Final = 2
+"""Version of the file and of the meta store's entry. Without a `mover`, version 1 is written."""
 OPEN_SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 0.2
 
@@ -39,10 +39,16 @@ class TablesPlace:
     """Where a move under way copies them."""
     closed: bool = False
     """Whether that move has begun to close the tables at `uri`: nothing is written until it ends."""
+    mover: str = ""
+    """The run that makes or cancels that move, whichever machine it is on. An earlier run that wakes up stops."""
 
     def encode(self) -> bytes:
         """Return the form in the file and in the meta store."""
-        return json.dumps({"form": PLACE_VERSION, "release": VERSION, **asdict(self)}).encode()
+        found = {"form": PLACE_VERSION, "release": VERSION, **asdict(self)}
+        if not self.mover:
+            found["form"] = 1
+            del found["mover"]
+        return json.dumps(found).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:

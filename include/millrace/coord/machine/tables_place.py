@@ -7,7 +7,8 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from millrace.base.deadline import Deadline
@@ -49,6 +50,29 @@ def change_place(settings: Settings, change: Callable[[TablesPlace], TablesPlace
                 write_place(settings.data_dir, made)
                 return made
     raise MetaUnavailable("other processes kept changing the place of the tables: retry")
+
+
+@contextmanager
+def reading_place(settings: Settings) -> Iterator[Callable[[], TablesPlace]]:
+    """Yield a function that returns where the tables lie: in a cluster by the meta store, since this machine's copy may
+    be old.
+
+    The function raises MetaUnavailable, InvalidSettings, UnsupportedVersion.
+    """
+
+    def read() -> TablesPlace:
+        return read_place(settings.data_dir) or TablesPlace(settings.tables)
+
+    if not is_cluster(settings):
+        yield read
+        return
+    with open_cluster_store(settings, SystemClock()) as store:
+
+        def copied() -> TablesPlace:
+            copy_place(settings, store)
+            return read()
+
+        yield copied
 
 
 def copy_place(settings: Settings, store: MetaStore) -> None:

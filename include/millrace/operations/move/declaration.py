@@ -40,6 +40,9 @@ class MoveParams(OperationParams):
     def _absolute(cls, value: str) -> str:
         if value and "://" not in value and not Path(value).is_absolute():
             raise ValueError("give an absolute path; the job does not run in your working directory")
+        scheme, separator, rest = value.partition("://")
+        if separator and (not scheme or not rest.strip("/")):
+            raise ValueError(f"{value} names no bucket: give a prefix of one, such as s3://warehouse/millrace")
         return value.rstrip("/") if len(value) > 1 else value
 
     @model_validator(mode="after")

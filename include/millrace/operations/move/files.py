@@ -21,7 +21,7 @@ from typing import Any, Final
 from millrace.base.closeable import Closeable
 from millrace.base.errors import BackupRefused, MoveRefused, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.base.files import make_folder
+from millrace.base.files import make_folder, sync
 from millrace.operations.backup.files import BackupFiles, FileGone
 from millrace.operations.backup.manifest import DATA_FOLDER, StoredFile
 from millrace.storage.local import LocalStore
@@ -79,6 +79,14 @@ class MoveJournal(Closeable):
         with self._lock:
             self.files[name] = stored, mark
             self._write([name, *stored, mark])
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Note durably that the target may have lost files, before they are removed there."""
+        with self._lock:
+            for name in names:
+                self.files[name] = None
+                self._write([name, 0, None, ""])
+            sync(self._file.fileno())
 
     def seed(self, names: Iterable[str]) -> None:
         """Count files that are there and not in the journal as begun: it was lost, or is on another machine."""
@@ -175,12 +183,13 @@ class MovedFiles(BackupFiles):
                 self.stored[name] = known[0]
                 self.linked += 1
             return known[0]
-        if self.journal.begin(name):
-            self.target.delete([name])
         digest, size = hashlib.sha256(), 0
-        hit("move.file")
         try:
+            # Open the source first: if it is gone, what is at the target may be all that is left.
             with store.filesystem.open_input_stream(file) as source, _space(self.target):
+                if self.journal.begin(name):
+                    self.target.delete([name])
+                hit("move.file")
                 sink = self.target.put(name)
                 try:
                     while block := source.read(_BLOCK):

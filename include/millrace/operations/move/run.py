@@ -12,9 +12,11 @@ operations and flows, from the moment in which the tables are closed until their
 4. **Switch.** The record names the target (millrace.base.settings.place). One write, so the tables are at one place or
    the other.
 
-A move that was killed is run again and continues. Since a table is closed by a commit, what the target holds is all
-that was ever committed to it, whoever was suspended meanwhile. Nothing of the old place is removed before a person asks
-(`remove_old`).
+A move that was killed is run again and continues. The record names the run that makes the move; the lock of the machine
+excludes no run on another one. A run whose name is no longer there stops, whatever it slept through: it looks before
+each table that it closes, before a file if the last look is a second ago, and before it removes anything. The switch is
+conditional. Since a table is closed by a commit, what the target holds is all that was ever committed to it, whoever
+was suspended meanwhile. Nothing of the old place is removed before a person asks (`remove_old`).
 
 Failpoints: ``move.claimed``, ``move.file`` before each file, ``move.pass`` after each pass, ``move.closing``,
 ``move.closed`` after each table, ``move.copied``, ``move.switched``, ``move.removing``.
@@ -26,6 +28,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -44,11 +47,11 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
-from millrace.base.settings.place import TablesPlace, read_place
+from millrace.base.settings.place import TablesPlace
 from millrace.coord.cluster_file import is_cluster
 from millrace.coord.cluster_level import require_level
 from millrace.coord.machine.settings import COPY_SECONDS
-from millrace.coord.machine.tables_place import change_place
+from millrace.coord.machine.tables_place import change_place, reading_place
 from millrace.flows.sinks.collection.lane import LANES, close_lane
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backup.deployment_id import ensure_deployment_id
@@ -68,7 +71,7 @@ from millrace.operations.roots import (
 )
 from millrace.runtime.progress import Progress
 from millrace.storage.closing import MOVED_MARK, close_table, reopen_table
-from millrace.storage.delta_log import LOG_FOLDER, log_files, version_of
+from millrace.storage.delta_log import LOG_FOLDER, boot_seconds, log_files, version_of
 from millrace.storage.local import LocalStore
 from millrace.storage.pins import TablePins
 from millrace.storage.published import PublishedTable
@@ -95,6 +98,8 @@ PASSES: Final = 8
 """Passes while everything runs. After them the tables are closed, however much comes."""
 _ATTEMPTS: Final = 5
 """Tries of a pass in which a file was removed meanwhile."""
+_LOOK_SECONDS: Final = 1.0
+"""Seconds for which a run that was named by the record needs not look again."""
 _THREADS: Final = 4
 _PINS: Final = "pins"
 TABLE_FOLDERS: Final = (
@@ -149,15 +154,16 @@ def run(settings: Settings, params: MoveParams, progress: Progress) -> MoveRepor
     started = time.monotonic()
     make_folder(settings.run_path)
     busy = "another move of these tables is under way on this machine: wait until it is done"
-    with exclusive_lock(settings.run_path / LOCK, busy=busy):
-        place = read_place(settings.data_dir) or TablesPlace(settings.tables)
+    with exclusive_lock(settings.run_path / LOCK, busy=busy), reading_place(settings) as read:
+        place = read()
         settings = replace(settings, tables=place.uri)
         if params.remove_old:
             report = _remove_old(settings, place, params, progress)
         elif params.cancel:
-            report = _cancel(settings, place, params)
+            report = _cancel(settings, place, _Mover(settings, read), params)
         else:
-            report = _Move(settings, place, _target(settings, place, params), progress).run(dry_run=params.dry_run)
+            to = _target(settings, place, params)
+            report = _Move(settings, place, to, _Mover(settings, read), progress).run(dry_run=params.dry_run)
     return report.model_copy(update={"seconds": round(time.monotonic() - started, 3)})
 
 
@@ -198,11 +204,57 @@ class _Copied:
     digest: str
 
 
+class _Mover:
+    """The run that the record names: of several on different machines, the last one that took the move over."""
+
+    def __init__(self, settings: Settings, read: Callable[[], TablesPlace]) -> None:
+        self._settings = settings
+        self._read = read
+        self._name = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._looked = 0.0
+
+    def take_over(self, check: Callable[[TablesPlace], TablesPlace]) -> TablesPlace:
+        """Name this run in the record that `check` returns for the one that is there; `check` may raise."""
+        return change_place(self._settings, lambda place: replace(check(place), mover=self._name))
+
+    def change(self, change: Callable[[TablesPlace], TablesPlace]) -> TablesPlace:
+        """Change the record. Raises MoveRefused if it names another run by now."""
+
+        def checked(place: TablesPlace) -> TablesPlace:
+            self._require_named(place)
+            return change(place)
+
+        return change_place(self._settings, checked)
+
+    def check(self, *, within: float = 0.0) -> None:
+        """Raise MoveRefused if the record names another run; do not look if it was looked at `within` seconds, by a
+        clock that counts the time for which the machine slept. Thread-safe.
+        """
+        with self._lock:
+            begun = boot_seconds()
+            if begun - self._looked >= within:
+                self._require_named(self._read())
+                self._looked = begun
+
+    def is_cancelled(self) -> bool:
+        """Return whether no move is under way any more, and the tables are where they were."""
+        place = self._read()
+        return place.target is None and place.uri == self._settings.tables
+
+    def _require_named(self, place: TablesPlace) -> None:
+        if place.mover != self._name:
+            raise MoveRefused(
+                "a run on another machine has continued or cancelled this move, so this run stops: see what that one"
+                " reports"
+            )
+
+
 class _Move:
     """One run of a move, from the beginning or from where a killed one ended."""
 
-    def __init__(self, settings: Settings, place: TablesPlace, to: str, progress: Progress) -> None:
-        self._source, self._place, self._to, self._progress = settings, place, to, progress
+    def __init__(self, settings: Settings, place: TablesPlace, to: str, mover: _Mover, progress: Progress) -> None:
+        self._source, self._place, self._to, self._mover, self._progress = settings, place, to, mover, progress
         self._target = replace(settings, tables=to)
         self._from = store_at(settings.tables_uri)
         self._there = store_at(self._target.tables_uri)
@@ -277,6 +329,8 @@ class _Move:
             used = [*tables_to_pin(self._target), *(name for name, _ in _published_stores(self._target))]
         else:
             used = [*self._there.folders(), *self._there.list("")]
+        if owner and used == [MOVING_MARK]:
+            return  # a claim of this deployment that was killed before the record named the place
         if MOVED_MARK in used or (owner and used):
             raise MoveRefused(
                 f"{self._there.uri} still has the tables that an earlier move left there: remove them first"
@@ -301,17 +355,19 @@ class _Move:
     def _claim(self) -> None:
         if not conditional(self._there).put_if_absent(MOVING_MARK, self._mark):
             found = self._there.read(MOVING_MARK)
-            if found != self._mark:
+            if _deployment_at(self._there) != self._deployment:
                 raise MoveRefused(
                     f"another move to {self._there.uri} is unfinished ({(found or b'').decode()}): choose another place"
                 )
+            if found != self._mark:
+                self._there.replace(MOVING_MARK, self._mark)
 
         def begun(place: TablesPlace) -> TablesPlace:
             if place.uri != self._place.uri or place.target not in (None, self._to):
                 raise MoveRefused("another move of these tables began meanwhile: look at it first")
             return replace(place, target=self._to)
 
-        change_place(self._source, begun)
+        self._mover.take_over(begun)
         hit("move.claimed")
 
     def _clean_up(self) -> None:
@@ -351,12 +407,15 @@ class _Move:
         """Close the tables and copy what they hold then. Nothing else is at the target afterwards."""
 
         def close(store: TableStore, published: bool) -> int | None:
+            self._mover.check()
             version = close_table(store, published=published)
             hit("move.closed")
             return version
 
         copied = self._take(files, close=close, lanes=True)
         surplus = files.surplus()
+        # After the tables were read: what is missing there was not removed by another run that has switched meanwhile.
+        self._mover.check()
         self._there.delete(surplus)
         files.journal.forget(surplus)
         if isinstance(self._there, LocalStore):
@@ -402,8 +461,12 @@ class _Move:
         )
 
     def _send(self, files: MovedFiles, wanted: list[Callable[[], object]]) -> None:
+        def take(each: Callable[[], object]) -> None:
+            self._mover.check(within=_LOOK_SECONDS)
+            each()
+
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="move") as pool:
-            for number, _ in enumerate(pool.map(lambda each: each(), wanted)):
+            for number, _ in enumerate(pool.map(take, wanted)):
                 if number % 100 == 0:
                     self._progress.step("copying the tables", number, len(wanted), bytes=files.sent_bytes)
 
@@ -437,9 +500,15 @@ class _Move:
 
     def _close(self) -> None:
         self._progress.update("closing the tables")
+        self._mover.check()
         told = {"deployment": self._deployment, "to": self._to, "at": datetime.now(UTC).isoformat()}
         self._from.replace(MOVED_MARK, json.dumps(told).encode())
-        change_place(self._source, lambda place: replace(place, closed=True))
+        try:
+            self._mover.change(lambda place: replace(place, closed=True))
+        except MoveRefused:
+            if self._mover.is_cancelled():
+                self._from.delete([MOVED_MARK])
+            raise
         hit("move.closing")
         if is_cluster(self._source):
             time.sleep(2 * COPY_SECONDS)  # until the other machines know it, and begin no load
@@ -451,13 +520,21 @@ class _Move:
             earlier = [each for each in place.earlier if each not in (self._to, place.uri)]
             return TablesPlace(self._to, (*earlier, self._place.uri))
 
-        change_place(self._source, switched)
+        self._mover.change(switched)
 
 
-def _cancel(settings: Settings, place: TablesPlace, params: MoveParams) -> MoveReport:
+def _cancel(settings: Settings, place: TablesPlace, mover: _Mover, params: MoveParams) -> MoveReport:
     """Let the tables stay where they are. Raises MoveRefused if no move is unfinished."""
-    if place.target is None:
-        raise MoveRefused("no move is unfinished: there is nothing to cancel")
+
+    def unfinished(found: TablesPlace) -> TablesPlace:
+        if found.target is None or found.uri != place.uri:
+            raise MoveRefused("no move is unfinished: there is nothing to cancel")
+        return found
+
+    unfinished(place)
+    if not params.dry_run:
+        place = mover.take_over(unfinished)  # a run on another machine stops
+    assert place.target is not None
     target = replace(settings, tables=place.target)
     there, journal = store_at(target.tables_uri), _journal_path(settings)
     with MoveJournal(journal, target.tables_uri) as copied:
@@ -470,10 +547,11 @@ def _cancel(settings: Settings, place: TablesPlace, params: MoveParams) -> MoveR
             for name in tables_to_pin(settings):
                 reopen_table(store_at(settings.table_uri(name)), published=False)
             store_at(settings.tables_uri).delete([MOVED_MARK])
-            change_place(settings, lambda found: replace(found, closed=False))
+            mover.change(lambda found: replace(found, closed=False))
             hit("move.cancelled")
+            copied.withdraw(names)
             there.delete(names)
-            change_place(settings, lambda found: replace(found, target=None))
+            mover.change(lambda found: replace(found, target=None, mover=""))
             journal.unlink(missing_ok=True)
     return MoveReport(
         source=settings.tables_uri, target=settings.tables_uri, dry_run=params.dry_run, tables=0, files=0, bytes=0,
@@ -493,7 +571,7 @@ def _remove_old(settings: Settings, place: TablesPlace, params: MoveParams, prog
     for uri in place.earlier:
         old = replace(settings, tables=uri)
         root = store_at(old.tables_uri)
-        _check_left(root, deployment)
+        _check_left(root, deployment, empty=not any(_files_to_remove(old, root)))
         if TablePins(old.pins_uri).oldest() is not None:
             raise BackupBusy(f"a reader or an operation still uses the tables at {root.uri}: try again when it is done")
         progress.update(f"removing the tables at {root.uri}")
@@ -517,7 +595,10 @@ def _without(uri: str, place: TablesPlace) -> TablesPlace:
     return replace(place, earlier=tuple(each for each in place.earlier if each != uri))
 
 
-def _check_left(root: TableStore, deployment: str) -> None:
+def _check_left(root: TableStore, deployment: str, *, empty: bool) -> None:
+    """Raise MoveRefused unless a move of this deployment left the place."""
+    if empty and root.size(MOVED_MARK) is None:
+        return  # a removal that was killed before the record forgot the place
     try:
         owner = json.loads(root.read(MOVED_MARK) or b"{}").get("deployment", "")
     except ValueError:
