@@ -13,6 +13,7 @@ import pytest
 
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.settings import Settings
+from millrace.base.settings.place import TablesPlace, write_place
 from millrace.coord.machine.table_news import LEASE_SECONDS, PREFIX, TOLD, TableNews
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
@@ -196,9 +197,29 @@ def test_files_of_news_are_bounded(machines: Machines, monkeypatch: pytest.Monke
 
 
 def test_tables_on_a_disk_need_no_news(tmp_path: Path) -> None:
-    with TableNews(Settings(data_dir=tmp_path), MemoryStore(Clock())) as news:
-        news.start()
-        assert not news._thread.is_alive()
+    store = MemoryStore(Clock())
+    with TableNews(Settings(data_dir=tmp_path), store, folder=tmp_path / "objects") as news:
+        news.run_once()
+    assert not store.list("").entries
+    assert not (tmp_path / "objects").exists()
+
+
+def test_news_follow_a_move_of_the_tables(machines: Machines) -> None:
+    machines.add("a")
+    machines.add("b")
+    machines.announce("a", "collections/1")
+    machines.round()
+    for name in ("a", "b"):
+        write_place(machines.root / "data" / name, TablesPlace("s3://bucket/moved", (machines.tables,)))
+    machines.tables = "s3://bucket/moved"
+    machines.announce("a", "collections/2")
+    machines.round()
+    machines.round()
+    assert machines.text("b", "collections/2")
+    machines.announce("b", "collections/3")
+    machines.round()
+    machines.round()
+    assert machines.text("a", "collections/3")
 
 
 def test_a_reader_of_another_machine_sees_a_version_at_once_and_asks_nothing_while_idle(

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from millrace.base.errors import LeaseNotFound
 from millrace.base.files import make_folder
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, following
 from millrace.meta.store import MetaStore, Put
 from millrace.runtime.periodic import PeriodicTask
 from millrace.storage.log_mirror import LocalNews, is_mirrored, remote_news
@@ -36,7 +36,9 @@ _LOCK: Final = ".bridge.lock"
 
 
 class TableNews(PeriodicTask):
-    """Carries the news of one machine, from :meth:`start` to :meth:`close`. Does nothing for tables on a disk."""
+    """Carries the news of one machine, from :meth:`start` to :meth:`close`. Does nothing while the tables are on a
+    disk; follows a move of the tables.
+    """
 
     def __init__(
         self,
@@ -48,8 +50,9 @@ class TableNews(PeriodicTask):
     ) -> None:
         """`folder`: the machine's cache of objects, if not this user's. `now` returns seconds."""
         super().__init__(name="table-news", interval=NEWS_SECONDS)
-        self._settings = settings
-        self._active = is_mirrored(store_at(self._root))
+        self._settings = following(settings)
+        self._root = ""
+        """Where the tables were in the last round, without a trailing slash."""
         self._store, self._now = store, now
         self._local = LocalNews(folder)
         self._folder = folder
@@ -65,14 +68,6 @@ class TableNews(PeriodicTask):
         self._first = True
         self._lease, self._renewed = 0, 0.0
 
-    @property
-    def _root(self) -> str:
-        return self._settings.tables_uri.rstrip("/")
-
-    def start(self) -> None:
-        if self._active:
-            super().start()
-
     def close(self) -> None:
         super().close()
         if self._lock >= 0:
@@ -81,7 +76,11 @@ class TableNews(PeriodicTask):
 
     def run_once(self) -> None:
         """Send and receive once. Raises MetaUnavailable, MetaAmbiguous: the next round repeats it."""
-        if not self._carries():
+        root = self._settings.tables_uri.rstrip("/")
+        if root != self._root:
+            self._root, self._first = root, True
+            self._told.clear()
+        if not is_mirrored(store_at(root)) or not self._carries():
             return
         self._send()
         self._receive()
