@@ -30,13 +30,11 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 import psutil
-import pyarrow as pa
 
 from bench import queues_bench
-from bench.deployment import ROOT, SCHEMA
+from bench.deployment import LANES, ROOT, backlog, kafka_backlog, poll_backlog
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.settings import Settings
-from millrace.brokers.kafka import KafkaBroker
 from millrace.client.consume.delivery import CHANGES
 from millrace.client.consume.membership import GroupMember
 from millrace.client.database import Database, connect
@@ -51,34 +49,14 @@ from millrace.streams.sourcing.appending import Appended, Command
 from millrace.streams.sourcing.events import EventTypes
 from millrace.streams.sourcing.store import EventStore
 
-LANES = 8
-BODY = 1000
-
 
 def groups(folder: Path, *, messages: int, members: Sequence[int] = (1, 4)) -> dict[str, Any]:
     """Measure groups of so many processes, each group on the same backlog."""
-    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
     found: dict[str, Any] = {"messages": messages, "lanes": LANES}
-    with connect(settings=settings, create=True) as database:
-        database.catalog.ensure_pchannels(4)
-        database.catalog.create_collection("tasks", SCHEMA, vchannels=LANES)
-        _fill(database, messages)
+    with backlog(folder / "data", messages) as database:
         for count in members:
             found[f"{count} members"] = _group(database, folder / "data", messages, count)
-        database.connection.service.shutdown()
     return found
-
-
-def _fill(database: Database, messages: int) -> None:
-    tasks, producer = database.definition("tasks"), database.new_producer()
-    bodies = [np.random.default_rng(number).bytes(BODY) for number in range(64)]
-
-    def insert(key: int) -> None:
-        producer.insert(tasks, pa.table({"id": [key], "body": pa.array([bodies[key % 64]], pa.binary())}))
-
-    with ThreadPoolExecutor(16) as pool:
-        for _ in pool.map(insert, range(messages)):
-            pass
 
 
 def _group(database: Database, data: Path, messages: int, count: int) -> dict[str, float]:
@@ -125,35 +103,8 @@ def _member(data: str, group: str, until: str, go: str) -> None:
 
 def kafka(folder: Path, *, messages: int) -> dict[str, Any]:
     """Measure confluent-kafka's group consumer on a broker of the project."""
-    from confluent_kafka import Consumer, Producer
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
-
-    with KafkaBroker(folder / "kafka", settings=Settings(), heap="512m").start() as broker:
-        servers: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.address, "log_level": 2}
-        admin = AdminClient(servers)  # its calls end with it
-        for future in admin.create_topics([NewTopic("tasks", LANES, 1)]).values():
-            future.result(30)
-        producer = Producer(servers)
-        body = bytes(BODY)
-        for number in range(messages):
-            while True:
-                try:
-                    producer.produce("tasks", body, key=str(number))
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        producer.flush()
-        consumer = Consumer({**servers, "group.id": "one", "auto.offset.reset": "earliest"})
-        consumer.subscribe(["tasks"])
-        first = consumer.poll(60.0)
-        assert first is not None
-        start, taken = time.perf_counter(), 1
-        while taken < messages:
-            taken += len(consumer.consume(1000, 1.0))
-        seconds = time.perf_counter() - start
-        consumer.close()
-    return {"deliveries_per_s": round(messages / seconds)}
+    with kafka_backlog(folder / "kafka", messages) as servers:
+        return {"deliveries_per_s": round(messages / poll_backlog(servers, messages))}
 
 
 class _Counted(MemoryStore):

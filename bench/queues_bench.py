@@ -28,43 +28,22 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from bench.deployment import ROOT, SCHEMA
+from bench.deployment import LANES, ROOT, SCHEMA, backlog, kafka_backlog, poll_backlog
 from millrace.base.settings import Settings
 from millrace.brokers.jars import broker_jars
-from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.server import java_command
 from millrace.client.database import Database, connect
 from millrace.rpc.discovery import read_record
 
-LANES = 8
-BODY = 1000
-
 
 def queue(folder: Path, *, tasks: int, members: Sequence[int] = (1, 4), callers: int = 64) -> dict[str, Any]:
     """Measure consumers of so many processes, and of `callers` threads, each on the same backlog."""
-    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
     found: dict[str, Any] = {"tasks": tasks, "lanes": LANES}
-    with connect(settings=settings, create=True) as database:
-        database.catalog.ensure_pchannels(4)
-        database.catalog.create_collection("tasks", SCHEMA, vchannels=LANES)
-        _fill(database, tasks)
+    with backlog(folder / "data", tasks) as database:
         for count in members:
             found[f"{count} processes"] = _processes(folder / "data", tasks, count)
         found[f"{callers} callers in a process"] = _callers(database, tasks, callers)
-        database.connection.service.shutdown()
     return found
-
-
-def _fill(database: Database, tasks: int) -> None:
-    collection, producer = database.definition("tasks"), database.new_producer()
-    bodies = [np.random.default_rng(number).bytes(BODY) for number in range(64)]
-
-    def insert(key: int) -> None:
-        producer.insert(collection, pa.table({"id": [key], "body": pa.array([bodies[key % 64]], pa.binary())}))
-
-    with ThreadPoolExecutor(16) as pool:
-        for _ in pool.map(insert, range(tasks)):
-            pass
 
 
 def _processes(data: Path, tasks: int, count: int) -> dict[str, float]:
@@ -213,45 +192,17 @@ def month(*, tasks: int, a_round: int) -> dict[str, Any]:
 
 def kafka(folder: Path, *, tasks: int) -> dict[str, Any]:
     """Measure Kafka's group consumer and its share consumers on a broker of the project."""
-    from confluent_kafka import Consumer, Producer
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
-
     settings = Settings()
-    with KafkaBroker(folder / "kafka", settings=settings, heap="512m").start() as broker:
-        servers: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.address, "log_level": 2}
-        admin = AdminClient(servers)  # its calls end with it
-        for future in admin.create_topics([NewTopic("tasks", LANES, 1)]).values():
-            future.result(30)
-        producer, body = Producer({**servers, "linger.ms": 5}), bytes(BODY)
-        for number in range(tasks):
-            while True:
-                try:
-                    producer.produce("tasks", body, key=str(number))
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        producer.flush()
-        consumer = Consumer(
-            {**servers, "group.id": "one", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-        )
-        consumer.subscribe(["tasks"])
-        first = consumer.poll(60.0)
-        assert first is not None
-        start, taken = time.perf_counter(), 1
-        while taken < tasks:
-            taken += len(consumer.consume(1000, 1.0))
-            consumer.commit(asynchronous=False)
+    with kafka_backlog(folder / "kafka", tasks) as servers:
         found: dict[str, Any] = {
-            "group consumer, a commit for 1,000 records_per_s": round(tasks / (time.perf_counter() - start))
+            "group consumer, a commit for 1,000 records_per_s": round(tasks / poll_backlog(servers, tasks, commit=True))
         }
-        consumer.close()
         for count in (1, 4):
             command = java_command(
                 broker_jars("kafka", settings), heap="512m", main=str(Path(__file__).with_name("ShareConsumers.java"))
             )
             done = subprocess.run(
-                [*command, broker.address, "tasks", f"share-{count}", str(count), str(tasks)],
+                [*command, str(servers["bootstrap.servers"]), "tasks", f"share-{count}", str(count), str(tasks)],
                 capture_output=True, text=True, timeout=400, check=False,
             )  # fmt: skip
             found[f"{count} share consumers, acknowledged_per_s"] = (
