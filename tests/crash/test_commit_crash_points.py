@@ -88,7 +88,7 @@ def test_increments_of_the_state_go_on_wherever_the_node_died(tmp_path: Path, pl
         for name in PCHANNELS:
             service.open(name).append([encode_entry([collection(name, number)]) for number in range(1, 41)])
     commit_once(log, died)
-    for _ in range(3):
+    for _ in range(2):
         append(log, accepted(), tick())
         die_at(place, "tests.crash.commit_once", log, died)
         commit_once(log, died)

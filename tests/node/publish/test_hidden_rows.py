@@ -42,7 +42,7 @@ def files_of(made: PublishedMaker, *, hidden: bool) -> list[str]:
     return [file.path for file in live_files(table) if is_hidden(file) is hidden]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_each_version_is_a_read_at_its_tick_whatever_is_set_apart(settings: Settings, seed: int) -> None:
     draw = random.Random(seed)

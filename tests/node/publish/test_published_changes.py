@@ -56,13 +56,14 @@ def check_changes(made: PublishedMaker) -> tuple[int, int]:
     return newest.version, rewrites
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_lead_from_each_version_to_the_next_through_folds_of_files_that_change(
     settings: Settings, seed: int
 ) -> None:
     draw = random.Random(seed)
     made = PublishedMaker(settings)
-    for step in range(30):
+    for step in range(20):
         made.write(draw.sample(range(60), 6), f"{seed}.{step}", upsert=draw.random() < 0.7)
         if draw.random() < 0.5:
             made.delete(draw.sample(range(60), 4))

@@ -105,7 +105,7 @@ def check(database: Database, name: str, rows: Sequence[dict[str, Any]], *, batc
 
 def test_a_sample_of_the_flights_by_eight_writers(deployment: millrace.testing.Deployment) -> None:
     EventStore.open(deployment, "sample", AIRCRAFT, vchannels=4)
-    rows = flights().slice(0, 2_000).select(["id", "tailnum", "distance", "dep_delay", "dest"]).to_pylist()
+    rows = flights().slice(0, 1_000).select(["id", "tailnum", "distance", "dep_delay", "dest"]).to_pylist()
     check(deployment, "sample", rows, batch=50, ticks=3)
 
 

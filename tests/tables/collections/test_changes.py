@@ -26,7 +26,7 @@ from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow
 from millrace.wal.visible import changes
 from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosition, change_schema
-from tests.laws.profile import examples, spread
+from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
@@ -88,7 +88,7 @@ def written(settings: Settings, operations: Iterable[tuple[Any, ...]], *, droppe
 
 
 @example(PARTITIONS, 0, False, 1)
-@example(ACROSS, 0, False, 3)
+@nightly_example(ACROSS, 0, False, 3)
 @example(IMPORTS, 0, True, 2)
 @given(st.lists(OPERATIONS, max_size=25), st.integers(0, 4), st.booleans(), st.integers(1, 5))
 @examples(4)

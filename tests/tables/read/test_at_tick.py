@@ -26,7 +26,7 @@ from millrace.tables.read.arrow import read_arrow, read_pieces
 from millrace.tables.read.plan import plan_read
 from millrace.tables.wal import reader
 from tests.failpoints import at_failpoints
-from tests.laws.profile import examples, spread
+from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
@@ -115,7 +115,7 @@ And an empty replacement.
 
 
 @example(PARTITIONS, 0)
-@example(ACROSS, 0)
+@nightly_example(ACROSS, 0)
 @example(IMPORTS, 0)
 @given(st.lists(OPERATIONS, max_size=25), st.integers(0, 4))
 @examples(6)
