@@ -46,7 +46,10 @@ class ScheduledFlowOperator(LaunchedOperator):
         self.flow = flow
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Start the flow and wait for its end. Raises InvalidStream if it cannot run, StreamNotFound."""
+        """Start the flow and wait for its end.
+
+        Raises InvalidStream if it cannot run, StreamNotFound, and InvalidSettings for a connection that Airflow lacks.
+        """
         from millrace.flows.control import is_paused, run_id_of, start_flow
         from millrace.flows.directory import find_flow
 
@@ -57,7 +60,7 @@ class ScheduledFlowOperator(LaunchedOperator):
         if flow.stream is not None:  # before a JVM starts: what cannot run fails at once
             require_startable(settings, flow.stream)
         ended = self._ended_before(run_id_of(flow), context)
-        return self.await_end(context, ended or start_flow(settings, flow))
+        return self.await_end(context, ended or start_flow(settings, flow, password_of=password_of))
 
     def ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
         """Return how the flow is after its run."""
@@ -81,6 +84,25 @@ class ScheduledFlowOperator(LaunchedOperator):
             return None
         done = known.state is RunState.FINISHED and not known.collected
         return known if done and begun is not None and known.started_at >= begun.timestamp() else None
+
+
+def password_of(connection: str) -> str:
+    """Return the password of an Airflow connection. Raises InvalidSettings if there is none."""
+    from airflow.sdk import Connection
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    from millrace.base.errors import InvalidSettings
+
+    try:
+        found = Connection.get(connection).password
+    except AirflowNotFoundException:
+        found = None
+    if not found:
+        raise InvalidSettings(
+            f"Airflow has no connection {connection} with a password, which the flow's declaration names: add it"
+            f" (`airflow connections add {connection} ...`, or Admin, Connections)"
+        )
+    return str(found)
 
 
 def scheduled_dags(settings: Settings | None = None) -> dict[str, DAG]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
-from millrace.base.errors import InvalidStream
+from millrace.base.errors import InvalidSettings, InvalidStream
 from millrace.base.settings import Settings
 from millrace.flows.control import pause_workers
 from millrace.runtime.launch.command import JobSpec
@@ -50,6 +50,29 @@ def test_a_declaration_that_is_wrong_is_an_import_error(settings: Settings, tmp_
     (tmp_path / "flows.yaml").write_text(DECLARED.replace("0 2 * * *", "0 2 30 2 *"), encoding="utf-8")
     with pytest.raises(InvalidStream, match=r"flow 0 \(nightly\): schedule: no month of '2' has a day 30"):
         scheduled_dags(settings)
+
+
+def test_a_connection_that_airflow_lacks_is_told_before_anything_starts(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flows.yaml").write_text(
+        """
+flows:
+- name: shop
+  schedule: "@hourly"
+  source: {kind: query, engine: mariadb, host: db, user: me, password: "${connection:shop_db}", database: shop,
+    table: a, column: id}
+  sink: {kind: collection, collection: rows}
+  errors: {collection: letters}
+""",
+        encoding="utf-8",
+    )
+    [task] = scheduled_dags(settings)["flow_shop"].tasks
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP_DB", raising=False)
+    context: Any = {"ti": None, "dag_run": SimpleNamespace(start_date=datetime.now(UTC))}
+    with pytest.raises(InvalidSettings, match=r"Airflow has no connection shop_db with a password.*connections add"):
+        task.execute(context)
+    assert Launcher(settings).runs() == []
 
 
 def test_a_run_is_waited_for_once_and_what_ended_before_it_is_not_its_own(settings: Settings, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ supervisor obeys within a second, and one that starts later does too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import RunNotFound
 from millrace.base.settings import Settings
+from millrace.flows.declare.connections import password_in_environment
 from millrace.flows.declare.worker import AIRFLOW
 from millrace.flows.directory import NamedFlow
 from millrace.flows.range_host import observed
@@ -44,15 +46,18 @@ def run_id_of(flow: NamedFlow) -> str:
     return observed.run_id(flow.name) if flow.stream is None else streams.run_id(flow.stream.job)
 
 
-def start_flow(settings: Settings, flow: NamedFlow) -> RunStatus:
+def start_flow(
+    settings: Settings, flow: NamedFlow, *, password_of: Callable[[str], str] = password_in_environment
+) -> RunStatus:
     """Start a flow in the background, or find it running. One with a schedule runs to what the source has now.
 
-    Raises PipelineNotFound if nothing says which file declares it.
+    `password_of` returns the password of an Airflow connection that the declaration refers to, and raises
+    InvalidSettings. Raises PipelineNotFound if nothing says which file declares it.
     """
     if flow.stream is not None:
         return start_streams(settings, flow.stream.job)
     tasks = flow.declared is not None and flow.declared.scheduled and flow.declared.deployment == AIRFLOW
-    job = worker_job(flow.worker_file(settings), config=flow.config, tasks=tasks)
+    job = worker_job(flow.worker_file(settings, password_of=password_of), config=flow.config, tasks=tasks)
     return _started(settings, run_id_of(flow), job)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from millrace.base.errors import InvalidArgument, InvalidStream, PipelineBusy, PipelineNotFound, StreamNotFound
 from millrace.base.settings import Settings
+from millrace.flows.declare.connections import password_in_environment, with_passwords
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.spark_host import status as streams
@@ -37,9 +39,10 @@ class NamedFlow:
         """The declaration, if it runs on Spark."""
         return self.declared if self.declared is not None and self.declared.host == "spark" else None
 
-    def declaration(self, settings: Settings) -> Flow:
+    def declaration(self, settings: Settings, *, connections: bool = True) -> Flow:
         """Read the declaration of a flow that does not run on Spark.
 
+        Without `connections`, a declared flow's references to Airflow's connections stay as they are.
         Raises PipelineInvalid, InvalidSettings, PipelineNotFound.
         """
         from millrace.flows.declare.configuration import Configuration
@@ -48,13 +51,16 @@ class NamedFlow:
 
         defaults = Configuration() if self.config is None else Configuration.load(self.config)
         if self.declared is not None:
-            return with_defaults(self.declared, defaults)
+            return with_defaults(self.declared, defaults, connections=connections)
         return flow_of_file(self.worker_file(settings), defaults, keys=Keys(settings.data_dir))
 
-    def worker_file(self, settings: Settings) -> Path:
-        """Return the file that a worker reads; a declared flow is written to one. Raises PipelineNotFound."""
+    def worker_file(self, settings: Settings, *, password_of: Callable[[str], str] = password_in_environment) -> Path:
+        """Return the file that a worker reads; a declared flow is written to one.
+
+        `password_of` returns the password of an Airflow connection. Raises PipelineNotFound, InvalidSettings.
+        """
         if self.declared is not None:
-            return write_declared(settings, self.declared)
+            return write_declared(settings, self.declared, password_of=password_of)
         if self.file is None:
             raise PipelineNotFound(f"it is not known which file declares the pipeline {self.name!r}: name the file")
         return self.file
@@ -74,7 +80,9 @@ def declared_file(settings: Settings, name: str) -> Path:
     return flow_folder(settings, name) / "declared.json"
 
 
-def write_declared(settings: Settings, flow: Flow) -> Path:
+def write_declared(
+    settings: Settings, flow: Flow, *, password_of: Callable[[str], str] = password_in_environment
+) -> Path:
     """Write a declared flow to its worker's file, with its secrets sealed, for its owner alone. Raises InvalidSettings.
 
     A worker reads it at its start: a declaration that changes meanwhile takes effect at the next one.
@@ -85,7 +93,8 @@ def write_declared(settings: Settings, flow: Flow) -> Path:
 
     path = declared_file(settings, flow.name)
     make_folder(path.parent)
-    replace_json(path, with_sealed(flow.to_json(unset=False), flow.secrets(), Keys(settings.data_dir)), synced=True)
+    secrets = with_passwords(flow.secrets(), password_of=password_of)
+    replace_json(path, with_sealed(flow.to_json(unset=False), secrets, Keys(settings.data_dir)), synced=True)
     return path
 
 
@@ -115,7 +124,7 @@ def status_of(settings: Settings, flow: NamedFlow) -> FlowStatus:
         return streams.flow_status(settings, flow.stream)
     found = observed.flow_status(settings, flow.name)
     never_ran = not found.reads and flow.declared is not None
-    return observed.with_description(found, flow.declaration(settings)) if never_ran else found
+    return observed.with_description(found, flow.declaration(settings, connections=False)) if never_ran else found
 
 
 def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> NamedFlow:

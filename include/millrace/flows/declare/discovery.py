@@ -1,8 +1,8 @@
 """Find the declared flows: shipped ones, then those of the setting ``flow_declarations`` (modules, YAML files).
 
-A YAML file has flows under ``flows``, and those of earlier builds under ``streams`` and ``pipelines``; ``${env:NAME}``
-is a variable of the environment. A module has ``FLOWS = [Flow(...), ...]`` or ``STREAMS = [Stream(...), ...]``, or,
-with neither, flows as attributes.
+A YAML file has flows under ``flows``, and those of earlier builds under ``streams`` and ``pipelines``. ``${env:NAME}``
+is a variable of the environment; ``${connection:ID}`` stays until the flow starts. A module has
+``FLOWS = [Flow(...), ...]`` or ``STREAMS = [Stream(...), ...]``, or, with neither, flows as attributes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from millrace.base.errors import InvalidSettings, InvalidStream, StreamNotFound
 from millrace.base.package import HAS_DEMO
 from millrace.base.settings import Settings
+from millrace.flows.declare.connections import named_connection
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.part import expanded
 from millrace.flows.declare.spellings import NAME, Spelling
@@ -35,7 +36,13 @@ def declared_flows(settings: Settings, *, shipped: bool = True, host: Host | Non
     given = (*settings.flow_declarations.split(","), *settings.stream_declarations.split(","))
     for place in (*SHIPPED, *dict.fromkeys(name.strip() for name in given if name.strip())):
         for where, spelling, each in _of_file(place) if place.endswith(_SUFFIXES) else _of_module(place):
-            flow = Flow.of(each, where=f"{place}, {where}{_named(each, spelling)}", spelling=spelling)
+            written = f"{place}, {where}{_named(each, spelling)}"
+            flow = Flow.of(each, where=written, spelling=spelling)
+            if flow.host == "spark" and any(map(named_connection, flow.secrets().values())):
+                raise InvalidStream(
+                    f"{written}: a flow on Spark reads its declaration itself, and knows no ${{connection:…}}: use"
+                    " ${env:NAME}"
+                )
             if flow.name in found:
                 raise InvalidStream(f"{place}: the name {flow.name!r} is taken by another flow")
             found[flow.name] = flow
@@ -77,7 +84,11 @@ def _of_file(name: str) -> Iterator[tuple[str, Spelling, Any]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidStream(f"flow_declarations: {name} cannot be read: {error}") from error
     try:
-        lists = {each: expanded(value.get(each)) for each in _SECTIONS} if isinstance(value, dict) else {}
+        lists = (
+            {each: expanded(value.get(each), connections=False) for each in _SECTIONS}
+            if isinstance(value, dict)
+            else {}
+        )
     except InvalidSettings as error:
         raise InvalidStream(f"flow_declarations: {name}: {error}") from error
     yield from _each(name, lists)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.flows.declare.configuration import Configuration, read_yaml, sealed
+from millrace.flows.declare.connections import with_passwords
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import Problem, expanded, invalid, with_secrets
@@ -27,9 +28,14 @@ def flow_of_file(
     return _with_defaults(read_declaration(path, env=env, keys=keys), configuration)
 
 
-def with_defaults(flow: Flow, configuration: Configuration) -> Flow:
-    """Return a declared flow of the range loop with the defaults of `configuration`. Raises PipelineInvalid."""
-    return _with_defaults(with_secrets(flow.to_json(unset=False), flow.secrets()), configuration)
+def with_defaults(flow: Flow, configuration: Configuration, *, connections: bool = True) -> Flow:
+    """Return a declared flow of the range loop with the defaults of `configuration`.
+
+    Without `connections`, references to Airflow's connections stay as they are. Raises PipelineInvalid and
+    InvalidSettings.
+    """
+    secrets = with_passwords(flow.secrets()) if connections else flow.secrets()
+    return _with_defaults(with_secrets(flow.to_json(unset=False), secrets), configuration)
 
 
 def _with_defaults(declared: dict[str, Any], configuration: Configuration) -> Flow:

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.flows.declare.addresses import check_address
+from millrace.flows.declare.connections import named_connection, password_in_environment
 
 _MISPLACED: Final = "misplaced"
 KIND: Final = "kind"
@@ -296,13 +297,22 @@ def words(text: str, /, **bounds: Any) -> Any:
     return Field(description=text, **bounds)
 
 
-def expanded(value: Any, *, env: Mapping[str, str] | None = None, unseal: Callable[[bytes], str] | None = None) -> Any:
+def expanded(
+    value: Any,
+    *,
+    env: Mapping[str, str] | None = None,
+    unseal: Callable[[bytes], str] | None = None,
+    connections: bool = True,
+) -> Any:
     """Return a value of a declaration's file with its references resolved.
 
-    ``${env:NAME}`` is a variable of the environment, ``${sealed:…}`` is decrypted by `unseal`. Raises InvalidSettings,
-    and the errors of `unseal`.
+    ``${env:NAME}`` is a variable of the environment, ``${sealed:…}`` is decrypted by `unseal`, ``${connection:ID}`` is
+    the password of an Airflow connection that the environment has, or stays as it is without `connections`. Raises
+    InvalidSettings, and the errors of `unseal`.
     """
     if isinstance(value, str):
+        if (connection := named_connection(value)) is not None:
+            return password_in_environment(connection, env=env) if connections else value
         found = _REFERENCE.fullmatch(value)
         if found is None:
             return value
@@ -317,7 +327,7 @@ def expanded(value: Any, *, env: Mapping[str, str] | None = None, unseal: Callab
             )
         return unseal(found[2].encode())
     if isinstance(value, dict):
-        return {name: expanded(each, env=env, unseal=unseal) for name, each in value.items()}
+        return {name: expanded(each, env=env, unseal=unseal, connections=connections) for name, each in value.items()}
     if isinstance(value, list):
-        return [expanded(each, env=env, unseal=unseal) for each in value]
+        return [expanded(each, env=env, unseal=unseal, connections=connections) for each in value]
     return value

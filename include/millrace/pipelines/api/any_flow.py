@@ -225,6 +225,6 @@ class AnyFlow:
 
 def _declared(settings: Settings, flow: NamedFlow) -> Flow | None:
     try:
-        return flow.declaration(settings)
+        return flow.declaration(settings, connections=False)
     except PipelineNotFound:
         return None

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES: Final = 100
 """Documents of one dry run."""
-_FROM_ENVIRONMENT: Final = re.compile(r"\$\{(env|sealed):")
+_FROM_ENVIRONMENT: Final = re.compile(r"\$\{(env|sealed|connection):")
 _PATIENCE_SECONDS: Final = 60.0
 """One that is younger may still be being made by another process of the service."""
 _SERVICE: Final = "service"
@@ -554,7 +554,7 @@ def _check_environment(value: Any, path: str) -> None:
         path, value = waiting.pop()
         if isinstance(value, str) and _FROM_ENVIRONMENT.search(value):
             raise PipelineInvalid(
-                f"{path}: ${{env:…}} is for declarations in files on the service's machine",
+                f"{path}: ${{env:…}} and ${{connection:…}} are for declarations in files on the service's machine",
                 problems=[Problem(path, "takes no ${env:…} through the API", "environment")._asdict()],
             )
         if isinstance(value, dict):

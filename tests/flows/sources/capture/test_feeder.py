@@ -17,7 +17,7 @@ from millrace.base.errors import CaptureEnded, CaptureLost, InvalidArgument, Log
 from millrace.base.settings import Settings
 from millrace.flows.records import is_truncation
 from millrace.flows.sources.capture import feeder
-from millrace.flows.sources.capture.engine import Batch, Event
+from millrace.flows.sources.capture.engine import Batch, Event, History
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
 from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.flows.sources.source import Limits
@@ -303,6 +303,89 @@ def test_what_an_engine_was_reading_is_not_continued_for_a_table_that_left(
     with fed.start():
         until(lambda: script.starts, "an engine starts", seconds=10)
         assert script.starts[0]["offset"] == {"pos": 3}
+
+
+def test_all_tables_that_are_to_be_read_are_asked_for_at_once_and_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine takes one signal a second: a hundred tables, altered twice, would take minutes."""
+    names = [f"d.t{number}" for number in range(100)]
+    scanned = {"o": "notification", "n": "Incremental Snapshot: TABLE_SCAN_COMPLETED"}
+    fed = Fed(tmp_path, monkeypatch, script := Script(batch(end(4))))
+    with Spool(fed.folder, write=True) as spool:
+        state: dict[str, Any] = {"tables": names, "unread": [*names, *names], "epoch": 1}
+        spool.append([], [Mark(0, "", 0)], partition={}, offset={"pos": 3}, complete=True, **state)
+    with fed.start(tables=names, reading={"read.only": "true"}), Spool(fed.folder) as spool:
+        until(lambda: script.acknowledged == 1, "it is asked", seconds=10)
+        assert script.signals == [{"type": "incremental", "data-collections": [rf"d\.t{each}" for each in range(100)]}]
+    script.frames = [
+        batch(*({**scanned, "a": {"scanned_collection": each, "status": "EMPTY"}, "f": {"pos": 5}} for each in names))
+    ]
+    script.starts.clear()
+    with fed.start(tables=names, reading={"read.only": "true"}), Spool(fed.folder) as spool:
+        until(lambda: not spool.standing().unread, "one reading of each is enough", seconds=10)
+
+
+def test_a_table_that_is_altered_while_it_is_read_is_read_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Fed(tmp_path, monkeypatch, script := Script())
+    offset = {"pos": 3, "incremental_snapshot_collections": '[{"id":"d.t"}]'}
+    with Spool(fed.folder, write=True) as spool:
+        state: dict[str, Any] = {"tables": ["d.t"], "unread": ["d.t"] * 4, "epoch": 1}
+        spool.append([], [Mark(0, "", 0)], partition={}, offset=offset, complete=True, **state)
+    scanned = {"o": "notification", "n": "Incremental Snapshot: TABLE_SCAN_COMPLETED", "f": {"pos": 5}}
+    scanned["a"] = {"scanned_collection": "d.t", "status": "SUCCEEDED"}
+    script.frames = [batch(end(4)), batch(scanned)]
+    with fed.start(reading={"read.only": "true"}), Spool(fed.folder) as spool:
+        until(lambda: script.acknowledged == 2, "one of the two readings is done", seconds=10)
+        assert spool.standing().unread == ("d.t",)
+        assert len(script.signals) <= 1
+
+
+def history(number: int, table: str) -> History:
+    changes = [{"type": "CREATE", "id": f'"d"."{table}"', "table": {}}]
+    return History(json.dumps({"position": {"file": "b.1", "pos": number}, "ddl": "", "tableChanges": changes}))
+
+
+def test_a_schema_history_is_bounded_while_an_engine_runs_and_says_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database whose temporary tables come and go has a statement for each, for years."""
+    monkeypatch.setattr(feeder, "_MORE_HISTORY", 20)
+    frames: list[Any] = [batch({**DONE, "f": {"file": "b.1", "pos": 1}})]
+    for number in range(2, 302):
+        frames += [
+            history(number, f"t{number % 7}"),
+            batch({"o": "heartbeat", "f": {"file": "b.1", "pos": number + 1}}),
+        ]
+    fed = Fed(tmp_path, monkeypatch, script := Script(*frames))
+    sizes: list[int] = []
+
+    def acknowledge() -> None:
+        with Spool(fed.folder) as spool:
+            sizes.append(len(spool.history()))
+
+    monkeypatch.setattr(script, "acknowledge", acknowledge)
+    with fed.start():
+        until(lambda: len(sizes) >= 300, "all statements are there", seconds=20)
+    assert max(sizes) <= 2 * 7 + 20 + 1, "twice what is needed, and some more"
+    with Spool(fed.folder) as spool:
+        assert {json.loads(each)["tableChanges"][0]["id"] for each in spool.history()} == {
+            f'"d"."t{number}"' for number in range(7)
+        }
+
+
+def test_a_statement_that_the_next_engine_reads_again_is_in_the_history_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = batch({**DONE, "f": {"file": "b.1", "pos": 1}})
+    heartbeat = batch({"o": "heartbeat", "f": {"file": "b.1", "pos": 2}})
+    frames = [begun, history(2, "a"), heartbeat, CaptureEnded("killed"), history(2, "a"), history(3, "b"), heartbeat]
+    fed = Fed(tmp_path, monkeypatch, script := Script(*frames))
+    with fed.start(), Spool(fed.folder) as spool:
+        until(lambda: script.acknowledged == 3, "both engines have read", seconds=10)
+        assert [json.loads(each)["position"]["pos"] for each in spool.history()] == [2, 3]
 
 
 def test_rows_that_cannot_be_read_again_and_again_are_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ it runs, so that the log has them, beside statements that change the tables.
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,43 @@ def test_cases_of_debezium_come_to_what_the_tables_have(tmp_path: Path, names: t
                 f" add column late_2 varchar(10); update {name} set late_2 = 'x'; alter table {name} drop column late_1"
             )
         shop.equal(tables, "columns that came and went", seconds=240)
-        # An idle server ends the reading of a table by its heartbeat only, every 8 seconds.
-        until(lambda: not spool.standing().unread, "nothing is left to be read", seconds=600)
+        until(lambda: not spool.standing().unread, "nothing is left to be read", seconds=60)
+        assert spool.standing().epoch == 1, spool.standing().error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_many_tables_are_read_beside_busy_and_idle_logs(tmp_path: Path) -> None:
+    """The engine hears of tables to be read in one thread, and reads most of them in the one of the log."""
+    shop = Tables(tmp_path, "items")
+    names = [f"t{number:02}" for number in range(40)]
+    for name in names:
+        shop.script(f"create table {name} (id int primary key, n int); insert into {name} values (1, 1), (2, 2)")
+    shop.execute("create table others (id int primary key auto_increment)")  # of the database, not captured
+    with shop.captured(), Spool(spool_folder(shop.settings, shop.group)) as spool:
+        until(lambda: spool.standing().complete, "the snapshot")
+    shop.capture("items", *names)
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            shop.execute(*["insert into others values ()"] * 50)
+
+    writer = threading.Thread(target=write)
+    with shop.captured(), Spool(spool_folder(shop.settings, shop.group)) as spool:
+        until(lambda: not spool.standing().unread, "the added tables are read, with an idle log", seconds=60)
+        assert shop.differences(names) == []
+        writer.start()
+        try:
+            for wave in range(6):
+                for name in names:
+                    shop.execute(f"alter table {name} add column c{wave} int not null default {wave}")
+                    time.sleep(0.02)  # so that tables are asked for while others are read
+                until(lambda: not spool.standing().unread, f"wave {wave} is read, beside writers", seconds=60)
+        finally:
+            stop.set()
+            writer.join()
+        shop.equal(names, "all waves")
         assert spool.standing().epoch == 1, spool.standing().error
 
 

@@ -56,6 +56,21 @@ def test_rows_come_once_in_the_order_of_the_column_and_changes_after_a_restart(t
     assert positions == sorted(set(positions))
 
 
+@pytest.mark.parametrize("rows", [30, 28])  # the last page has rows, or none
+def test_a_tick_stands_for_a_whole_poll(tmp_path: Path, rows: int) -> None:
+    base = Base(tmp_path, "sqlite")
+    base.execute("create table items (id int primary key, v int)")
+    base.execute(*(f"insert into items values ({n}, {n})" for n in range(rows)))
+    declared = base.declared(QuerySource, table="items", column="v", overlap=100, page_rows=7, every_seconds=0.05)
+    base.once(declared)
+    base.once(declared)  # a poll that finds nothing new adds nothing
+    with Spool(spool_folder(base.settings, base.group)) as spool:
+        marks = [spool.mark(number - 1, number) for number in (7, 14, 21, rows)]
+        assert [each and (each.source, each.whole) for each in marks] == [
+            ("v 6", False), ("v 13", False), ("v 20", False), (f"v {rows - 1}", True)
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize("engine", ["mariadb", "postgres"])
 def test_a_row_whose_transaction_commits_late_is_read_within_the_overlap_alone(tmp_path: Path, engine: str) -> None:
     base = Base(tmp_path, engine)

@@ -20,14 +20,18 @@ from typer.testing import CliRunner
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.failpoint import VARIABLE
 from millrace.commands.main import app
+from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.records import OPERATION, Record
 from millrace.flows.sources.capture.spool import Spool
-from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.capture.ticks import recorded_ticks, spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.triggers import reading
 from millrace.flows.sources.triggers.model import TriggersSource
 from millrace.flows.sources.triggers.reading import TriggersPoller, lock_changes, release
 from millrace.flows.sources.triggers.statements import statements
+from millrace.pipelines.declaration import pipeline_of
+from millrace.testing import deployment
+from tests.flows.sources.capture.shops import working
 from tests.flows.sources.sql.databases import Base, administer
 from tests.waiting import until
 
@@ -110,6 +114,72 @@ def test_numbers_that_are_taken_early_and_committed_late_are_read(tmp_path: Path
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tables_are_read_together_at_the_recorded_ticks(tmp_path: Path, engine: str) -> None:
+    """Each transaction moves an amount from one table to the other, so their sum stays."""
+    base, declared = _shop(tmp_path, engine)
+    base.execute("create table others (id int primary key, v int)")
+    base.execute("insert into items values (1, 100, null)", "insert into others values (1, 100)")
+    declared = declared.model_copy(update={"table": None, "tables": ("items", "others")})
+    _install(base, declared)
+    source = {**declared.model_dump(mode="json", exclude={"table"}), "password": base.password}
+    flow = pipeline_of(
+        {
+            "id": base.group.removeprefix("millrace-"),
+            "source": source,
+            "sink": {"kind": "collection", "collection": "{table}"},
+            "errors": {"collection": "letters"},
+        }
+    )
+    with deployment(base.settings.data_dir) as db:
+        for name in ("items", "others"):
+            db.create_collection(name, {"id": "int64", "v": "int64?", "name": "string?"}, key="id", vchannels=2)
+
+        def total(**at: Any) -> int:
+            read = (db[name].read(**at).to_pylist() for name in ("items", "others"))
+            return sum(row["v"] for rows in read for row in rows)
+
+        with working(FlowRun(base.settings, flow)) as fine:
+            for turn in range(30):
+                with closing(base.connect(autocommit=False)) as writer:
+                    cursor = writer.cursor()
+                    cursor.execute("begin") if engine == "sqlite" else None
+                    cursor.execute(f"update items set v = v - {turn} where id = 1")
+                    cursor.execute(f"update others set v = v + {turn} where id = 1")
+                    writer.commit()
+                if turn % 10 == 9:
+                    left = 100 - turn * (turn + 1) // 2
+                    until(
+                        lambda left=left: (
+                            fine() and db["items"].read().to_pylist()[-1:] == [{"id": 1, "v": left, "name": None}]
+                        ),
+                        "it came",
+                    )
+            ticks = lambda: recorded_ticks(base.settings, flow.name)  # noqa: E731 - looked at again and again
+            until(lambda: fine() and ticks()[-1].mark.source == "change 60", "the last change has a tick")
+        found = ticks()
+        assert {total(at=each.tick) for each in found} == {200}
+        assert len(found) >= 3
+
+
+def test_a_transaction_that_is_larger_than_a_part_has_no_tick_before_its_end(tmp_path: Path) -> None:
+    base, declared = _shop(tmp_path, "sqlite", page_rows=5)
+    _install(base, declared)
+    base.once(declared)
+    with closing(base.connect()) as writer:
+        writer.execute("begin")
+        for number in range(42):
+            writer.execute(f"insert into items values ({number}, 0, null)")
+        writer.execute("commit")
+    with patch.object(reading, "PART_PAGES", 1), patch.object(reading, "MOST_PAGES", 2):
+        base.once(declared)
+    with Spool(spool_folder(base.settings, base.group)) as spool:
+        marks = [spool.mark(number - 1, number) for number in (10, 20, 30, 40, 42)]
+    told = [(each.source, each.whole) for each in marks if each is not None]
+    assert told[-1] == ("change 42", True)
+    assert [whole for _, whole in told[:4]] == [False] * 4
+
+
 @pytest.mark.parametrize("engine", SERVERS)
 def test_interleaved_writers_come_to_the_table(tmp_path: Path, engine: str) -> None:
     """Several transactions are open at once, wait for each other's rows, commit or do not, while changes are read."""
@@ -159,7 +229,8 @@ def test_a_part_ends_with_transactions_and_two_readers_are_refused(tmp_path: Pat
     with SqlConnection(declared) as connection, patch.object(reading, "PART_PAGES", 1):
         poller = TriggersPoller(declared)
         poller._check(connection)
-        changes, numbers = poller._part(connection)
+        changes, numbers, whole = poller._part(connection)
+        assert whole
         assert len(changes) == len(numbers) == 8, "pages are read until the transaction ends"
         lock_changes(connection, declared)
         with SqlConnection(declared) as other, pytest.raises(LogUnavailable, match="another session reads"):

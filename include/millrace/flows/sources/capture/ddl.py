@@ -91,6 +91,11 @@ def current_records(history: Sequence[str], offset: Mapping[str, Any]) -> list[s
     return kept
 
 
+def records_after(history: Sequence[str], offset: Mapping[str, Any] | None) -> list[str]:
+    """Return those of the engine's schema history that an engine writes again which continues from `offset`."""
+    return [each for each in history if offset is None or not _applies(json.loads(each), offset)]
+
+
 def _touched(record: Mapping[str, Any]) -> set[str]:
     changes = record.get("tableChanges") or ()
     return {each[name] for each in changes for name in ("id", "previousId") if each.get(name)}

@@ -29,7 +29,14 @@ from millrace.base.errors import (
 )
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.flows.sources.capture.ddl import Effect, current_records, effect_of, renamed_tables, table_of
+from millrace.flows.sources.capture.ddl import (
+    Effect,
+    current_records,
+    effect_of,
+    records_after,
+    renamed_tables,
+    table_of,
+)
 from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History, regex_of
 from millrace.flows.sources.capture.rereading import Rereading, TableReader
 from millrace.flows.sources.capture.spool import Mark, Spool, Standing
@@ -48,6 +55,8 @@ SNAPSHOT: Final = "snapshot_asked"
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
+_MORE_HISTORY: Final = 1000
+"""Records that a schema history may have besides twice those that were needed when it was looked at last."""
 _READ_TRIES: Final = 3
 """Before rows that cannot be read beside the changes are a loss: a new snapshot reads them otherwise."""
 _LAG_SECONDS: Final = 5.0
@@ -331,7 +340,10 @@ class Feeder(Closeable):
         self._transaction = str((now.offset or {}).get("transaction_id") or "")
         # The engine's offset has the tables that it was about to read.
         about = str((now.offset or {}).get("incremental_snapshot_collections", ""))
-        self._asked = [each for each in self._unread if f'"{each}"' in about]
+        self._asked = [
+            each for each, count in Counter(self._unread).items() for _ in range(min(count, about.count(f'"{each}"')))
+        ]
+        self._merge()
         reads = bool(self._unread and self._reading)
         offset = now.offset
         ahead = self._log if self._careful and reads else None
@@ -339,12 +351,10 @@ class Feeder(Closeable):
         if offset is not None and (not reads or ahead):  # or a table that it was reading is none of the flow's any more
             offset = {name: value for name, value in offset.items() if not name.startswith(_READING)}
             self._asked = []
-            self._unread = list(dict.fromkeys(self._unread))  # read once, after all that was there before
-        stored = self._spool.history()
-        if offset is not None and len(kept := current_records(stored, offset)) < len(stored):
-            self._spool.replace_history(kept)
-            stored = kept
-        known = {_history_key(each) for each in stored}
+            self._merge()
+        stored = self._pruned_history(offset)
+        records = kept = len(stored)
+        known = {_history_key(each) for each in records_after(stored, offset)}
         engine = Engine(
             self._settings,
             {**self._properties, **self._database.before_engine(now), **(self._reading if reads else {})},
@@ -366,8 +376,7 @@ class Feeder(Closeable):
                 match engine.read():
                     case History(record):
                         # The engine sends one again that it read just before it was killed.
-                        if (key := _history_key(record)) not in known:
-                            known.add(key)
+                        if _history_key(record) not in known:
                             history.append(record)
                     case Columns() as description:
                         columns.append(description)
@@ -377,6 +386,9 @@ class Feeder(Closeable):
                         self._wait_for_room(complete)
                         complete |= self._take(batch, taking, history, columns, replaces=replaces, complete=complete)
                         replaces = False
+                        records += len(history)
+                        if complete and records > 2 * kept + _MORE_HISTORY:
+                            records = kept = len(self._pruned_history(self._spool.standing().offset))
                         history, columns = [], []
                         hit("capture.spooled")
                         engine.acknowledge()
@@ -400,6 +412,14 @@ class Feeder(Closeable):
             with self._guard:
                 self._engine = None
             engine.close()
+
+    def _pruned_history(self, offset: Any) -> list[str]:
+        """Remove the records of the schema history that no engine needs from `offset` on; return the others."""
+        stored = self._spool.history()
+        if offset is not None and len(kept := current_records(stored, offset)) < len(stored):
+            self._spool.replace_history(kept)
+            stored = kept
+        return stored
 
     def _take(
         self,
@@ -534,10 +554,18 @@ class Feeder(Closeable):
         self._mark(taken, "")
 
     def _ask(self, engine: Engine) -> None:
-        """Let the engine read the rows of tables that it was not asked for yet."""
-        for table in (Counter(self._unread) - Counter(self._asked)).elements():
-            self._asked.append(table)
-            engine.signal("execute-snapshot", {"type": "incremental", "data-collections": [regex_of(table)]})
+        """Let the engine read the rows of tables that it was not asked for yet. It takes one signal a second."""
+        missing = self._merge()
+        if missing:
+            self._asked += missing
+            tables = [regex_of(each) for each in missing]
+            engine.signal("execute-snapshot", {"type": "incremental", "data-collections": tables})
+
+    def _merge(self) -> list[str]:
+        """Return the tables to ask for: one reading is enough for all statements since a table was asked for last."""
+        missing = list(Counter(self._unread) - Counter(self._asked))
+        self._unread = [*self._asked, *missing]
+        return missing
 
     def _wait_for_room(self, complete: bool) -> None:
         """Wait while the spool is full, and lanes have changes to pass.

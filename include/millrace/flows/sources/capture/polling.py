@@ -194,17 +194,20 @@ def append(
     offset: Any,
     *,
     complete: bool = True,
+    source: str = "",
+    whole: bool = True,
     columns: Sequence[tuple[str, dict[str, Any], int]] = (),
     also: Callable[[sqlite3.Connection], None] | None = None,
 ) -> None:
     """Append `changes` to the spool, with the offset after them. Transactions end after `marks` of them.
 
-    `columns` and `also` are those of :meth:`Spool.append`.
+    `source` names the place of what is read at the marks; at marks that are not `whole`, no tick is recorded. `columns`
+    and `also` are those of :meth:`Spool.append`.
     """
     now = time.time_ns() // 1_000_000
     spool.append(
         changes,
-        [Mark(each, "", now) for each in marks],
+        [Mark(each, source, now, whole) for each in marks],
         partition=None,
         offset=offset,
         complete=complete,

@@ -82,7 +82,7 @@ class Mark(NamedTuple):
     number: int
     """The number after its last change."""
     source: str
-    """The transaction, as the database names it (a GTID); empty: the end of a snapshot, or a database without names."""
+    """The transaction, as the database names it (a GTID), or the place of what polls a database; empty: a snapshot."""
     moment: int
     """Milliseconds since 1970 of its last change, by the database's clock."""
     whole: bool = True

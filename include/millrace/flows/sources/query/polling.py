@@ -58,6 +58,8 @@ class QueryPoller(Poller[SqlConnection]):
         self._key: tuple[str, ...] = ()
         self._largest: Any = None
         """Of the column, in what was read; None: nothing was."""
+        self._inside = False
+        """Whether the spool ends with a page that is not the last of its poll."""
 
     def begin(self, connection: SqlConnection, spool: Spool) -> None:
         """Look at the table and the spool. Raises InvalidSettings, LogUnavailable."""
@@ -72,6 +74,8 @@ class QueryPoller(Poller[SqlConnection]):
                 column = connection.name(declared.column)
                 ((largest,),) = connection.rows(f"select max({column}) from {connection.table(declared.table)}")
                 self._largest = largest
+        newest = spool.mark(-1, now.next)
+        self._inside = newest is not None and not newest.whole
         append(spool, (), (), self._offset(), also=_tables)
         if now.offset is None and self._largest is not None:
             self._pages(connection, spool, lambda: True, silent=True)
@@ -112,8 +116,12 @@ class QueryPoller(Poller[SqlConnection]):
         after: tuple[Any, ...] | None = None
         while room():
             rows, asked = self._page(connection, low, after)
-            self._append(spool, rows, silent=silent)
-            if len(rows) < asked:
+            last = len(rows) < asked
+            self._append(spool, rows, silent=silent, last=last)
+            if last:
+                if self._inside:  # pages before had rows, and this one none
+                    append(spool, (), [0], self._offset(), source=self._place())
+                    self._inside = False
                 return
             after = tuple(rows[-1][: 1 + len(self._key)])
 
@@ -138,8 +146,8 @@ class QueryPoller(Poller[SqlConnection]):
         )
         return rows, asked
 
-    def _append(self, spool: Spool, rows: Sequence[tuple[Any, ...]], *, silent: bool) -> None:
-        """Append those of `rows` that were not read as they are."""
+    def _append(self, spool: Spool, rows: Sequence[tuple[Any, ...]], *, silent: bool, last: bool) -> None:
+        """Append those of `rows` that were not read as they are. Only the `last` page of a poll has a tick."""
         first = 1 + len(self._key)
         found: dict[bytes, tuple[Any, bytes, dict[str, Any], dict[str, Any]]] = {}
         for row in rows:
@@ -173,7 +181,14 @@ class QueryPoller(Poller[SqlConnection]):
             base.execute("delete from seen where version < ?", (low,))
 
         told = [] if silent else lines
-        append(spool, told, [len(told)] if told else [], self._offset(), also=note)
+        marks = [len(told)] if told else []
+        append(spool, told, marks, self._offset(), source=self._place(), whole=last, also=note)
+        if told:
+            self._inside = not last
+
+    def _place(self) -> str:
+        """The largest value of the column that was read."""
+        return f"{self._declared.column} {to_json(self._largest)[1]}"
 
     def _seen(self, spool: Spool, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}

@@ -71,11 +71,11 @@ class TriggersPoller(Poller[SqlConnection]):
         if time.monotonic() - self._checked > CHECK_SECONDS:
             self._check(connection)
         while room():
-            changes, numbers = self._part(connection)
+            changes, numbers, whole = self._part(connection)
             if not numbers:
                 return
             runs = _runs(numbers)
-            append(spool, changes, [len(changes)], {"remove": runs})
+            append(spool, changes, [len(changes)], {"remove": runs}, source=f"change {numbers[-1]}", whole=whole)
             self._remove(connection, runs)
             hit("capture.removed")
 
@@ -90,8 +90,11 @@ class TriggersPoller(Poller[SqlConnection]):
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def _part(self, connection: SqlConnection) -> tuple[list[tuple[str, bytes]], list[int]]:
-        """Return the changes of one snapshot, up to the end of transactions, and their numbers."""
+    def _part(self, connection: SqlConnection) -> tuple[list[tuple[str, bytes]], list[int], bool]:
+        """Return the changes of one snapshot, up to the end of transactions, their numbers, and whether they are whole.
+
+        A part of the most pages or bytes may end inside of transactions.
+        """
         declared, name = self._declared, connection.name
         changes, mark = connection.table(declared.changes), connection.mark
         texts = "::text" if declared.engine == "postgres" else ""
@@ -104,9 +107,11 @@ class TriggersPoller(Poller[SqlConnection]):
         numbers: list[int] = []
         last = 0
         size = 0
+        whole = False
         with connection.snapshot():
             for page in range(MOST_PAGES):
                 if (page >= PART_PAGES or size >= PART_BYTES) and not self._begun(connection, last):
+                    whole = True
                     break
                 if size >= MOST_BYTES:
                     break
@@ -120,9 +125,10 @@ class TriggersPoller(Poller[SqlConnection]):
                 numbers += [int(row[0]) for row in rows]
                 size += sum(len(row[3] or "") + len(row[4] or "") for row in rows)
                 if len(rows) < asked:
+                    whole = True
                     break
                 last = numbers[-1]
-        return found, numbers
+        return found, numbers, whole
 
     def _begun(self, connection: SqlConnection, last: int) -> bool:
         """Return whether a transaction has changes up to `last` and after it."""
