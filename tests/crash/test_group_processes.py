@@ -1,15 +1,10 @@
-"""Processes that share a group: one is killed, one is stopped beyond its lease, one joins. Nothing is lost.
-
-What each does goes to a file of its own, before it is acknowledged; so the files say what was processed and by whom.
-"""
+"""Processes that share a group: one is killed, one is stopped beyond its lease, one joins. Nothing is lost."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,12 +17,10 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.client.database import Database, connect
-from millrace.message.schema import CollectionSchema, FieldSpec
+from tests.crash.consumer_rig import SCHEMA, ConsumerProcesses
 from tests.waiting import until
 
-SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
 LEASE = 2.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def member_main(data: str, out: str) -> None:
@@ -59,42 +52,26 @@ def member_main(data: str, out: str) -> None:
                 consumer.acknowledge(delivery)
 
 
-class Members:
-    """The processes."""
+class Members(ConsumerProcesses):
+    """The processes, and what they wrote."""
 
-    def __init__(self, folder: Path, data: Path) -> None:
-        self.folder, self.data = folder, data
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+    program = f"{__name__}:member_main"
 
-    def start(self, name: str) -> None:
-        arguments = f"{str(self.data)!r}, {str(self.out(name))!r}"
-        code = f"from tests.crash.test_group_processes import member_main; member_main({arguments})"
-        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"}
-        self.out(name).touch()
-        self.running[name] = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.keys: Counter[int] = Counter()
+        """How often each row was processed."""
+        self.lost: set[str] = set()
+        """Members that were told of lanes that they lost."""
 
-    def out(self, name: str) -> Path:
-        return self.folder / f"{name}.jsonl"
-
-    def lines(self, name: str) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.out(name).read_text().splitlines(True) if line.endswith("\n")]
-
-    def keys(self) -> Counter[int]:
-        found: Counter[int] = Counter()
-        for path in self.folder.glob("*.jsonl"):
-            for line in self.lines(path.stem):
-                found.update(line.get("keys", ()))  # type: ignore[arg-type]
-        return found
-
-    def stop(self) -> None:
-        (self.data / "stop").touch()
-        for each in self.running.values():
-            if each.poll() is None:
-                each.send_signal(signal.SIGCONT)
-                try:
-                    each.wait(20)
-                except subprocess.TimeoutExpired:
-                    each.kill()
+    def read(self) -> int:
+        """Read what was written since; return how many rows were processed."""
+        for name in self.running:
+            for line in map(json.loads, self.new_lines(name)):
+                self.keys.update(line.get("keys", ()))
+                if "lost" in line:
+                    self.lost.add(name)
+        return len(self.keys)
 
 
 def lanes_of(database: Database) -> dict[str, int]:
@@ -105,8 +82,7 @@ def lanes_of(database: Database) -> dict[str, int]:
 
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[Members]:
-    (tmp_path / "out").mkdir()
-    made = Members(tmp_path / "out", tmp_path / "data")
+    made = Members(tmp_path)
     yield made
     made.stop()
 
@@ -140,11 +116,10 @@ def play(tmp_path: Path, members: Members, rows: int) -> None:
             sent = to
 
         begun = time.monotonic()
-        for name in ("a", "b", "c", "d"):
-            members.start(name)
+        members.start("a", "b", "c", "d")
         took["start of four"] = settled(database, members, "a", "b", "c", "d", begun=begun)
         send(rows // 4)
-        until(lambda: members.keys(), "rows come")
+        until(members.read, "rows come")
         members.running["a"].kill()
         members.running["a"].wait()
         begun = time.monotonic()
@@ -165,9 +140,9 @@ def play(tmp_path: Path, members: Members, rows: int) -> None:
         members.start("e")
         took["one joined"] = settled(database, members, "b", "c", "d", "e", begun=begun)
         send(rows)
-        until(lambda: len(members.keys()) == rows, "every row is processed")
-        assert any("lost" in line for line in members.lines("b")), "the stopped one knew that it had lost its lanes"
-        again = sum(count > 1 for count in members.keys().values())
+        until(lambda: members.read() == rows, "every row is processed")
+        assert "b" in members.lost, "the stopped one knew that it had lost its lanes"
+        again = sum(count > 1 for count in members.keys.values())
         assert again <= rows // 4, f"{again} rows came more than once"
         members.stop()
         group = next(each for each in database.consumer_groups() if each["group"] == "mail")

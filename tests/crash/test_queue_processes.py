@@ -1,16 +1,13 @@
 """Processes that compete for a queue's tasks: one is killed, one is stopped beyond its lease, one joins, and the server
 is killed with leases out. Nothing is lost, and a task has one holder at a time.
 
-Each process writes to a file of its own what it gets, before it acknowledges, and what `commit` has made durable. So
-the files say who had which task, when, and until when by its own belief.
+Each process writes what it gets, until when by its own belief, and what `commit` has made durable.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -25,26 +23,28 @@ from millrace.base.errors import TaskLeaseLost
 from millrace.base.settings import Settings
 from millrace.client.consume.membership import boot_clock
 from millrace.client.database import Database, connect
-from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.discovery import read_record
+from tests.crash.consumer_rig import SCHEMA, ConsumerProcesses
 from tests.waiting import until
 
-SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
-ROOT = Path(__file__).resolve().parents[2]
 LEASE = 3.0
+LEASE_SECONDS = "TEST_QUEUE_LEASE"
+"""The variable that tells a worker its lease."""
 PREFETCH = 200
 TASKS_AT_ONCE, WORK_SECONDS = 50, 0.02
 """A worker has so many tasks in hand, for so long."""
 COMMIT_TASKS = 100
 
 
-def worker_main(data: str, out: str, lease: float) -> None:
+def worker_main(data: str, out: str) -> None:
     """Work on tasks in a process of its own, until there is a file `stop`."""
     settings = Settings(data_dir=Path(data))
     with (
         open(out, "a", buffering=1) as file,
         connect(settings=settings) as database,
-        database.consumer("jobs", group="workers", mode="queue", lease=lease, prefetch=PREFETCH) as queue,
+        database.consumer(
+            "jobs", group="workers", mode="queue", lease=float(os.environ[LEASE_SECONDS]), prefetch=PREFETCH
+        ) as queue,
     ):
         settled: list[int] = []
 
@@ -63,7 +63,10 @@ def worker_main(data: str, out: str, lease: float) -> None:
                 if left:  # else it was suspended just now, and the task is another's
                     file.write(f"got {now} {task.row['id']} {task.deliveries} {now + left}\n")
                     tasks.append(task)
+            if tasks:
+                file.write(f"work {boot_clock()}\n")
             time.sleep(WORK_SECONDS)
+            file.write(f"worked {boot_clock()}\n")
             queue.acknowledge(*tasks)
             settled += [task.row["id"] for task in tasks]
             if len(settled) >= COMMIT_TASKS or (settled and not tasks):
@@ -80,59 +83,60 @@ class Got(NamedTuple):
     worker: str
 
 
-class Workers:
+class Workers(ConsumerProcesses):
     """The processes, and what they wrote."""
 
-    def __init__(self, folder: Path, data: Path) -> None:
-        self.folder, self.data, self.lease = folder, data, LEASE
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+    program = f"{__name__}:worker_main"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.lease = LEASE
         self.got: defaultdict[int, list[Got]] = defaultdict(list)
         self.done: dict[int, float] = {}
         """When each task was known to be durably done."""
         self.count: Counter[str] = Counter()
         """Deliveries by worker."""
-        self._read: dict[str, int] = {}
+        self.in_hand: defaultdict[str, set[int]] = defaultdict(set)
+        """Tasks that each worker works on, and has not acknowledged."""
+        self.working: set[str] = set()
+        """Workers that have all tasks of a turn in hand."""
 
-    def start(self, *names: str) -> None:
-        for name in names:
-            out = self.folder / f"{name}.txt"
-            out.touch()
-            arguments = f"{str(self.data)!r}, {str(out)!r}, {self.lease}"
-            code = f"from tests.crash.test_queue_processes import worker_main; worker_main({arguments})"
-            env = {**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"}
-            self.running[name] = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
+    def environment(self) -> dict[str, str]:
+        return {LEASE_SECONDS: str(self.lease)}
 
     def read(self) -> int:
         """Read what was written since; return how many tasks were delivered."""
         for name in self.running:
-            with open(self.folder / f"{name}.txt", "rb") as file:
-                file.seek(self._read.get(name, 0))
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._read[name] = self._read.get(name, 0) + len(whole)
-            for line in whole.decode().splitlines():
+            for line in self.new_lines(name):
                 kind, at, *words = line.split()
                 if kind == "got":
+                    self.in_hand[name].add(int(words[0]))
                     self.got[int(words[0])].append(Got(float(at), int(words[1]), float(words[2]), name))
                     self.count[name] += 1
+                elif kind == "work":
+                    self.working.add(name)
+                elif kind == "worked":
+                    self.working.discard(name)
+                    self.in_hand[name].clear()
                 elif kind == "done":
                     for key in map(int, words):
                         self.done[key] = min(float(at), self.done.get(key, float(at)))
         return len(self.got)
 
-    def had(self, name: str) -> list[int]:
-        """Return the tasks that a worker got."""
-        return [key for key, each in self.got.items() if any(one.worker == name for one in each)]
+    def suspend_amid_work(self, name: str) -> None:
+        """Suspend a worker that has tasks in hand and has not acknowledged them."""
+        process = psutil.Process(self.running[name].pid)
 
-    def stop(self) -> None:
-        (self.data / "stop").touch()
-        for each in self.running.values():
-            if each.poll() is None:
-                each.send_signal(signal.SIGCONT)
-                try:
-                    each.wait(60)
-                except subprocess.TimeoutExpired:
-                    each.kill()
+        def amid_work() -> bool:
+            process.suspend()
+            until(lambda: process.status() == psutil.STATUS_STOPPED, "it stands still")
+            self.read()
+            if name in self.working:
+                return True
+            process.resume()
+            return False
+
+        until(amid_work, f"{name} is suspended with tasks")
 
     def check(self) -> Counter[str]:
         """Check that tasks had one holder at a time; return the deliveries that came again, by whose came first."""
@@ -150,8 +154,7 @@ class Workers:
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
-    (tmp_path / "out").mkdir()
-    made = Workers(tmp_path / "out", tmp_path / "data")
+    made = Workers(tmp_path)
     yield made
     made.stop()
 
@@ -164,16 +167,15 @@ def fill(database: Database, tasks: int) -> None:
         producer.insert(jobs, pa.table({"id": ids, "body": ["x"] * len(ids)}))
 
 
-def in_hand(database: Database, process: subprocess.Popen[bytes]) -> int:
-    """Return how many tasks are leased to a worker's process."""
-    [group] = [each for each in database.consumer_groups() if each["group"] == "workers"]
-    clients = {each["client"]: each["in_flight"] for each in group["queue"]["consumers"]}
-    return sum(count for client, count in clients.items() if client.endswith(f":{process.pid}"))
+def taken_over(workers: Workers, name: str) -> float:
+    """Wait until others got all tasks that a worker has in hand; return how long that took."""
+    begun, tasks = boot_clock(), sorted(workers.in_hand[name])
 
+    def others_have() -> bool:
+        workers.read()
+        return all(workers.got[task][-1].worker != name for task in tasks)
 
-def taken_over(database: Database, process: subprocess.Popen[bytes], begun: float) -> float:
-    """Wait until a worker has no task in hand any more; return how long that took since `begun`."""
-    until(lambda: not in_hand(database, process), "its tasks are free")
+    until(others_have, f"others got {tasks} of {name}")
     return boot_clock() - begun
 
 
@@ -202,6 +204,7 @@ def test_of_a_killed_worker_the_other_has_the_tasks_after_a_lease(tmp_path: Path
         fill(database, tasks)
         workers.start("a", "b")
         until(lambda: workers.read() and workers.count["a"], "the first works", seconds=60)
+        workers.suspend_amid_work("a")
         workers.running["a"].kill()
         begun = boot_clock()
         again = finish(database, workers, tasks)
@@ -225,14 +228,13 @@ def test_of_a_hundred_thousand_tasks_none_is_lost_through_kills_a_stop_and_a_joi
         until(lambda: workers.read() > tasks // 10 and len(workers.count) == 4, "all four work", seconds=120)
         start = boot_clock()
 
+        workers.suspend_amid_work("a")
         workers.running["a"].kill()
-        begun = boot_clock()
-        took["one killed"] = taken_over(database, workers.running["a"], begun)
+        took["one killed"] = taken_over(workers, "a")
 
         until(lambda: workers.read() > tasks // 4, "the others go on")
-        os.kill(workers.running["b"].pid, signal.SIGSTOP)
-        begun = boot_clock()
-        took["one stopped"] = taken_over(database, workers.running["b"], begun)
+        workers.suspend_amid_work("b")
+        took["one stopped"] = taken_over(workers, "b")
         before = workers.count["b"]
         os.kill(workers.running["b"].pid, signal.SIGCONT)
         begun = boot_clock()
