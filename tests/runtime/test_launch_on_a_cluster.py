@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pytest
 
-from millrace.base.package import ROOT
 from millrace.base.settings import Settings
-from millrace.brokers.kafka import KafkaBroker
-from millrace.brokers.spark import SparkMaster, SparkWorker, spark_home
-from millrace.brokers.versitygw import VersityGateway
+from millrace.brokers.spark import SparkMaster, SparkWorker
 from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
-from tests.network_namespaces import HOST, Machine, machines, require_namespaces
+from tests.network_namespaces import Machine
+from tests.spark_cluster import Cluster, cluster, tasks_run_in
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,78 +54,18 @@ def test_a_streaming_job_runs_its_tasks_on_the_master(settings: Settings, master
         finally:
             launcher.stop("once")
             client.connection.service.shutdown()
-    assert _tasks_run_in(tmp_path / "worker")
-
-
-class Cluster:
-    """Kafka, an S3 and a master on this machine; workers on machines that share nothing with it but these."""
-
-    def __init__(self, folder: Path, settings: Settings, stack: ExitStack, away: list[Machine]) -> None:
-        enter = stack.enter_context
-        store = enter(VersityGateway(folder / "s3", settings=settings, host=HOST))
-        os.environ.update(store.client_environment)
-        kafka = enter(KafkaBroker(folder / "kafka", settings=settings, host=HOST))
-        self.master = enter(SparkMaster(folder / "master", settings=settings, host=HOST))
-        archive = folder / "environment.tar.gz"
-        pack = [ROOT.parent / "tools" / "pack_environment.sh", ROOT.parent / ".venv" / "bin", archive]
-        subprocess.run(pack, cwd=ROOT.parent, timeout=300, check=True)
-        self.folders = [folder / f"worker{machine.number}" for machine in away]
-        self.workers = [
-            enter(self._worker(machine, home, settings)) for machine, home in zip(away, self.folders, strict=True)
-        ]
-        until(lambda: self.master.workers() == len(away), "the workers are registered")
-        self.settings = replace(
-            settings,
-            tables=store.url,
-            log=kafka.url,
-            spark_master=self.master.url,
-            spark_environment=str(archive),
-            spark_cores=2,
-            spark_memory="512m",
-            flush_interval=1.0,
-        )
-
-    def _worker(self, machine: Machine, home: Path, settings: Settings) -> SparkWorker:
-        within = machine.within(home, shown=spark_home(), hidden=[settings.data_dir])
-        worker = SparkWorker(
-            home, master=self.master.url, cores=2, memory="2g", host=machine.host, within=within, settings=settings
-        )
-        worker.home = home / "spark"
-        return worker
-
-    def kill_executor(self, number: int) -> None:
-        """SIGKILL to the executor of a worker, with its Python workers."""
-        below = psutil.Process(self.workers[number].pid).children(recursive=True)
-        executors = [each for each in below if "CoarseGrainedExecutorBackend" in _command(each)]
-        for each in [*executors[0].children(recursive=True), executors[0]]:
-            with suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-
-
-def _command(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
-
-
-@pytest.fixture
-def cluster(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Cluster, list[Machine]]]:
-    require_namespaces()
-    for name in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "")  # what it is set to goes at the end
-    monkeypatch.setenv("SPARK_LOCAL_IP", HOST)
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with machines(2) as away, ExitStack() as stack:
-        yield Cluster(tmp_path, settings, stack, away), away
+    assert tasks_run_in(tmp_path / "worker")
 
 
 def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a_partition(
-    cluster: tuple[Cluster, list[Machine]],
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are acknowledged all the time; each is in the collection once at the end."""
-    spark, away = cluster
+    with cluster(tmp_path, settings, monkeypatch) as (spark, away):
+        _lose_executors_and_a_worker(spark, away)
+
+
+def _lose_executors_and_a_worker(spark: Cluster, away: list[Machine]) -> None:
     launcher = Launcher(spark.settings)
     with connect(settings=spark.settings) as client:
         try:
@@ -152,7 +85,7 @@ def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a
             launcher.stop("node")
             with RemoteLogService.connect(spark.settings.log_path, start=False) as server:
                 server.shutdown()
-    assert all(_tasks_run_in(folder) for folder in spark.folders)
+    assert all(tasks_run_in(folder) for folder in spark.folders)
     assert not Path("tasks").exists(), "the planner has the data folder of its driver"
 
 
@@ -173,8 +106,3 @@ def _wait_until_flushed(settings: Settings, tick: int, launcher: Launcher) -> No
         return len(found) == 4 and all(each.time_tick >= tick for each in found.values())
 
     until(flushed, f"the rows up to {tick} are in the tables", seconds=240)
-
-
-def _tasks_run_in(folder: Path) -> bool:
-    logs = (folder / "work").glob("app-*/*/stderr")
-    return "Running task" in "".join(path.read_text(errors="replace") for path in logs)
