@@ -275,3 +275,13 @@ def test_the_containers_make_a_cluster_that_outlives_each_of_its_pods(monkeypatc
                 pod.wait_ready()
             client.collection("words").insert(pa.table({"id": list(range(2000, 2500)), "word": ["z"] * 500}))
             assert rows() == 2500
+            for name in ("worker-flights", "mgmt"):
+                pod = all_[name]
+                pod.stop()
+                shutil.rmtree(pod.home / "data")
+                pod.start()
+            for number in range(2500, 3000):
+                producer.produce("words", json.dumps({"id": number, "word": "w"}).encode())
+            assert producer.flush(30) == 0
+            until(lambda: rows() == 3000, f"it goes on\n{all_['worker-flights'].job.tail(30)}", seconds=90)
+            all_["mgmt"].wait_ready()

@@ -17,6 +17,8 @@ KNOWN_ENTRIES: Final = frozenset(
         "airflow",
         "bases",
         "brokers",
+        "capture-spools",
+        "captures",
         "checkpoints",
         "collections",
         "coord",

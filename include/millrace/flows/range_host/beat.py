@@ -10,14 +10,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
+from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
 from millrace.flows.range_host.crashes import suspects_of
+from millrace.flows.range_host.documents import DocumentCopies
 from millrace.flows.range_host.limits import over_memory, taken_by
 from millrace.flows.range_host.positions import COUNTS, Position, Positions, positions_uri
 from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
@@ -65,6 +68,7 @@ class Beat(PeriodicTask):
         self._reading = threading.Lock()
         self._shown: set[str] = set()
         self._topics = run.places()
+        self._documents = DocumentCopies(run.settings, run.flow.name)
         self._serial = read_wanted(run.settings, run.flow.name).serial
         self._history = SampleFile(samples_path(run.settings, run.flow.name)) if not run.worker else None
         self._sampled = 0.0
@@ -86,6 +90,8 @@ class Beat(PeriodicTask):
                 self._ends[each.channel] = known._replace(high=each.position)
 
     def run_once(self) -> None:
+        with suppress(MetaUnavailable, MetaAmbiguous):  # the copies are the newest that are known
+            self._documents.refresh()
         self.take()
         self._look()
         taken = self._taken
@@ -208,6 +214,7 @@ class Beat(PeriodicTask):
     def close(self) -> None:
         super().close()
         self._topics.close()
+        self._documents.close()
 
 
 def percentiles(seconds: Sequence[float] | deque[float]) -> dict[str, float]:

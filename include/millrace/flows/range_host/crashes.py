@@ -6,7 +6,7 @@ is left. A record at which a process ended alone, `errors.tries` times, is put a
 then the lane's status names the range.
 
     <data>/pipelines/<id>/in-range/<lane>       what a process works on now
-    <data>/pipelines/<id>/suspects/<lane>.json  where processes ended
+    <data>/pipelines/<id>/suspects/<lane>.json  where processes ended (documents.py)
 
 Any end within a range counts: nobody can tell a fault from a kill. A kill costs small ranges for a while, no record: it
 would have to hit the same record alone, again and again.
@@ -15,6 +15,7 @@ would have to hit the same record alone, again and again.
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import struct
@@ -24,15 +25,17 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from millrace.base.closeable import Closeable
-from millrace.base.files import replace_json
+from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
+from millrace.flows.range_host.documents import SUSPECTS, change_document
 from millrace.flows.range_host.status import flow_folder
 from millrace.flows.status import process_began
 
 _MARK: Final = struct.Struct("<qqqqd")
 """Start and one, end, records, process, and when that began: a container gives the same number again."""
 _PARTS: Final = 8
-_SUSPECTS: Final = "suspects"
+
+_logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class RangeWatch(Closeable):
     def __init__(self, settings: Settings, flow: str, lane: str) -> None:
         folder, name = flow_folder(settings, flow), quote(lane, safe="")
         path = folder / "in-range" / name
-        self._path = folder / _SUSPECTS / f"{name}.json"
+        self._settings, self._flow, self._document = settings, flow, f"{SUSPECTS}/{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -72,7 +75,7 @@ class RangeWatch(Closeable):
             self._map = mmap.mmap(file, _MARK.size)
         finally:
             os.close(file)
-        self.suspect = _read(self._path)
+        self.suspect = _read(folder / self._document)
         """Where processes ended before, if the lane has not passed it."""
         self._process = (os.getpid(), process_began(os.getpid()) or 0.0)
         start, end, records, pid, began = _MARK.unpack_from(self._map)
@@ -101,7 +104,7 @@ class RangeWatch(Closeable):
         """Forget the suspect that lies before `position`."""
         if self.suspect is not None and position >= self.suspect.end:
             self.suspect = None
-            self._path.unlink(missing_ok=True)
+            self._store()
 
     def close(self) -> None:
         self._map.close()
@@ -113,13 +116,19 @@ class RangeWatch(Closeable):
         if records == 1:
             alone = 1 + (known.alone if known is not None and known.start == start else 0)
         self.suspect = Suspect(start, end, max(1, records // _PARTS), crashes, alone)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(self._path, asdict(self.suspect), synced=True)
+        self._store()
+
+    def _store(self) -> None:
+        body = None if self.suspect is None else json.dumps(asdict(self.suspect)).encode() + b"\n"
+        try:
+            change_document(self._settings, self._flow, self._document, lambda _: body)
+        except MillraceError as error:  # of the meta store; this process knows the suspect
+            _logger.warning("%s of %s is not stored: %s", self._document, self._flow, error)
 
 
 def suspects_of(settings: Settings, flow: str) -> dict[str, Suspect]:
     """Return the ranges in which worker processes of `flow` ended and that are not passed, by lane."""
-    folder = flow_folder(settings, flow) / _SUSPECTS
+    folder = flow_folder(settings, flow) / SUSPECTS
     if not folder.is_dir():
         return {}
     found = {unquote(path.stem): _read(path) for path in folder.glob("*.json")}

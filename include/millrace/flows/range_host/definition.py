@@ -19,9 +19,11 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.errors import require_within
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
+from millrace.flows.declare.worker import AIRFLOW
 from millrace.flows.errors.place import ensure_errors
 from millrace.flows.isolation import Attempts
 from millrace.flows.range_host.beat import Beat
+from millrace.flows.range_host.documents import DocumentCopies
 from millrace.flows.range_host.lookups import CollectionRows
 from millrace.flows.range_host.observed import note_flow
 from millrace.flows.range_host.positions import (
@@ -42,7 +44,7 @@ from millrace.flows.range_host.task import BULKS, Done, Task, Work
 from millrace.flows.range_host.topic_admin import require_no_loop
 from millrace.flows.registry import feeder_of, sink_of, source_kinds, source_of, ticks_of
 from millrace.flows.sinks.sink import Ticks
-from millrace.flows.sources.division import LeasedMember, Member
+from millrace.flows.sources.division import LeasedMember, Member, members
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Ends, Feeder, Source, task_of
@@ -59,6 +61,7 @@ from millrace.node.range_loop.failure import RangeFailure
 _logger: Final = logging.getLogger(__name__)
 _SMALLEST_SHARE: Final = 20
 """A range is halved so often, at most."""
+_WAIT_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
 """Two looks at the brokers are so far apart, at least."""
 
@@ -117,6 +120,8 @@ class FlowRun(LoopDefinition[Work, Done]):
         sink_of(self.flow.sink, self.settings, flow=self.flow.name, flush=self.flow.flush).close()
         table = ensure_positions(positions_uri(self.settings, self.flow.name))
         note_flow(self.settings, self.flow)
+        with DocumentCopies(self.settings, self.flow.name) as documents:  # as a former machine left them
+            documents.refresh()
         known = read_positions(table)
         places = self.places()
         try:
@@ -149,18 +154,19 @@ class FlowRun(LoopDefinition[Work, Done]):
         _logger.info("%s runs from %s to %s", self.name, source.kind, self.flow.sink.kind)
 
     def join(self, *, seconds: float | None = None) -> Member | None:
-        """Return this worker among those that divide the lanes; None if one worker reads all.
+        """Return this worker among those that divide the lanes; None if one worker reads all, of one machine.
 
         With `seconds`, wait so long for its part, and leave the others for good at the end. The loop's thread alone
         calls it. Raises LogUnavailable, InvalidSettings, MetaUnavailable.
         """
         source = self.flow.source
-        if not self.flow.divided:
+        alone = runs_alone(self.settings, self.flow)
+        if not self.flow.divided and not alone:
             return None
         if not self._members:
             instance = instance_name(self.settings, self.worker)
-            if not isinstance(source, KafkaSource):
-                self._members.append(LeasedMember.of_flow(self.settings, self.flow.name, instance))
+            if alone or not isinstance(source, KafkaSource):
+                self._members.append(LeasedMember.of_flow(self.settings, self.flow.name, instance, alone=alone))
             else:
                 static = "" if seconds is not None else instance
                 self._members.append(Membership(source, self.flow.consumer_group, instance=static))
@@ -171,6 +177,25 @@ class FlowRun(LoopDefinition[Work, Done]):
                 self.leave()
                 raise
         return self._members[0]
+
+    def wait_alone(self, stop: threading.Event, *, seconds: float | None = None) -> bool:
+        """Wait until no other machine runs the flow; return False if `stop` is set before.
+
+        Nothing to wait for where workers divide the lanes, or without a meta store. With `seconds`, raises
+        LogUnavailable if it takes longer. Raises MetaUnavailable.
+        """
+        if not runs_alone(self.settings, self.flow):
+            return True
+        member = self.join(seconds=seconds)
+        assert isinstance(member, LeasedMember)
+        told = False
+        while not member.held:
+            if not told and (others := members(member.store, self.flow.name)):
+                told = True
+                _logger.info("%s waits: %s runs it", self.name, ", ".join(others))
+            if stop.wait(_WAIT_SECONDS):
+                return False
+        return True
 
     def leave(self) -> None:
         """Leave the group. Idempotent."""
@@ -270,6 +295,11 @@ def places_of(settings: Settings, flow: Flow) -> Source:
     if not isinstance(flow.source, KafkaSource):
         standing = {lane: each.position for lane, each in positions_of(settings, flow.name).items()}
     return source_of(flow.source, settings, group=flow.consumer_group, standing=standing)
+
+
+def runs_alone(settings: Settings, flow: Flow) -> bool:
+    """Whether one worker of all machines runs the flow, by a lease in the meta store."""
+    return bool(settings.meta_store) and not flow.divided and flow.deployment != AIRFLOW
 
 
 def instance_name(settings: Settings, worker: int) -> str:
@@ -458,11 +488,12 @@ class FlowCommitter:
         committed = [each for place, each in enumerate(moved) if place not in fenced]
         self.supervision.succeeded(each.channel for each in committed)
         member = self._run.join()
-        if member is None:
-            self._topics.mirror(_place(each) for each in committed)
-        else:
+        if member is not None:
             self._run.claims.update((each.channel, self._behind(each).commits) for each in committed)
+        if self._run.flow.divided and member is not None:
             member.commit(_place(each) for each in committed)
+        else:
+            self._topics.mirror(_place(each) for each in committed)
         self._measure(reports, committed)
         return CommitResult(
             committed=committed,

@@ -17,6 +17,7 @@ from millrace.flows.range_host.definition import FlowRun
 from millrace.flows.range_host.positions import positions_of
 from millrace.flows.range_host.status import State
 from millrace.flows.range_host.task import Done, Work
+from millrace.flows.sources.source import Feeder
 from millrace.node.range_loop.definition import commit_outcomes, run_range
 from millrace.node.range_loop.failure import FailedRange
 from millrace.node.range_loop.schedule import START, RangeSchedule
@@ -47,20 +48,30 @@ def run(
 
     Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
     """
-    feeder = definition.feeder()
+    feeder = None
     try:
+        if not definition.wait_alone(stop, seconds=_JOIN_SECONDS if until_end else None):
+            return {}
+        feeder = definition.feeder()
         definition.prepare()
         if until_end and feeder is not None:
             feeder.wait_complete(_FED_SECONDS)
-        return _loop(definition, stop, metrics, until_end, own_process)
+        return _loop(definition, feeder, stop, metrics, until_end, own_process)
     finally:
         if feeder is not None:
             feeder.close()
+        definition.leave()
 
 
 def _loop(
-    definition: FlowRun, stop: threading.Event, metrics: Metrics | None, until_end: bool, own_process: bool
+    definition: FlowRun,
+    feeder: Feeder | None,
+    stop: threading.Event,
+    metrics: Metrics | None,
+    until_end: bool,
+    own_process: bool,
 ) -> dict[str, int]:
+    still_ours = getattr(feeder, "check", lambda: None)  # a feeder of another package may have none
     if until_end:
         definition.join(seconds=_JOIN_SECONDS)
     committer = definition.committer(metrics)
@@ -77,6 +88,7 @@ def _loop(
         offset = START
         while not stop.is_set():
             definition.settings.check_place()
+            still_ours()
             if own_process and beat.over:
                 raise MemoryExceeded(beat.over)
             following = schedule.next_offset(offset)

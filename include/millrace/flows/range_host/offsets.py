@@ -8,7 +8,7 @@ from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
 from millrace.flows.declare.flow import Flow
-from millrace.flows.range_host.definition import places_of
+from millrace.flows.range_host.definition import places_of, runs_alone
 from millrace.flows.range_host.positions import change_positions
 from millrace.flows.sources.division import members as leased
 from millrace.flows.sources.division import open_store
@@ -19,10 +19,11 @@ from millrace.message.ids import resolve_tick, tick_physical_ms
 
 
 def require_no_members(settings: Settings, flow: Flow) -> None:
-    """Raise PipelineBusy if workers of any machine divide the flow's lanes: by its consumer group, or by leases."""
-    if not flow.divided:
+    """Raise PipelineBusy if workers of any machine have the flow's lanes: by its consumer group, or by leases."""
+    alone = runs_alone(settings, flow)
+    if not flow.divided and not alone:
         return
-    if not isinstance(flow.source, KafkaSource):
+    if alone or not isinstance(flow.source, KafkaSource):
         with open_store(settings, SystemClock()) as store:
             workers = leased(store, flow.name)
         if workers:

@@ -154,4 +154,4 @@ def commands_path(settings: Settings, flow: str) -> Path:
 
     It contains ``{"paused": bool, "restart": "" | "all" | "failed", "serial": int}``.
     """
-    return flow_folder(settings, flow) / "wanted.json"
+    return flow_folder(settings, flow) / "wanted.json"  # as in documents.py

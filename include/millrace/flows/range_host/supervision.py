@@ -17,6 +17,7 @@ from millrace.base.backoff import delay_after, jittered
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
+from millrace.flows.range_host.documents import WANTED, change_document
 from millrace.flows.range_host.status import (
     PipelineStatus,
     State,
@@ -141,33 +142,46 @@ class Wanted:
 
 
 def read_wanted(settings: Settings, flow: str) -> Wanted:
-    """What is asked of the worker of `flow` now."""
+    """What is asked of the worker of `flow` now, as far as this machine knows."""
     try:
-        value: Any = json.loads(commands_path(settings, flow).read_text(encoding="utf-8"))
+        return _wanted(commands_path(settings, flow).read_bytes())
+    except FileNotFoundError:
+        return Wanted()
+
+
+def _wanted(body: bytes | None) -> Wanted:
+    try:
+        value: Any = json.loads(body or b"{}")
         return Wanted(
             bool(value.get("paused", False)),
             str(value.get("restart", "")),
             int(value.get("serial", 0)),
             int(value.get("whole", 0)),
         )
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         return Wanted()
 
 
 def want(settings: Settings, flow: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
     """Ask it: to pause or go on, to start all or only failed tasks again.
 
-    A restart begins the counts of `errors.limit` anew. Raises CommitFenced, TableUnavailable.
+    A restart begins the counts of `errors.limit` anew. Raises CommitFenced, TableUnavailable, MetaUnavailable.
     """
     if restart:
         from millrace.flows.range_host.positions import reset_windows  # with it comes Arrow, which a list does without
 
         reset_windows(settings, flow)
-    known = read_wanted(settings, flow)
-    serial = known.serial + bool(restart)
-    whole = serial if restart == "all" else known.whole
-    made = Wanted(known.paused if paused is None else paused, restart or known.restart, serial, whole)
-    replace_json(commands_path(settings, flow), asdict(made), synced=True)
+    made = Wanted()
+
+    def change(before: bytes | None) -> bytes:
+        nonlocal made
+        known = _wanted(before)
+        serial = known.serial + bool(restart)
+        whole = serial if restart == "all" else known.whole
+        made = Wanted(known.paused if paused is None else paused, restart or known.restart, serial, whole)
+        return json.dumps(asdict(made)).encode() + b"\n"
+
+    change_document(settings, flow, WANTED, change)
     return made
 
 

@@ -2,7 +2,8 @@
 
 Topics are divided by Kafka's own consumer group (millrace.flows.sources.kafka.membership). The lanes of any other
 source are divided by leases: each worker has a key in the meta store that the settings name, or else in a file of the
-data folder, and computes from all keys which lanes are its own.
+data folder, and computes from all keys which lanes are its own. A flow that one worker reads has one key in the meta
+store: its holder has all lanes, and the workers of other machines wait for the end of its lease.
 
 A division is a hint. Two workers may believe that they hold one lane, for as long as one of them has not looked; what
 keeps them apart is the claim, a commit of the lane's position before its first read (millrace.flows.range_host).
@@ -11,6 +12,7 @@ keeps them apart is the claim, a commit of the lane's position before its first 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "flows/"
 """Of the workers' keys in the meta store."""
+_ALONE: Final = "alone"
+"""Of the key of the one worker of a flow that is not divided."""
 STORE_FILE: Final = "workers.db"
 """Below the pipelines of a data folder whose settings name no meta store."""
 _LOOK_SECONDS: Final = 0.2
@@ -85,12 +89,29 @@ class LeasedMember:
     that is stopped loses its lease by its own clock before anybody else sees it end.
     """
 
-    def __init__(self, store: ClosableMetaStore, clock: Clock, *, flow: str, instance: str, seconds: float) -> None:
-        """`instance`: a name that no other worker has at the same time, and that this one has after a restart."""
-        self._store, self._clock, self._flow, self._instance = store, clock, flow, instance
+    def __init__(
+        self,
+        store: ClosableMetaStore,
+        clock: Clock,
+        *,
+        flow: str,
+        instance: str,
+        seconds: float,
+        alone: bool = False,
+    ) -> None:
+        """`instance`: a name that no other worker has at the same time, and that this one has after a restart.
+
+        `alone`: one worker has all lanes, and the others have none.
+        """
+        self._alone = alone
+        self.store, self._clock, self._flow, self._instance = store, clock, flow, instance
         self.session_seconds = seconds
         self._key = LeasedKey(
-            store, clock, key=lambda lease: f"{PREFIX}{flow}/{instance}@{lease}", value=_told(instance), seconds=seconds
+            store,
+            clock,
+            key=lambda lease: f"{PREFIX}{flow}/{_ALONE if alone else f'{instance}@{lease}'}",
+            value=_told(instance),
+            seconds=seconds,
         )
         self._lanes: list[str] = []
         self._held: frozenset[str] = frozenset()
@@ -102,10 +123,10 @@ class LeasedMember:
         self._keeper.start()
 
     @classmethod
-    def of_flow(cls, settings: Settings, flow: str, instance: str) -> LeasedMember:
+    def of_flow(cls, settings: Settings, flow: str, instance: str, *, alone: bool = False) -> LeasedMember:
         """Join the workers of `flow`. Raises MetaUnavailable, UnsupportedVersion."""
-        clock = SystemClock()
-        return cls(open_store(settings, clock), clock, flow=flow, instance=instance, seconds=settings.session_seconds)
+        clock, seconds = SystemClock(), settings.session_seconds
+        return cls(open_store(settings, clock), clock, flow=flow, instance=instance, seconds=seconds, alone=alone)
 
     def follow(self, lanes: Sequence[tuple[str, int]]) -> None:
         """Divide these lanes from now on."""
@@ -117,9 +138,11 @@ class LeasedMember:
         lease = self._key.lease if self._key.held() else 0
         if not lease:
             self._members = ()
+        elif self._alone:
+            self._members = (self._instance,)
         elif lease != self._lease or now - self._looked >= _LOOK_SECONDS:
             try:
-                self._members = members(self._store, self._flow)
+                self._members = members(self.store, self._flow)
                 self._looked = now
             except (MetaUnavailable, MetaAmbiguous):
                 pass  # the lease still holds, and so does what is this worker's
@@ -129,14 +152,20 @@ class LeasedMember:
         self._held, self._lease = mine, lease
         return found
 
+    @property
+    def held(self) -> bool:
+        """Whether this worker has its lease, by its own clock."""
+        return self._key.held()
+
     def wait_joined(self, seconds: float) -> None:
         """Wait for the lease. Raises LogUnavailable if that takes longer."""
         end = self._clock.monotonic() + seconds
         while not self._key.held():
             if self._clock.monotonic() >= end:
-                raise LogUnavailable(
-                    f"the workers of {self._flow}: the meta store gave no lease within {seconds:.0f} s"
-                )
+                words = "the meta store gave no lease"
+                if self._alone and (others := members(self.store, self._flow)):
+                    words = f"{', '.join(others)} had the lease and did not end"
+                raise LogUnavailable(f"the workers of {self._flow}: {words} within {seconds:.0f} s")
             time.sleep(0.05)
 
     def commit(self, offsets: Iterable[tuple[str, int, int]]) -> None:
@@ -146,7 +175,7 @@ class LeasedMember:
         """Leave: the lanes are others' at once. Idempotent."""
         self._keeper.close()
         self._key.release()
-        self._store.close()
+        self.store.close()
 
 
 class _Keeper(PeriodicTask):
@@ -155,7 +184,8 @@ class _Keeper(PeriodicTask):
     def __init__(self, key: LeasedKey, clock: Clock) -> None:
         super().__init__(name="lane-lease", interval=_RENEW_SECONDS, run_at_start=True)
         self._key, self._clock = key, clock
-        self.polled = clock.monotonic()
+        self.polled = math.inf
+        """When the worker's loop asked last; infinite before it begins."""
         self._due = float("-inf")
 
     def run_once(self) -> None:

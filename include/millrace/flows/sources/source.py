@@ -132,6 +132,9 @@ class Feeder(Protocol):
         """Wait until what was there at the start is in the lanes. Raises DeadlineExceeded."""
         ...
 
+    def check(self) -> None:
+        """Raise StreamBusy if another machine has taken over what this gathers. Costs nothing."""
+
     def close(self) -> None:
         """Stop. Idempotent."""
         ...

@@ -48,11 +48,15 @@ from millrace.base.files import make_folder
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
 from millrace.base.settings.place import TablesPlace
+from millrace.coord.clock import SystemClock
 from millrace.coord.cluster_file import is_cluster
 from millrace.coord.cluster_level import require_level
 from millrace.coord.machine.settings import COPY_SECONDS
 from millrace.coord.machine.tables_place import change_place, reading_place
+from millrace.coord.store_factory import open_cluster_store
 from millrace.flows.sinks.collection.lane import LANES, close_lane
+from millrace.flows.sources.capture.shared_spool import FOLDER as SPOOLS
+from millrace.flows.sources.capture.shared_spool import move_spools
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backup.deployment_id import ensure_deployment_id
 from millrace.operations.backup.files import FileGone, exclusive_lock
@@ -103,7 +107,7 @@ _LOOK_SECONDS: Final = 1.0
 _THREADS: Final = 4
 _PINS: Final = "pins"
 TABLE_FOLDERS: Final = (
-    "bases", "checkpoints", "deletes", "derived", LANES, "pipelines", "pipelines-out", _PINS, "quality",
+    "bases", "checkpoints", SPOOLS, "deletes", "derived", LANES, "pipelines", "pipelines-out", _PINS, "quality",
     "recovery_checkpoints", "segments", STAGED, "tables", "wal", "wal_trims",
 )  # fmt: skip
 """Folders of a data folder in which tables lie, beside other files."""
@@ -450,6 +454,7 @@ class _Move:
         files.flush()
         if lanes:
             self._take_lanes(files)
+            self._take_spools(files)
             self._take_log_list(files)
             self._compare(pinned, published)
         return _Copied(
@@ -478,6 +483,13 @@ class _Move:
                 newest = close_lane(store, lane)
                 if newest is not None:
                     files.take_file(store, f"{lane}/{newest}", f"{LANES}/{flow}")
+
+    def _take_spools(self, files: MovedFiles) -> None:
+        """Copy the spools of captures that machines share. `_close` took them from their owners."""
+        for group in store_at(self._source.table_uri(SPOOLS)).folders():
+            store = store_at(self._source.table_uri(f"{SPOOLS}/{group}"))
+            for name in store.list(""):
+                files.take_file(store, name, f"{SPOOLS}/{group}")
 
     def _take_log_list(self, files: MovedFiles) -> None:
         """Copy the list of the log's backends, which lies beside tables in an object store."""
@@ -509,6 +521,9 @@ class _Move:
             if self._mover.is_cancelled():
                 self._from.delete([MOVED_MARK])
             raise
+        if self._source.meta_store:
+            with open_cluster_store(self._source, SystemClock()) as meta:
+                move_spools(meta, self._source.tables_uri, self._target.tables_uri)
         hit("move.closing")
         if is_cluster(self._source):
             time.sleep(2 * COPY_SECONDS)  # until the other machines know it, and begin no load
@@ -546,6 +561,9 @@ def _cancel(settings: Settings, place: TablesPlace, mover: _Mover, params: MoveP
                 reopen_table(store, published=True)
             for name in tables_to_pin(settings):
                 reopen_table(store_at(settings.table_uri(name)), published=False)
+            if settings.meta_store:
+                with open_cluster_store(settings, SystemClock()) as meta:
+                    move_spools(meta, target.tables_uri, settings.tables_uri)
             store_at(settings.tables_uri).delete([MOVED_MARK])
             mover.change(lambda found: replace(found, closed=False))
             hit("move.cancelled")
@@ -619,7 +637,7 @@ def _files_to_remove(old: Settings, root: TableStore) -> Iterator[list[str]]:
         seen.update(found)
         yield [each for each in found if f"/{LOG_FOLDER}/" not in each]
         yield [each for each in found if f"/{LOG_FOLDER}/" in each]
-    for name in (STAGED, LANES, _PINS) if not old.tables else ("",):
+    for name in (STAGED, LANES, SPOOLS, _PINS) if not old.tables else ("",):
         yield [each for each in list_below(root, name) if each not in {DEPLOYMENT_MARK, MOVED_MARK, *seen}]
 
 

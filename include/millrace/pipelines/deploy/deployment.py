@@ -13,12 +13,14 @@ from millrace.flows.declare.file import with_sealed
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.keys import Keys
 from millrace.flows.declare.part import expanded
+from millrace.flows.range_host.documents import forget_documents
 from millrace.flows.range_host.observed import note_flow, observed, run_id
 from millrace.flows.range_host.positions import forget_positions
 from millrace.flows.range_host.status import PipelineStatus, declaration_path, flow_folder
 from millrace.flows.range_host.supervision import want
 from millrace.flows.registry import release
 from millrace.flows.sinks.collection.lane import forget_lanes
+from millrace.flows.sources.capture.shared_spool import forget_spool
 from millrace.flows.status import FlowState, processes_of, supervised_folder
 from millrace.pipelines.declaration import as_pipeline, pipeline_of
 from millrace.pipelines.store.store import PipelineStore
@@ -85,12 +87,14 @@ class Deployment:
         release(pipeline.source, self._settings, group=pipeline.consumer_group)
 
     def remove(self, pipeline: str) -> None:
-        """Stop its worker, remove its folder, its tasks' positions and the journals of its lanes.
+        """Stop its worker, remove its folder and documents, its tasks' positions and the journals of its lanes.
 
-        Raises CommitFenced, TableUnavailable.
+        Raises CommitFenced, TableUnavailable, MetaUnavailable.
         """
         self.stop(pipeline)
         forget_positions(self._settings, pipeline)
         forget_lanes(self._settings, pipeline)
+        forget_documents(self._settings, pipeline)
+        forget_spool(self._settings, f"millrace-{pipeline}")
         shutil.rmtree(supervised_folder(self._settings, run_id(pipeline)), ignore_errors=True)
         shutil.rmtree(flow_folder(self._settings, pipeline), ignore_errors=True)

@@ -89,3 +89,13 @@ capabilities: {drop: [ALL]}
   secret: {secretName: {{ .secret }}, defaultMode: 0440}
 {{- end }}
 {{- end }}
+
+{{/* Not empty where all that flows keep lies in the meta store and beside the tables: then pods need no volumes of their own. */}}
+{{- define "millrace.shared" -}}
+{{- if and .Values.store.tables .Values.store.metaStore }}true{{ end }}
+{{- end }}
+
+{{/* The same for the pipelines of the management, which an etcd does not hold. */}}
+{{- define "millrace.sharedPipelines" -}}
+{{- if and (include "millrace.shared" .) (hasPrefix "mariadb:" .Values.store.metaStore) }}true{{ end }}
+{{- end }}

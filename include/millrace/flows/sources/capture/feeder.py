@@ -26,6 +26,7 @@ from millrace.base.errors import (
     InvalidArgument,
     LogUnavailable,
     MillraceError,
+    StreamBusy,
 )
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
@@ -39,6 +40,7 @@ from millrace.flows.sources.capture.ddl import (
 )
 from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History, regex_of
 from millrace.flows.sources.capture.rereading import Rereading, TableReader
+from millrace.flows.sources.capture.shared_spool import shared_spool
 from millrace.flows.sources.capture.spool import Mark, Spool, Standing
 from millrace.runtime.supervisor import RestartBackoff
 
@@ -160,7 +162,10 @@ class DatabaseLog(Protocol):
 
 
 class Feeder(Closeable):
-    """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process does."""
+    """Feeds the spool in `folder` until it is closed, or until another machine takes it over (`check`).
+
+    Raises StreamBusy if another process of this machine does, and what taking over a shared spool raises.
+    """
 
     def __init__(
         self,
@@ -186,7 +191,8 @@ class Feeder(Closeable):
         self._reading = dict(reading or {})
         """Empty: an engine that cannot, so that all tables are read again if one is added."""
         self._max_bytes, self._again, self._log = max_bytes, snapshot_again, log
-        self._spool = Spool(folder, write=True)
+        self._spool = Spool(folder, write=True, shared=shared_spool(settings, folder.name))
+        self._taken_over: StreamBusy | None = None
         self._unread: list[str] = []
         self._asked: list[str] = []
         """Of `unread`, what this engine knows."""
@@ -215,6 +221,11 @@ class Feeder(Closeable):
         """The engine's process; None between two of them."""
         with self._guard:
             return None if self._engine is None else self._engine.pid
+
+    def check(self) -> None:
+        """As millrace.flows.sources.source.Feeder says."""
+        if self._taken_over is not None:
+            raise self._taken_over
 
     def close(self) -> None:
         """Stop the engine. Idempotent."""
@@ -278,7 +289,12 @@ class Feeder(Closeable):
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                self._spool.resume()
                 self._capture()
+            except StreamBusy as error:
+                _logger.warning("%s: %s", self._name, error)
+                self._taken_over = error
+                return
             except Exception as error:  # lanes would wait for ever for a thread that ended
                 if self._stop.is_set():
                     return
@@ -294,10 +310,12 @@ class Feeder(Closeable):
                     )
                 self._careful |= any(words in said.lower() for words in _AHEAD)
                 with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
+                    self._spool.note(error=said)
+                with suppress(sqlite3.Error, MillraceError, OSError):  # it is lost at the next start, too
                     if anew:
                         self._spool.begin_epoch()
                         self._failed.clear()
-                    self._spool.note(error=said)
+                        self._spool.note(error=said)
                 self._backoff.record_failure(said)
                 pause = self._backoff.remaining_pause()
                 words = f"again in {pause:.0f} s"

@@ -18,10 +18,11 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from millrace.base.closeable import Closeable
-from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.errors import DeadlineExceeded, MillraceError, StreamBusy
 from millrace.base.failpoint import hit
 from millrace.flows.records import BINARY, FAULT, PLACE, Record
 from millrace.flows.sources.capture.lane import CapturedRows, Change
+from millrace.flows.sources.capture.shared_spool import SharedSpool
 from millrace.flows.sources.capture.spool import Changes, Mark, Spool
 from millrace.runtime.supervisor import RestartBackoff
 
@@ -74,11 +75,13 @@ class PollingFeeder(Closeable):
         *,
         every_seconds: float,
         max_bytes: int,
+        shared: SharedSpool | None = None,
     ) -> None:
-        """`connect` opens what `poller` reads; `words` name it in messages."""
+        """`connect` opens what `poller` reads; `words` name it in messages. `shared` as of Spool."""
         self._connect, self._words, self._poller = connect, words, poller
         self._every, self._max_bytes = every_seconds, max_bytes
-        self._spool = Spool(folder, write=True)
+        self._spool = Spool(folder, write=True, shared=shared)
+        self._taken_over: StreamBusy | None = None
         self._stop, self._complete = threading.Event(), threading.Event()
         self._error = ""
         self._read_at: float = self._spool.fact("read_at") or time.time()
@@ -88,6 +91,11 @@ class PollingFeeder(Closeable):
         self._thread.start()
         self._watch = threading.Thread(target=self._measure, name="capture-lag", daemon=True)
         self._watch.start()
+
+    def check(self) -> None:
+        """As millrace.flows.sources.source.Feeder says."""
+        if self._taken_over is not None:
+            raise self._taken_over
 
     def close(self) -> None:
         """Stop. Idempotent."""
@@ -105,6 +113,7 @@ class PollingFeeder(Closeable):
         backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stop.is_set():
             try:
+                self._spool.resume()
                 with self._connect() as connection:
                     self._poller.begin(connection, self._spool)
                     while not self._stop.is_set():
@@ -114,6 +123,10 @@ class PollingFeeder(Closeable):
                         self._note_read()
                         self._complete.set()
                         self._poller.wait(self._stop, self._every)
+            except StreamBusy as error:
+                _logger.warning("%s: %s", self._words, error)
+                self._taken_over, self._error = error, str(error)
+                return
             except Exception as error:
                 if not isinstance(error, MillraceError | OSError | sqlite3.Error):
                     _logger.exception("%s", self._words)

@@ -10,36 +10,45 @@ that have passed a mark agree on what they hold. Readers see changes up to the n
 before it is complete: a snapshot that was interrupted begins anew as another *epoch*, and what was read of it is
 removed.
 
-One process writes (it holds the lock of the folder); any may read, trim and record ticks.
+One process writes (it holds the lock of the folder); any may read, trim and record ticks. With a meta store, what it
+writes is in the shared spool first (shared_spool.py), from which another machine makes this file anew.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import secrets
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.base.closeable import Closeable
-from millrace.base.errors import InvalidSettings, StreamBusy, UnsupportedVersion
+from millrace.base.errors import InvalidSettings, MillraceError, StreamBusy, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
+from millrace.flows.sources.capture.shared_spool import Record, RecordingConnection, SharedSpool
 
+FILE: Final = "spool.db"
 VERSION: Final = 2
 """Of the file's tables."""
 MAX_TICKS: Final = 10_000
 """Recorded ticks that are kept, the newest ones."""
 _LARGE: Final = "'definitions', 'rereading'"
 """Facts (`Spool.fact`) that grow with the tables: whoever asks where the capture stands does not decode them."""
+_SHARED: Final = "shared"
+"""The fact of how much of which shared spool this one has, and where it stood then."""
+_TOLD_TICK: Final = "told_tick"
+_OWN: Final = frozenset({"bytes", "error", "lag_bytes", "lag_seconds", "read_at", "target", _SHARED, _TOLD_TICK})
+"""Facts of one machine: what it keeps, and how it is."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 _TABLES: Final = """
 create table if not exists state (name text primary key, value text not null);
@@ -66,6 +75,8 @@ insert or replace into state select 'bytes', json(coalesce(sum(bytes), 0)) from 
 drop table changes;
 """
 """One table's changes were numbered without gaps, so their places are known."""
+
+_logger: Final = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
@@ -131,8 +142,17 @@ class Standing:
 class Spool(Closeable):
     """The spool in `folder`. A writer holds it. Raises StreamBusy if another process does, UnsupportedVersion."""
 
-    def __init__(self, folder: Path, *, write: bool = False) -> None:
+    def __init__(self, folder: Path, *, write: bool = False, shared: SharedSpool | None = None) -> None:
+        """A writer with `shared` takes that over, makes this spool equal to it, and closes it in the end.
+
+        Raises what SharedSpool does.
+        """
         self._lock: IO[bytes] | None = None
+        self._shared = shared
+        self._behind = False
+        """Whether the shared spool may have a record that this one lacks."""
+        self._facts: dict[str, str] | None = None
+        """Those of the transaction that is under way, if it is to be shared."""
         self.folder = folder
         make_folder(folder)
         if write:
@@ -141,8 +161,21 @@ class Spool(Closeable):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._lock.close()
+                if shared is not None:
+                    shared.close()
                 raise StreamBusy(f"another process captures into {folder}: stop it first") from None
-        path = folder / "spool.db"
+        self._opened()
+        if shared is not None:
+            try:
+                self._take_over(shared)
+            except BaseException:
+                self.close()
+                raise
+        if write and not self.standing().identity:
+            self.note(identity=secrets.token_hex(8))
+
+    def _opened(self) -> None:
+        path = self.folder / FILE
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
         path.chmod(0o600)
         self._db.execute("pragma auto_vacuum = incremental")
@@ -153,10 +186,8 @@ class Spool(Closeable):
             self.close()
             raise UnsupportedVersion(f"{path} has version {version}, and this build supports {VERSION}")
         if version < VERSION:
-            with self._writing():
+            with self._local():
                 self._upgrade()
-        if write and not self.standing().identity:
-            self.note(identity=secrets.token_hex(8))
 
     def _upgrade(self) -> None:
         (version,) = self._db.execute("pragma user_version").fetchone()  # another process may have done it meanwhile
@@ -168,8 +199,82 @@ class Spool(Closeable):
             self._db.execute(statement)
         self._db.execute(f"pragma user_version = {VERSION}")
 
+    # --- the shared spool --------------------------------------------------------------------------------------------
+
+    def _take_over(self, shared: SharedSpool) -> None:
+        shared.take_over()
+        known = self.fact(_SHARED)
+        chain, number, place = known or (shared.chain, 0, None)
+        first = shared.is_new and self._has_something()
+        # A build that shares no spools has fed this one since: the others have nothing newer.
+        alone = known is not None and place != self._place()
+        if chain == shared.chain and number == shared.next and (first or alone):
+            self._mark_shared(shared, number)
+            self._share_whole(shared)
+        else:
+            self._catch_up(shared)
+
+    def resume(self) -> None:
+        """Make this spool equal to the shared one after a failure. Raises what SharedSpool does."""
+        if self._shared is not None and self._behind:
+            self._shared.look()
+            self._catch_up(self._shared)
+
+    def _has_something(self) -> bool:
+        return bool(self._db.execute("select exists (select 1 from state)").fetchone()[0])
+
+    def _catch_up(self, shared: SharedSpool) -> None:
+        """Apply the records that this spool lacks; make it anew if it is no beginning of the shared one."""
+        chain, number, _ = self.fact(_SHARED) or ("", 0, None)
+        base = shared.base()
+        based = int(base.partition("-")[0]) if base else 0
+        if chain != shared.chain or number < based:
+            self._replace(shared, base)
+            number = based
+        for record in shared.records(number):
+            number += 1
+            with self._local():
+                self._apply(record)
+                self._state({_SHARED: [shared.chain, number, self._place()]})
+        (size,) = self._db.execute("select coalesce(sum(bytes), 0) from parts").fetchone()
+        self.note(bytes=size, **{_SHARED: [shared.chain, number, self._place()]})
+        self._behind = False
+
+    def _replace(self, shared: SharedSpool, base: str) -> None:
+        path = self.folder / FILE
+        draft = path.with_name(f"{FILE}.whole")
+        draft.unlink(missing_ok=True)
+        if base:
+            shared.download(base, draft)
+        self._db.close()
+        for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+            (self.folder / name).unlink(missing_ok=True)
+        if base:
+            draft.replace(path)
+        self._opened()
+        with self._local():
+            self._db.execute(f"delete from state where name in ({', '.join('?' * len(_OWN))})", sorted(_OWN))
+
+    def _share_whole(self, shared: SharedSpool) -> None:
+        draft = self.folder / f"{FILE}.whole"
+        draft.unlink(missing_ok=True)
+        try:
+            self._db.execute("vacuum into ?", (str(draft),))
+            shared.put_whole(draft)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _mark_shared(self, shared: SharedSpool, number: int) -> None:
+        self.note(**{_SHARED: [shared.chain, number, self._place()]})
+
+    def _place(self) -> list[Any]:
+        now = self.standing()
+        return [now.next, now.offset, now.epoch]
+
     def close(self) -> None:
         """Idempotent."""
+        if self._shared is not None:
+            self._shared.close()
         self._db.close()
         if self._lock is not None:
             self._lock.close()
@@ -223,7 +328,7 @@ class Spool(Closeable):
 
     def note(self, **state: Any) -> None:
         """Store facts, those of `Standing` or others, synced."""
-        with self._writing():
+        with self._local() if state.keys() <= _OWN else self._writing():
             self._state(state)
 
     def begin_epoch(self) -> int:
@@ -407,7 +512,7 @@ class Spool(Closeable):
         (end,) = self._db.execute(last, (table, position)).fetchone()
         if end is None:
             return
-        with self._writing():
+        with self._local():
             self._remove("name = ? and first < ?", table, end)
             self._db.execute(
                 "insert into lanes values (?, ?) on conflict (name) do update set trimmed = excluded.trimmed",
@@ -457,7 +562,7 @@ class Spool(Closeable):
 
     def record(self, tick: int, mark: Mark) -> None:
         """Store that the collections hold at `tick` what the source held at `mark`."""
-        with self._writing():
+        with self._local():
             self._db.execute("insert or replace into ticks values (?, ?, ?, ?)", (tick, *mark[:3]))
             self._db.execute(
                 "delete from ticks where tick < (select min(tick) from"
@@ -476,6 +581,66 @@ class Spool(Closeable):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """A transaction of the feeder: durable in the shared spool, if there is one, before it is here.
+
+        Raises what SharedSpool does; `resume` then says what became of it.
+        """
+        shared = self._shared
+        if shared is None:
+            with self._local():
+                yield
+            return
+        self.resume()
+        recording, plain = RecordingConnection(self._db), self._db
+        self._db, self._facts = cast(sqlite3.Connection, recording), {}
+        plain.execute("begin immediate")
+        try:
+            kept = self._kept()
+            yield
+            facts, grown = self._facts, self._kept() - kept
+        finally:
+            # Lanes trim and record ticks meanwhile, so the file is not locked for as long as the other stores take.
+            self._db, self._facts = plain, None
+            if plain.in_transaction:
+                plain.execute("rollback")
+        ticks = self._new_ticks()
+        if ticks:
+            recording.statements.append(("insert or replace into ticks values (?, ?, ?, ?)", ticks))
+        own = {name: json.loads(facts.pop(name)) for name in _OWN & facts.keys()}
+        record = Record(recording.statements, facts)
+        if record.statements or facts:
+            self._behind = True
+            shared.put(record)
+        with self._local():
+            kept = self._kept()
+            self._apply(record)
+            self._state(own | {"bytes": kept + grown, _SHARED: [shared.chain, shared.next, self._place()]})
+            if ticks:
+                self._state({_TOLD_TICK: ticks[-1][0]})
+        self._behind = False
+        if shared.is_due(self._kept()):
+            self._behind = True
+            try:
+                self._share_whole(shared)
+                self._behind = False
+            except (MillraceError, OSError) as error:  # tried again after the next record
+                _logger.warning("%s is not stored whole: %s", self.folder, error)
+
+    def _apply(self, record: Record) -> None:
+        for statement, rows in record.statements:
+            self._db.executemany(statement, rows)
+        self._state({name: json.loads(value) for name, value in record.facts.items()})
+
+    def _new_ticks(self) -> list[list[Any]]:
+        """Return the ticks that lanes recorded since the last record; the last one of then may have another mark."""
+        since = self.fact(_TOLD_TICK) or 0
+        rows = self._db.execute("select * from ticks where tick >= ? order by tick", (since,)).fetchall()
+        new = [list(each) for each in rows]
+        return [] if len(new) == 1 and new[0][0] == since else new
+
+    @contextmanager
+    def _local(self) -> Iterator[None]:
+        """A transaction of this machine's spool alone."""
         self._db.execute("begin immediate")
         try:
             yield
@@ -496,10 +661,19 @@ class Spool(Closeable):
         self._state({"bytes": self._kept() - gone})
 
     def _state(self, state: dict[str, Any]) -> None:
-        pairs: Iterable[tuple[str, str]] = [(name, json.dumps(value)) for name, value in state.items()]
-        self._db.executemany(
-            "insert into state values (?, ?) on conflict (name) do update set value = excluded.value", pairs
+        pairs = {name: json.dumps(value) for name, value in state.items()}
+        connection = self._db
+        if self._facts is not None:
+            self._facts |= {name: value for name, value in pairs.items() if name in _OWN or self._differs(name, value)}
+            connection = cast(RecordingConnection, self._db).connection
+        connection.executemany(
+            "insert into state values (?, ?) on conflict (name) do update set value = excluded.value",
+            list(pairs.items()),
         )
+
+    def _differs(self, name: str, value: str) -> bool:
+        row = self._db.execute("select value from state where name = ?", (name,)).fetchone()
+        return row is None or row[0] != value
 
 
 def _places(gaps: bytes | None, count: int) -> np.ndarray:

@@ -8,10 +8,12 @@ for each in recorded_ticks(settings, "shop"):
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
+from millrace.flows.sources.capture.shared_spool import forget_spool
 from millrace.flows.sources.capture.spool import MAX_TICKS, Recorded, Spool
 
 _GTID = re.compile(r"(\d+)-\d+-(\d+)")
@@ -21,6 +23,12 @@ _LSN = re.compile(r"\d+:(\d+)")
 def spool_folder(settings: Settings, group: str) -> Path:
     """Return the folder of the spool of the flow with this consumer group."""
     return settings.data_dir / "captures" / group
+
+
+def remove_spool(settings: Settings, group: str) -> None:
+    """Remove the spool of a flow that ends, here and where all machines share it. Raises MetaUnavailable, OSError."""
+    forget_spool(settings, group)
+    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
 
 
 def recorded_ticks(settings: Settings, flow: str, *, limit: int = MAX_TICKS) -> list[Recorded]:

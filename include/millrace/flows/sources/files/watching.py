@@ -26,6 +26,7 @@ from millrace.client.produce.files.formats import COMPRESSED_SUFFIXES, format_of
 from millrace.flows.documents import decoded
 from millrace.flows.sources.capture.lane import CapturedTables
 from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFeeder, append, line_of
+from millrace.flows.sources.capture.shared_spool import shared_spool
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.files.model import FilesSource
@@ -309,4 +310,5 @@ def feeder_of(declared: FilesSource, settings: Settings, *, group: str) -> Polli
     return PollingFeeder(
         nullcontext, declared.words, spool_folder(settings, group), FilesPoller(declared),
         every_seconds=declared.every_seconds, max_bytes=declared.spool_mib << 20,
+        shared=shared_spool(settings, group),
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -15,7 +14,7 @@ from millrace.flows.sources.capture.engine import TOO_LARGE, regex_of, server_nu
 from millrace.flows.sources.capture.feeder import Database, Feeder
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
 from millrace.flows.sources.capture.spool import Standing
-from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.capture.ticks import remove_spool, spool_folder
 from millrace.flows.sources.mariadb.model import MariaDbSource
 
 _CONNECT_SECONDS: Final = 10
@@ -65,7 +64,7 @@ def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Fee
 
 def release(declared: MariaDbSource, settings: Settings, *, group: str) -> None:
     """Remove the spool of a flow. The server keeps nothing of a reader that has left."""
-    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
+    remove_spool(settings, group)
 
 
 def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.feeder import Feeder
 from millrace.flows.sources.capture.lane import CapturedRows, CapturedTables
-from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.capture.ticks import remove_spool, spool_folder
 from millrace.flows.sources.postgres.model import PostgresSource
 from millrace.flows.sources.postgres.server import Server, properties_of
 
@@ -44,4 +43,4 @@ def feeder_of(declared: PostgresSource, settings: Settings, *, group: str) -> Fe
 def release(declared: PostgresSource, settings: Settings, *, group: str) -> None:
     """Drop the slot and the publication of a flow, and remove its spool. Raises InvalidSettings, LogUnavailable."""
     Server(declared, group).release()
-    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
+    remove_spool(settings, group)

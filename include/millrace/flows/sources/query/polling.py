@@ -8,7 +8,6 @@ the overlap, and changes in one transaction with what is appended.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -26,8 +25,9 @@ from millrace.flows.sources.capture.polling import (
     encode,
     line_of,
 )
+from millrace.flows.sources.capture.shared_spool import shared_spool
 from millrace.flows.sources.capture.spool import Spool
-from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.capture.ticks import remove_spool, spool_folder
 from millrace.flows.sources.query.model import QuerySource
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.sql.values import (
@@ -234,9 +234,10 @@ def feeder_of(declared: QuerySource, settings: Settings, *, group: str) -> Polli
         QueryPoller(declared),
         every_seconds=declared.every_seconds,
         max_bytes=declared.spool_mib << 20,
+        shared=shared_spool(settings, group),
     )
 
 
 def release(declared: QuerySource, settings: Settings, *, group: str) -> None:
     """Remove the spool of a flow. The database has nothing of it."""
-    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
+    remove_spool(settings, group)

@@ -11,7 +11,6 @@ whose number was taken early and committed late is read when it appears, however
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,8 +22,9 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture.lane import CapturedTables
 from millrace.flows.sources.capture.polling import UNREAD_ROWS, PolledRows, Poller, PollingFeeder, append, line_of
+from millrace.flows.sources.capture.shared_spool import shared_spool
 from millrace.flows.sources.capture.spool import Spool
-from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.capture.ticks import remove_spool, spool_folder
 from millrace.flows.sources.sql.connection import SqlConnection
 from millrace.flows.sources.sql.values import Column, is_number, value_of
 from millrace.flows.sources.triggers.model import TriggersSource
@@ -273,6 +273,7 @@ def feeder_of(declared: TriggersSource, settings: Settings, *, group: str) -> Po
         TriggersPoller(declared),
         every_seconds=declared.every_seconds,
         max_bytes=declared.spool_mib << 20,
+        shared=shared_spool(settings, group),
     )
 
 
@@ -284,4 +285,4 @@ def release(declared: TriggersSource, settings: Settings, *, group: str) -> None
     with SqlConnection(declared) as connection:
         lock_changes(connection, declared)  # another flow may use them, against the rules
         remove(connection, declared)
-    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
+    remove_spool(settings, group)
