@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.base.errors import CaptureEnded, CaptureLost, InvalidArgument, LogUnavailable
+from millrace.base.errors import CaptureEnded, CaptureLost, InvalidArgument, LogUnavailable, StreamBusy
 from millrace.base.settings import Settings
 from millrace.flows.records import is_truncation
 from millrace.flows.sources.capture import feeder
@@ -476,3 +476,36 @@ def test_a_slot_that_is_in_use_or_a_name_is_no_loss(words: str, lost: bool) -> N
     assert feeder.is_loss(CaptureEnded(f"the capture engine stopped: {words}")) is lost
     assert not feeder.is_loss(LogUnavailable(words)), "what the engine says ends it"
     assert feeder.is_loss(CaptureLost("gone"))
+
+
+def test_a_feeder_goes_on_on_another_machine_and_the_former_one_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"tables": str(tmp_path / "tables"), "meta_store": f"sqlite:///{tmp_path}/meta.db"}
+    begin = {"o": "BEGIN", "g": "0-1-7", "m": 1, "p": {}, "f": {"pos": 2}}
+    first = Fed(tmp_path / "a", monkeypatch, Script(batch(change(1, o="r"), DONE), batch(begin, change(2), end(7))))
+    first.settings = Settings(data_dir=tmp_path / "a", **shared)
+    other = Script(batch(change(3), end(8)))
+    with first.start() as former:
+        until(lambda: first.ids() == [1, 2], "the first machine feeds", seconds=10)
+        mine = feeder.Engine
+        assert isinstance(mine, Script)
+        second = Fed(tmp_path / "b", monkeypatch, other)
+        second.settings = Settings(data_dir=tmp_path / "b", **shared)
+        with second.start() as running:
+            until(lambda: second.ids() == [1, 2, 3], "the second has all, and goes on", seconds=10)
+            assert other.starts[0]["offset"] == {"pos": 7, "transaction_id": None}
+            monkeypatch.setattr(feeder, "Engine", mine)
+            mine.frames.append(batch(change(3), end(8)))
+            mine.close()
+
+            def is_told() -> bool:
+                try:
+                    former.check()
+                except StreamBusy:
+                    return True
+                return False
+
+            until(is_told, "the former one learns of it", seconds=10)
+            running.check()
+            assert first.ids() == [1, 2]
