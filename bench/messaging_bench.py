@@ -45,8 +45,8 @@ from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.streams.sourcing.aggregate import Aggregate
-from millrace.streams.sourcing.appending import Appended, Command
 from millrace.streams.sourcing.events import EventTypes
+from millrace.streams.sourcing.groups import Appended, Command
 from millrace.streams.sourcing.store import EventStore
 
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from millrace.streams.patterns.builder import row as row
     from millrace.streams.patterns.table import match_recognize as match_recognize
     from millrace.streams.sourcing.aggregate import Aggregate as Aggregate
-    from millrace.streams.sourcing.appending import Command as Command
     from millrace.streams.sourcing.events import EventTypes as EventTypes
+    from millrace.streams.sourcing.groups import Command as Command
     from millrace.streams.sourcing.store import EventStore as EventStore
     from millrace.wal.scanner import All as All
     from millrace.wal.scanner import Latest as Latest
@@ -62,7 +62,7 @@ _FACE = {
     "Change": "millrace.client.consume.delivery",
     "ChangeStream": "millrace.client.consume.changes",
     "Collection": "millrace.client.collection",
-    "Command": "millrace.streams.sourcing.appending",
+    "Command": "millrace.streams.sourcing.groups",
     "Consumer": "millrace.client.consume.consumer",
     "Database": "millrace.client.database",
     "Delivery": "millrace.client.consume.delivery",

@@ -6,7 +6,7 @@ and what must hold at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,10 +17,13 @@ from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLi
 from millrace.coord.balancer.policy import Policy
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.broadcast.broadcaster import Broadcaster
+from millrace.coord.broadcast.kinds import DATA, BroadcastKind, SubmittedBroadcast
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry
+from millrace.coord.broadcast.messages import message_callbacks, message_draft, message_keys
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
 from millrace.coord.broadcast.task import (
     CLUSTER,
+    MESSAGES,
     BroadcastDraft,
     BroadcastTask,
     ResourceKey,
@@ -32,7 +35,9 @@ from millrace.coord.channels.record import Owner
 from millrace.coord.leadership import Leadership
 from millrace.coord.role_manager import HeldRole, RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session
+from millrace.message.builders import manual_flush
 from millrace.message.ids import pchannel_of
+from millrace.message.model import MutableMessage
 from millrace.meta.memory import MemoryStore
 from millrace.node.cluster.owned_channels import OwnedChannels
 from millrace.rpc.assignments import Assignment, AssignmentCache
@@ -46,6 +51,8 @@ WALL = 1_577_836_800
 """When the world begins, in Unix seconds."""
 KEPT = 12
 """Finished broadcasts that stay known: more than can be repeated within a run."""
+NOTE = "note"
+"""The kind of the broadcasts of messages."""
 DRIFT = 0.01
 """How far a process's clock may run from the world's."""
 PCHANNELS = ["dml_0", "dml_1", "dml_2"]
@@ -127,9 +134,37 @@ class Catalog:
             "create table effect (place integer primary key, task integer, request text, collection integer)"
         )
         self.kept = SqliteLedger(self.database, max_closed=KEPT, wall=lambda: WALL + world.now)
-        self.kinds = CallbackRegistry(
-            {"ddl": BroadcastCallbacks(lambda task, seen: None, self._effect, lambda task: None)}
-        )
+        self.called: list[BroadcastTask] = []
+        """Broadcasts of messages whose callback has returned, in that order; one may be there again."""
+
+    def kinds(self, clock: Clock) -> CallbackRegistry:
+        """The kinds of broadcast of one coordinator: DDL with a model of its effect, messages with the real checks."""
+
+        def check(broadcast: SubmittedBroadcast) -> None:
+            mine = {each.vchannel for each in broadcast.messages}
+            for task in self.kept.list_recent(limit=1_000):
+                earlier = task.task
+                if MESSAGES in earlier.change and earlier.id < broadcast.id and mine & earlier.targets.keys():
+                    raise Broken(f"{broadcast.id} is stored before the callback of {earlier.id}")
+
+        def called(broadcast: SubmittedBroadcast) -> None:
+            if set(broadcast.ticks) != {each.vchannel for each in broadcast.messages}:
+                raise Broken(f"the callback of {broadcast.id} runs, and only {broadcast.ticks} have it")
+            clock.sleep(clock.world.random.choice((0.01, 0.01, 0.3)))
+            if clock.world.random.random() < 0.1:
+                raise RuntimeError("the callback failed")
+            task = self.kept.task(broadcast.id)
+            if task is not None:
+                self.called.append(task)
+
+        notes = message_callbacks(self, BroadcastKind(NOTE, check, called))  # type: ignore[arg-type]
+        ddl = BroadcastCallbacks(lambda task, seen: None, self._effect, lambda task: None)
+        return CallbackRegistry({"ddl": ddl, NOTE: notes})
+
+    @property
+    def broadcasts(self) -> SqliteLedger:
+        """The ledger, by the name that it has in the real catalog."""
+        return self.kept
 
     def _effect(self, task: BroadcastTask) -> None:
         if task.pending_targets:
@@ -278,7 +313,9 @@ class Coordinator:
         self.store = cluster.remote(self.process)
         self.leadership = Leadership(self.store, self.clock, self.name, seconds=SESSION)
         together = partial(cluster.network.together, self.process)
-        self.broadcaster = Broadcaster(cluster.ledger(self.process), self, cluster.catalog.kinds, run_all=together)
+        self.broadcaster = Broadcaster(
+            cluster.ledger(self.process), self, cluster.catalog.kinds(self.clock), run_all=together
+        )
         self.balancer: Balancer | None = None
         cluster.world.spawn(self.process, self._campaign, cluster.world.random.random() * 0.2)
         cluster.world.spawn(self.process, self._lead, 0.2)
@@ -345,7 +382,8 @@ class Coordinator:
         """The broadcaster's (the protocol Sending)."""
         if self.cluster.world.random.random() < 0.1 and self.cluster.network.loss:
             raise NodeUnreachable("lost on the way")
-        what = (BROADCAST, task.id, task.request, target, task.change["refused_by"] == target)
+        change = task.change.get(DATA, task.change)
+        what = (BROADCAST, task.id, task.request, target, change["refused_by"] == target)
         tick = self.cluster.log.append(self.process, pchannel_of(target), BROADCAST, 0, what)
         if tick is None:
             raise AppendRejected(f"{target} refuses {task.id}", reason=Reason.NO_EFFECT)
@@ -362,6 +400,8 @@ class Request:
     targets: tuple[str, ...]
     refused_by: str
     """The target that takes it not, "" where all do."""
+    notes: bool
+    """Whether it is a broadcast of messages; else it is DDL."""
     patient: bool
     """Whether its caller asks until it has an answer; else it dies behind its first attempt."""
     outcome: str = ""
@@ -369,7 +409,7 @@ class Request:
 
 
 class Client:
-    """A producer that follows assignments, repeats what it got no answer for, and makes DDL."""
+    """A producer that follows assignments, repeats what it got no answer for, and makes DDL and broadcasts messages."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -441,7 +481,12 @@ class Client:
             keys = collection_keys(collection) if random.random() < 0.8 else normalize_keys([ResourceKey(CLUSTER)])
             targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(cluster.pchannels, 2))
             refused_by = random.choice(targets) if random.random() < 0.1 else ""
-            request = Request(collection, keys, targets, refused_by, patient=random.random() < 0.7)
+            notes = random.random() < 0.5
+            if notes:
+                keys = message_keys(_messages(collection, targets))
+                # What a later VChannel would refuse is refused before anything is stored (judge_messages).
+                refused_by = targets[0] if refused_by else ""
+            request = Request(collection, keys, targets, refused_by, notes, patient=random.random() < 0.7)
             cluster.requests[name] = request
             while not request.outcome:
                 for coordinator in random.sample(cluster.coordinators, 2):
@@ -463,7 +508,15 @@ class Client:
     def _submit(self, coordinator: Coordinator, name: str, request: Request) -> BroadcastTask:
         deadline = coordinator.clock.monotonic() + 0.7
         change = {"refused_by": request.refused_by}
-        draft = BroadcastDraft("ddl", request.collection, change, request.targets, request.keys, name)
+        if request.notes:
+            messages, barriers = _messages(request.collection, request.targets), dict.fromkeys(request.targets, 0)
+            draft = message_draft(NOTE, messages, {}, change, barriers, request=name, principal=self.name)
+        else:
+            draft = BroadcastDraft("ddl", request.collection, change, request.targets, request.keys, name)
         return coordinator.broadcaster.submit(
             lambda: draft, request=name, expired=lambda: coordinator.clock.monotonic() > deadline
         )
+
+
+def _messages(collection: int, targets: Sequence[str]) -> list[MutableMessage]:
+    return [manual_flush(vchannel=target, collection_id=collection, term=0) for target in targets]

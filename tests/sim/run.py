@@ -235,6 +235,21 @@ def check_rows(cluster: Cluster) -> None:
             raise Broken(f"{row} was acknowledged and is not in {pchannel}")
 
 
+def check_callbacks(cluster: Cluster) -> dict[str, int]:
+    """Check the order of the callbacks of broadcasts of messages on each VChannel; return their ids by request."""
+    found: dict[str, int] = {}
+    newest: dict[str, int] = {}
+    for task in cluster.catalog.called:
+        if task.request in found:
+            continue  # called again: by another process, or after a lost answer
+        for target in task.targets:
+            if newest.get(target, 0) > task.id:
+                raise Broken(f"the callback of {task.id} came after that of {newest[target]} on {target}")
+            newest[target] = task.id
+        found[task.request] = task.id
+    return found
+
+
 def check_broadcasts(cluster: Cluster) -> None:
     """What was told done is whole and had its effect once, in order.
 
@@ -253,7 +268,7 @@ def check_broadcasts(cluster: Cluster) -> None:
         done = [task for task, _, collection in effects if collection == key]
         if done != sorted(set(done)):
             raise Broken(f"effects of collection {key} are doubled, or out of order: {done}")
-    had = {request: task for task, request, _ in effects}
+    had = {request: task for task, request, _ in effects} | check_callbacks(cluster)
     closed = {each.task.request: each.task.state for each in cluster.catalog.kept.list_recent(limit=1_000)}
     ids: dict[int, Request] = {}
     for name, request in cluster.requests.items():

@@ -13,14 +13,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import copy
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.base.group_commit import GroupCommit, Waiter
 from millrace.rpc.bundles import MAX_APPENDS, Answer, BundledAppend, decode_answers, encode_bundle
 from millrace.rpc.link import ConnectionLost, ExchangeStream, Link
 from millrace.rpc.outcome import AppendOutcome
@@ -32,25 +32,7 @@ SMALL_BYTES: Final = 64 << 10
 """Size up to which an append is bundled: a larger one costs more than its message."""
 BUNDLE_BYTES: Final = 1 << 20
 
-
-class _Waiting:
-    """An append that waits for its place in a bundle, and then for its answer."""
-
-    __slots__ = ("answer", "bundled", "leads", "turn")
-
-    def __init__(self, bundled: BundledAppend) -> None:
-        self.bundled = bundled
-        self.turn = threading.Lock()
-        self.turn.acquire()
-        self.leads = False
-        """Whether it was woken to lead."""
-        self.answer: Answer | None = None
-
-    def outcome(self) -> AppendOutcome:
-        assert self.answer is not None
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+_Waiting: TypeAlias = Waiter[BundledAppend, AppendOutcome]
 
 
 class BundledAppends:
@@ -64,8 +46,7 @@ class BundledAppends:
         self._margin = margin
         self._lock = threading.Lock()
         self._singles = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._leading = False
+        self._group = GroupCommit(_take, self._exchange, interrupted=_interrupted, copy=_alike)
         self._refused = False
         """Whether the server is of a build that knows no bundles."""
         self._stream: ExchangeStream | None = None
@@ -74,27 +55,20 @@ class BundledAppends:
         self, pchannel: str, values: pa.LargeBinaryArray, deadline: Deadline, alone: Callable[[], AppendOutcome]
     ) -> AppendOutcome:
         """Append entries by `alone`, or in a bundle. Raises what `alone` raises."""
-        own: _Waiting | None = None
         with self._lock:
-            if self._refused or values.nbytes > SMALL_BYTES or (self._singles < SINGLES and not self._waiting):
-                self._singles += 1
-            else:
-                own = _Waiting(BundledAppend(pchannel, values, deadline))
-                self._waiting.append(own)
-                leads, self._leading = not self._leading, True
-        if own is None:
+            single = self._refused or values.nbytes > SMALL_BYTES
+            single = single or (self._singles < SINGLES and not self._group.waiting)
+            self._singles += single
+        if single:
             try:
                 return alone()
             finally:
                 with self._lock:
                     self._singles -= 1
-        if not leads:
-            self._wait(own)
-        if own.answer is None:
-            self._lead(own)
-        if self._refused and isinstance(own.answer, _Refused):
+        try:
+            return self._group.commit(BundledAppend(pchannel, values, deadline))
+        except _Refused:
             return alone()
-        return own.outcome()
 
     def close(self) -> None:
         """Close the stream; a bundle in flight is ambiguous. Idempotent."""
@@ -103,64 +77,15 @@ class BundledAppends:
         if stream is not None:
             stream.close()
 
-    def _wait(self, own: _Waiting) -> None:
-        """Wait for the answer, or for the lead."""
-        try:
-            own.turn.acquire()
-        except BaseException:  # interrupted: it is not sent if it was not yet
-            with self._lock:
-                with suppress(ValueError):
-                    self._waiting.remove(own)
-                leads = own.leads
-            if leads:
-                self._hand_over()
-            raise
-
-    def _lead(self, own: _Waiting) -> None:
-        """Send what waits until `own` has its answer; then hand over."""
-        try:
-            while own.answer is None:
-                with self._lock:
-                    taken = self._take()
-                self._exchange(taken)
-        finally:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        with self._lock:
-            if self._waiting:
-                following = self._waiting[0]
-                following.leads = True
-                following.turn.release()
-            else:
-                self._leading = False
-
-    def _take(self) -> list[_Waiting]:
-        taken: list[_Waiting] = []
-        size = 0
-        while self._waiting and len(taken) < MAX_APPENDS:
-            size += self._waiting[0].bundled.values.nbytes
-            if taken and size > BUNDLE_BYTES:
-                break
-            taken.append(self._waiting.popleft())
-        return taken
-
     def _exchange(self, taken: Sequence[_Waiting]) -> None:
-        """Send a bundle and tell each append its answer, whatever happens."""
-        answers: Sequence[Answer] = ()
-        fault: Exception = ConnectionLost("the thread that sent this append for others was interrupted")
+        """Send a bundle and set each append's answer."""
         try:
-            answers = self._answers([each.bundled for each in taken])
-        except Exception as error:
-            fault = error
-        finally:
-            if not answers:
-                self.close()
-            for place, each in enumerate(taken):
-                each.answer = answers[place] if answers else _alike(fault)
-                if not each.leads:
-                    with suppress(RuntimeError):
-                        each.turn.release()
+            answers = self._answers([each.item for each in taken])
+        except BaseException:
+            self.close()
+            raise
+        for each, answer in zip(taken, answers, strict=True):
+            each.answer = answer
 
     def _answers(self, appends: Sequence[BundledAppend]) -> list[Answer]:
         stream = self._stream
@@ -179,6 +104,21 @@ class BundledAppends:
 
 class _Refused(Exception):
     """The server knows no bundles."""
+
+
+def _take(waiting: deque[_Waiting]) -> list[_Waiting]:
+    taken: list[_Waiting] = []
+    size = 0
+    while waiting and len(taken) < MAX_APPENDS:
+        size += waiting[0].item.values.nbytes
+        if taken and size > BUNDLE_BYTES:
+            break
+        taken.append(waiting.popleft())
+    return taken
+
+
+def _interrupted() -> Exception:
+    return ConnectionLost("the thread that sent this append for others was interrupted")
 
 
 def _alike(error: Exception) -> Exception:

@@ -215,18 +215,19 @@ class ChannelRouter:
         self._watchdog.close()
 
     @contextmanager
-    def stream(self, link: Link, pchannel: str) -> Iterator[HostStream]:
+    def stream(self, link: Link, pchannel: str, principal: str = "") -> Iterator[HostStream]:
         """Yield a stream of single appends for exclusive use.
 
-        It is reused if the block ends normally or with an append's own error.
+        It is reused if the block ends normally or with an append's own error, unless it is in the name of a
+        `principal`.
         """
         key = id(link), pchannel
         with self._guard:
             idle = self._idle.get(key)
-            stream = idle.pop() if idle else None
+            stream = idle.pop() if idle and not principal else None
         if stream is None:
             self._forget_closed()
-            stream = HostStream(link, pchannel, pipelined=False)
+            stream = HostStream(link, pchannel, pipelined=False, principal=principal)
         keep = False
         try:
             yield stream
@@ -235,7 +236,7 @@ class ChannelRouter:
             keep = not stream.ended
             raise
         finally:
-            if keep:
+            if keep and not principal:
                 with self._guard:
                     self._idle.setdefault(key, []).append(stream)
             else:
@@ -277,9 +278,10 @@ class ChannelRoute:
     def mark_stale(self) -> None:
         self._router.mark_stale(self)
 
-    def append(self, values: pa.LargeBinaryArray, deadline: Deadline) -> AppendOutcome:
+    def append(self, values: pa.LargeBinaryArray, deadline: Deadline, *, principal: str = "") -> AppendOutcome:
         """Append entries as one atomic batch: send them once, and return the chain's decisions.
 
+        The deployment's own servers may append in the name of a `principal`; anybody else gets PermissionDenied.
         Raises AssignmentStale, ServerStopping, RateLimited, ServerFull, EntryTooLarge and PermissionDenied if nothing
         was appended, LogUnavailable and DeadlineExceeded if the batch is in the log once or not at all, and the error
         that parked the PChannel.
@@ -287,10 +289,12 @@ class ChannelRoute:
 
         def send(link: Link, deadline: Deadline) -> AppendOutcome:
             def alone() -> AppendOutcome:
-                with self._router.stream(link, self.pchannel) as stream:
+                with self._router.stream(link, self.pchannel, principal) as stream:
                     stream.send(values, deadline=deadline)
                     return stream.receive(deadline=deadline.extended(MARGIN))
 
+            if principal:
+                return alone()
             return self._router.bundles(link).append(self.pchannel, values, deadline, alone)
 
         return self._once(send, deadline, f"whether this append to {self.pchannel} is in the log is unknown")
@@ -322,8 +326,9 @@ class ChannelRoute:
 class HostStream(ExchangeStream):
     """A stream of appends to the append host, each answered with the chain's decision."""
 
-    def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
-        super().__init__(link, {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined})
+    def __init__(self, link: Link, pchannel: str, *, pipelined: bool, principal: str = "") -> None:
+        request: dict[str, Any] = {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined}
+        super().__init__(link, request | ({"principal": principal} if principal else {}))
 
     def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
         """Send one append, which the server may take until `deadline` to decide. Raises ConnectionLost."""

@@ -233,7 +233,7 @@ APPEND: Final = _call(
     Role.PRODUCE,
     Scope.ANYTHING,
     "append messages; each needs a role of its own, see below",
-    request="pchannel? pipelined? bundles?",
+    request="pchannel? pipelined? bundles? principal?",
     repeat=Repeat.NEVER,
 )
 TAIL: Final = _call(

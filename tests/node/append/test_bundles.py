@@ -61,7 +61,7 @@ class Held:
         def answers(bundles: BundledAppends, appends: list[BundledAppend]) -> object:
             first, _ = not self.sizes, self.sizes.append(len(appends))
             if first:
-                until(lambda: self.waiting() == len(bundles._waiting))
+                until(lambda: self.waiting() == len(bundles._group.waiting))
             return plain_answers(bundles, appends)
 
         monkeypatch.setattr(append_bundles, "SINGLES", 0)
@@ -161,7 +161,7 @@ def test_a_thread_that_is_interrupted_leaves_the_others_their_answers(client: Ap
 
     def interrupt(bundles: BundledAppends, appends: list[BundledAppend]) -> object:
         if not interrupted.is_set():
-            until(lambda: len(bundles._waiting) == 2)
+            until(lambda: len(bundles._group.waiting) == 2)
             interrupted.set()
             raise KeyboardInterrupt
         return plain(bundles, appends)

@@ -21,7 +21,7 @@ import millrace.testing
 from millrace.base.errors import VersionConflict
 from millrace.client.database import Database
 from millrace.demo.flights import flights
-from millrace.streams.sourcing.appending import Command
+from millrace.streams.sourcing.groups import Command
 from millrace.streams.sourcing.store import EventStore, Loaded
 from tests.streams.sourcing.flying import AIRCRAFT, Aircraft, Flown
 

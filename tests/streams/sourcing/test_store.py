@@ -28,8 +28,8 @@ from millrace.base.errors import (
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.streams.sourcing.aggregate import Aggregate
-from millrace.streams.sourcing.appending import EVENT_SCHEMA, Appended, Command
 from millrace.streams.sourcing.events import EventTypes
+from millrace.streams.sourcing.groups import EVENT_SCHEMA, Appended, Command
 from millrace.streams.sourcing.snapshots import Snapshot
 from millrace.streams.sourcing.store import EventStore, Loaded
 from tests.streams.sourcing.conftest import Open
@@ -389,12 +389,12 @@ def test_a_batch_of_more_aggregates_than_the_chain_remembers(
 def test_a_refused_command_does_not_block_the_next(opened: Open, deployment: millrace.testing.Deployment) -> None:
     store = opened()
     store.append("N1", flown(1))
-    number = store._appender._partition
+    number = store._appender._sender._partition
     for _ in range(20):  # more than the results that the chain remembers
-        store._appender._partition = 999
+        store._appender._sender._partition = 999
         with pytest.raises(AppendRejected, match="PARTITION_NOT_FOUND"):
             store.append("N1", flown(2), expected_version=1)
-        store._appender._partition = number
+        store._appender._sender._partition = number
     assert store.append("N1", flown(2), expected_version=1).version == 2
 
 
@@ -616,7 +616,7 @@ def test_an_erased_aggregate_goes_on_with_its_version(opened: Open) -> None:
     assert erased.version == 3
     assert (store.load("N1").state, store.load("N1").version) == (Aircraft(), 3)
     assert snapshots_of(store) == []
-    store.snapshots.save([Snapshot("N1", 2, uuid4(), Aircraft("Ada"))])  # type: ignore[union-attr]
+    store.snapshots.write([store.snapshots.row(Snapshot("N1", 2, uuid4(), Aircraft("Ada")))])  # type: ignore[union-attr]
     assert opened(snapshot_every=1).load("N1").state == Aircraft()
     assert snapshots_of(store) == [], "an erasure that stopped before its snapshot is finished by the next load"
     assert store.append("N1", Registered("Bob"), expected_version=3).version == 4

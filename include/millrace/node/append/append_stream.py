@@ -65,7 +65,7 @@ class PipelinedStream:
         answering.start()
         try:
             while requests := self._take():
-                pendings = self._submitted([values for values, _ in requests])
+                pendings = submit_each(self._submit, [values for values, _ in requests])
                 for pending, (_, timeout) in zip(pendings, requests, strict=True):
                     self._answers.put((pending, timeout))
         finally:
@@ -74,24 +74,6 @@ class PipelinedStream:
             ahead.join()
         if self._fault is not None:
             raise self._fault
-
-    def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
-        """Append the gathered requests as one; if one is at fault, each by itself. Never appends anything twice."""
-        try:
-            return self._submit(appends)
-        except MillraceError as error:
-            if error.retriable or len(appends) == 1:
-                return [failure_to_bytes(error)] * len(appends)
-            # Too large, empty, malformed or not allowed: nothing was appended.
-            return [self._one(values) for values in appends]
-        except Exception as error:
-            return [failure_to_bytes(error)] * len(appends)
-
-    def _one(self, values: pa.LargeBinaryArray) -> PendingOutcome | bytes:
-        try:
-            return self._submit([values])[0]
-        except Exception as error:
-            return failure_to_bytes(error)
 
     def _read_ahead(self) -> None:
         try:
@@ -135,6 +117,22 @@ class PipelinedStream:
                 write_answer(self._writer, decided)
             except (flight.FlightError, pa.ArrowException, OSError):
                 gone = True
+
+
+def submit_each(submit: SubmitAppends, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
+    """Append several batches as one; if one is at fault, each by itself. Never appends anything twice.
+
+    Returns the pending outcome of each, or its failure in wire form.
+    """
+    try:
+        return submit(appends)
+    except MillraceError as error:
+        if error.retriable or len(appends) == 1:
+            return [failure_to_bytes(error)] * len(appends)
+        # Too large, empty, malformed or not allowed: nothing was appended.
+        return [each for values in appends for each in submit_each(submit, [values])]
+    except Exception as error:
+        return [failure_to_bytes(error)] * len(appends)
 
 
 def next_append(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.access.grants import Caller, Resource, ResourceKind, Role
+from millrace.access.grants import LOCAL_ADMIN, Caller, Resource, ResourceKind, Role
 from millrace.access.permissions import MESSAGE_REQUIREMENTS, channel_resources
 from millrace.base.errors import Malformed, PermissionDenied
 from millrace.message.types import MessageType
@@ -31,16 +31,19 @@ CollectionLookup = Callable[[str], str | None]
 class AppendAuthorizer:
     """Authorizes the appends of one stream for its caller."""
 
-    def __init__(self, caller: Caller, collection_of: CollectionLookup) -> None:
+    def __init__(self, caller: Caller, collection_of: CollectionLookup, *, principal: object = None) -> None:
+        """Authorize `caller`. The deployment's own servers may name another `principal`, whose request they carry out.
+
+        Raises PermissionDenied for any other caller that names one.
+        """
+        if principal is not None and (caller is not LOCAL_ADMIN or not isinstance(principal, str)):
+            raise PermissionDenied("only the deployment's own servers append in the name of somebody else")
+        self.principal = caller.principal.name if principal is None else str(principal)
+        """Whose name the entries get."""
         self._caller = caller
         self._collection_of = collection_of
         self._free = caller.principal.has_role((Role.ADMIN,), ())
         self._allowed: set[tuple[int, str]] = set()
-
-    @property
-    def principal(self) -> str:
-        """The name of the caller's principal."""
-        return self._caller.principal.name
 
     def authorize(self, values: pa.LargeBinaryArray) -> None:
         """Authorize entries with valid framing, all or none.

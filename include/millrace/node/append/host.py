@@ -83,8 +83,10 @@ class AppendForwarder(Protocol):
         """
         ...
 
-    def append(self, pchannel: str, entries: Entries, *, deadline: float) -> AppendOutcome:
-        """Append through the PChannel's owner. Raises as :meth:`AppendHost.append`."""
+    def append(self, pchannel: str, entries: Entries, *, deadline: float, principal: str = "") -> AppendOutcome:
+        """Append through the PChannel's owner, in the name of `principal`, if any. Raises as
+        :meth:`AppendHost.append`.
+        """
         ...
 
     def tick(self, pchannel: str, *, deadline: float) -> None:
@@ -159,8 +161,7 @@ class AppendHost(Closeable):
         """
         end = Deadline.after(deadline)
         if self._owners is not None and not self._owners.is_local(pchannel):
-            # The owner stamps what it appends with this server's own name: nobody can claim another's to a node.
-            return self._owners.append(pchannel, entry, deadline=deadline)
+            return self._owners.append(pchannel, entry, deadline=deadline, principal=principal)
         return self.decide(pchannel, as_values(entry), deadline=end.remaining(), principal=principal)
 
     def judge(self, pchannel: str, entry: bytes, *, deadline: float = DEFAULT_DEADLINE) -> tuple[AppendOutcome, int]:

@@ -56,6 +56,7 @@ from millrace.node.append.append_stream import (
     answer,
     next_append,
     next_bundle,
+    submit_each,
     write_answer,
 )
 from millrace.node.append.authorizer import AppendAuthorizer, readable_rows, vchannel_resources
@@ -179,11 +180,11 @@ class AppendExtension:
         caller: Caller,
     ) -> None:
         command = from_json(descriptor.command or b"")
-        door = AppendAuthorizer(caller, self._collection_of)
+        door = AppendAuthorizer(caller, self._collection_of, principal=command.get("principal"))
         if command.get("bundles"):
             writer.begin(OUTCOME_SCHEMA)
             while (bundle := next_bundle(reader)) is not None:
-                rows, told = encode_answers([self._bundled(each, door) for each in bundle])
+                rows, told = encode_answers(self._bundled(bundle, door))
                 writer.write_with_metadata(rows, pa.py_buffer(told))
             return
         pchannel = _pchannel(command)
@@ -195,9 +196,21 @@ class AppendExtension:
             values, timeout = request
             write_answer(writer, answer(partial(self.decide, pchannel, values, door, timeout=timeout)))
 
-    def _bundled(self, append: BundledAppend, door: AppendAuthorizer) -> AppendOutcome | bytes:
-        seconds = append.deadline.remaining()
-        return answer(partial(self.decide, append.pchannel, append.values, door, timeout=seconds))
+    def _bundled(self, bundle: Sequence[BundledAppend], door: AppendAuthorizer) -> list[AppendOutcome | bytes]:
+        """Append a bundle, the appends of each PChannel as one, before waiting for any decision."""
+        channels: dict[str, list[int]] = {}
+        for place, each in enumerate(bundle):
+            channels.setdefault(each.pchannel, []).append(place)
+        submitted: dict[int, PendingOutcome | bytes] = {}
+        for pchannel, places in channels.items():
+            appends = [bundle[place].values for place in places]
+            submitted.update(zip(places, submit_each(partial(self.submit, pchannel, door=door), appends), strict=True))
+
+        def decided(place: int) -> AppendOutcome | bytes:
+            pending, seconds = submitted[place], bundle[place].deadline.remaining()
+            return pending if isinstance(pending, bytes) else answer(partial(pending.outcome, timeout=seconds))
+
+        return [decided(place) for place in range(len(bundle))]
 
     def decide(
         self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer, *, timeout: float

@@ -140,9 +140,9 @@ class AppendRouter:
             self._take_back(pchannel)
         return True
 
-    def append(self, pchannel: str, entries: Entries, *, deadline: float) -> AppendOutcome:
+    def append(self, pchannel: str, entries: Entries, *, deadline: float, principal: str = "") -> AppendOutcome:
         route, values = self._through().router.route(pchannel), as_values(entries)
-        return _delivered(lambda end: route.append(values, end), pchannel, deadline)
+        return _delivered(lambda end: route.append(values, end, principal=principal), pchannel, deadline)
 
     def tick(self, pchannel: str, *, deadline: float) -> None:
         # Marked as forwarded: a node that does not own the PChannel refuses it and never forwards it again.

@@ -1,71 +1,38 @@
 """Appending: many commands, each judged by itself, in few entries of the log.
 
 Commands of one aggregate that follow each other are one message, so they cost one place in the log and become visible
-at one tick. If the message loses to another, or is refused, each of its commands is judged anew.
+at one tick. If the message loses to another, or is refused, each of its commands is judged anew. Each thread judges and
+reads for itself; what is to be appended is sent together with that of other threads.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
-from uuid import UUID, uuid4
 
 import pydantic_core
 
 from millrace.base import failpoint
 from millrace.base.backoff import delay_after, jittered
-from millrace.base.errors import AppendRejected, EntryTooLarge, InvalidArgument, MillraceError, VersionConflict
+from millrace.base.errors import AppendRejected, InvalidArgument, MillraceError, VersionConflict
 from millrace.client.collection import Collection
 from millrace.client.database import Database
-from millrace.client.produce.rows import conform, insert_message, partition_of
-from millrace.message.ids import pchannel_of
-from millrace.message.model import MutableMessage
-from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.streams.sourcing.aggregate import Aggregate
-from millrace.streams.sourcing.commands import (
-    MAX_VERSION,
-    Answer,
-    Condition,
-    ConditionalSender,
-    Verdict,
-    conditional,
-)
+from millrace.streams.sourcing.commands import MAX_VERSION, Answer, Verdict
 from millrace.streams.sourcing.events import ERASED
+from millrace.streams.sourcing.groups import Appended, Command, Encoded, Group
 from millrace.streams.sourcing.rebuild import events_by_key
-from millrace.streams.sourcing.snapshots import Snapshot, Snapshots
+from millrace.streams.sourcing.sending import GroupSender
+from millrace.streams.sourcing.snapshots import Snapshots
 from millrace.streams.sourcing.states import Known, Read, States
 
 S = TypeVar("S")
 
 _log: Final = logging.getLogger(__name__)
 
-EVENT_SCHEMA: Final = CollectionSchema(
-    (
-        FieldSpec("aggregate", "string", False),
-        FieldSpec("version", "int64", False),
-        FieldSpec("type", "string", False),
-        FieldSpec("type_version", "int32", False),
-        FieldSpec("data", "json", False),
-        FieldSpec("command", "uuid", False),
-        FieldSpec("at", "timestamp", False),
-        FieldSpec("metadata", "json", True),
-    ),
-    "aggregate",
-    event_time="at",
-)
-"""The columns of an event collection. The field types need chain version 4, as conditional appends do."""
-
-MAX_MESSAGES: Final = 1_000
-"""Aggregates in one entry of the log."""
-MAX_ENTRY_BYTES: Final = 4 << 20
-"""JSON of the events in one entry of the log; a command with more is an entry of its own."""
 TURN_COMMANDS: Final = 500
 """Commands for each VChannel that are judged at once. Fewer than the aggregates that the chain remembers of a VChannel:
 otherwise it forgets what a turn has read before the turn's last commands come.
@@ -75,76 +42,6 @@ ATTEMPTS: Final = 10
 FIRST_PAUSE: Final = 0.005
 LONGEST_PAUSE: Final = 0.25
 """Seconds between attempts, before jitter; the pause doubles from one to the other. All ten take 1.5 s at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The outcome of a command: the aggregate's version after it."""
-
-    key: str
-    version: int
-    tick: int
-    """The tick at which the events became visible; of a repeated command, one after it."""
-    repeated: bool = False
-    """Whether the command had been appended before, and this call appended nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Events to append to one aggregate, at once or not at all.
-
-    Without an `expected_version`, they follow whatever the aggregate has. A command with the `id` of one that took
-    effect changes nothing and gets its outcome, if the expected version is that command's.
-    """
-
-    key: str
-    events: Sequence[Any]
-    expected_version: int | None = None
-    id: UUID = field(default_factory=uuid4)
-    at: datetime | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    erases: bool = False
-
-
-@dataclass(slots=True)
-class _Encoded:
-    """A command with its events as types, versions and JSON, and its metadata as JSON."""
-
-    command: Command
-    events: list[tuple[str, int, str]]
-    metadata: str | None
-    size: int
-    tried: int | None = None
-    """The version after which it was sent last. Its answer may be lost, and then it has taken effect."""
-    outcome: Appended | MillraceError | None = None
-
-
-@dataclass(slots=True)
-class _Group(Generic[S]):
-    """Commands that follow each other on an aggregate: one message."""
-
-    key: str
-    begin: Known[S]
-    commands: list[_Encoded] = field(default_factory=list)
-    version: int = 0
-    """The aggregate's version after them."""
-    size: int = 0
-
-    def takes(self, one: _Encoded, *, alone: bool) -> bool:
-        """Return whether a command may follow the others in their message."""
-        return not self.commands or not (
-            alone
-            or one.command.erases
-            or self.commands[-1].command.erases
-            or self.size + one.size > MAX_ENTRY_BYTES
-            or any(each.command.id == one.command.id for each in self.commands)
-        )
-
-    def add(self, one: _Encoded) -> None:
-        one.tried = self.version
-        self.commands.append(one)
-        self.version += len(one.events)
-        self.size += one.size
 
 
 def pause_between(attempts: int) -> None:
@@ -167,8 +64,7 @@ class Appender(Generic[S]):
         self._aggregate = aggregate
         self._states = states
         self._snapshots = snapshots
-        self._sender = ConditionalSender(database)
-        self._partition = partition_of(collection.definition, None)
+        self._sender = GroupSender(database, collection, aggregate, states, snapshots)
 
     def append(self, commands: Sequence[Command]) -> list[Appended | MillraceError]:
         """Append commands; return the outcome of each, in order. See :meth:`EventStore.append_all`."""
@@ -178,7 +74,7 @@ class Appender(Generic[S]):
             self._turn(encoded[start : start + step])
         return [each.outcome for each in encoded if each.outcome is not None]
 
-    def _encoded(self, command: Command) -> _Encoded:
+    def _encoded(self, command: Command) -> Encoded:
         """Return a command with its events as they are stored. Raises InvalidArgument."""
         check_key(command.key)
         expected = command.expected_version
@@ -192,11 +88,11 @@ class Appender(Generic[S]):
             events = [self._aggregate.events.encode(each) for each in command.events]
         else:
             raise InvalidArgument(f"a command has events, this one for {command.key!r} has none")
-        return _Encoded(command, events, _metadata(command), sum(len(data) for _, _, data in events))
+        return Encoded(command, events, _metadata(command), sum(len(data) for _, _, data in events))
 
-    def _turn(self, commands: Sequence[_Encoded]) -> None:
+    def _turn(self, commands: Sequence[Encoded]) -> None:
         """Append commands until each has its outcome."""
-        waiting: dict[str, deque[_Encoded]] = {}
+        waiting: dict[str, deque[Encoded]] = {}
         for each in commands:
             waiting.setdefault(each.command.key, deque()).append(each)
         read: dict[str, Read] = {}  # of aggregates that were read and not changed since
@@ -205,11 +101,10 @@ class Appender(Generic[S]):
         while waiting:
             begin = self._begin(waiting, read, lost)
             groups = self._grouped(waiting, begin, read, alone)
-            verdicts = self._sent(groups)
+            verdicts = self._sender.send(groups) if groups else []
             if groups:
                 failpoint.hit("sourcing.appended")
             progress = any(isinstance(each, Verdict) and each.answer is Answer.APPENDED for each in verdicts)
-            taken: list[tuple[_Group[S], int]] = []
             for group, verdict in zip(groups, verdicts, strict=True):
                 queue = waiting[group.key]
                 if isinstance(verdict, MillraceError):
@@ -218,10 +113,9 @@ class Appender(Generic[S]):
                         continue
                     group.commands[0].outcome = verdict
                 elif verdict.answer is Answer.APPENDED:
-                    taken.append((group, verdict.tick))
                     read.pop(group.key, None)
                     lost.pop(group.key, None)
-                    version = group.begin.version
+                    version = group.start
                     for each in group.commands:
                         version += len(each.events)
                         each.outcome = Appended(group.key, version, verdict.tick)
@@ -234,14 +128,15 @@ class Appender(Generic[S]):
                         each.outcome = _refused(group)
                 for _ in group.commands:
                     queue.popleft()
-            self._take(taken)
+            if self._snapshots is not None:
+                self._snapshots.write([each.snapshot for each in groups if each.snapshot is not None])
             waiting = {key: queue for key, queue in waiting.items() if queue}
             if lost:
                 pause_between(max(lost.values()))
 
     def _begin(
         self,
-        waiting: dict[str, deque[_Encoded]],
+        waiting: dict[str, deque[Encoded]],
         read: dict[str, Read],
         lost: Mapping[str, int],
     ) -> dict[str, Known[S]]:
@@ -266,11 +161,11 @@ class Appender(Generic[S]):
 
     def _grouped(
         self,
-        waiting: Mapping[str, deque[_Encoded]],
+        waiting: Mapping[str, deque[Encoded]],
         begin: Mapping[str, Known[S]],
         read: Mapping[str, Read],
         alone: set[str],
-    ) -> list[_Group[S]]:
+    ) -> list[Group[S]]:
         """Judge the next commands of each aggregate; return those to append, and leave them where they wait."""
         moved = {}
         for key, queue in waiting.items():
@@ -283,13 +178,13 @@ class Appender(Generic[S]):
         groups = []
         for key, queue in waiting.items():
             known = begin[key]
-            group = _Group(key, known, version=known.version)
-            rest = deque[_Encoded]()
+            group = Group(key, known, alone=key in alone)
+            rest = deque[Encoded]()
             for each in queue:
                 expected = each.command.expected_version
                 repeat = repeats.get(id(each))
                 follows = repeat is None and (expected is None or expected == group.version)
-                if not rest and follows and group.takes(each, alone=key in alone):
+                if not rest and follows and group.takes(each):
                     group.add(each)
                 elif rest or group.commands:  # each is judged after those before it
                     rest.append(each)
@@ -302,7 +197,7 @@ class Appender(Generic[S]):
         return groups
 
     def _repeats(
-        self, moved: Sequence[tuple[_Encoded, int]], begin: Mapping[str, Known[S]], read: Mapping[str, Read]
+        self, moved: Sequence[tuple[Encoded, int]], begin: Mapping[str, Known[S]], read: Mapping[str, Read]
     ) -> dict[int, Appended]:
         """Return by identity the outcome of commands that have appended the version after the given one before."""
         who, unread = dict(read), []
@@ -320,98 +215,6 @@ class Appender(Generic[S]):
             if mine and min(mine) == version + 1:
                 found[id(each)] = Appended(key, max(mine), begin[key].tick, repeated=True)
         return found
-
-    def _sent(self, groups: Sequence[_Group[S]]) -> list[Verdict | MillraceError]:
-        """Send the messages of groups; return the chain's verdicts, in order."""
-        if not groups:
-            return []
-        found: dict[str, Verdict | MillraceError] = {}
-        channels: defaultdict[str, list[tuple[_Group[S], MutableMessage]]] = defaultdict(list)
-        for group, message in zip(groups, self._messages(groups), strict=True):
-            if isinstance(message, MillraceError):
-                found[group.key] = message
-            else:
-                channels[pchannel_of(message.vchannel)].append((group, message))
-
-        def send(name: str, part: list[tuple[_Group[S], MutableMessage]]) -> dict[str, Verdict | MillraceError]:
-            try:
-                verdicts = self._sender.send([message for _, message in part])
-            except EntryTooLarge as error:
-                if len(part) > 1:
-                    return send(name, part[: len(part) // 2]) | send(name, part[len(part) // 2 :])
-                return {part[0][0].key: error}
-            self._states.saw(name, max((each.tick for each in verdicts if isinstance(each, Verdict)), default=0))
-            return dict(zip((group.key for group, _ in part), verdicts, strict=True))
-
-        parts = [(name, entry) for name, part in channels.items() for entry in _entries(part)]
-        if len(parts) == 1:
-            found |= send(*parts[0])
-        elif parts:
-            with ThreadPoolExecutor(min(len(parts), 8), thread_name_prefix="event-store") as pool:
-                for each in pool.map(lambda part: send(*part), parts):
-                    found |= each
-        return [found[group.key] for group in groups]
-
-    def _messages(self, groups: Sequence[_Group[S]]) -> list[MutableMessage | MillraceError]:
-        """Return the conditional message of each group, or why a check or another rule of the collection refuses it."""
-        homes = self._states.vchannels([group.key for group in groups])
-        columns: dict[str, list[Any]] = {each.name: [] for each in EVENT_SCHEMA.fields}
-        now = datetime.now(UTC)
-        for group in groups:
-            columns["aggregate"] += [group.key] * (group.version - group.begin.version)
-            columns["version"] += range(group.begin.version + 1, group.version + 1)
-            for each in group.commands:
-                count = len(each.events)
-                for name, number in (("type", 0), ("type_version", 1), ("data", 2)):
-                    columns[name] += [event[number] for event in each.events]
-                columns["command"] += [each.command.id] * count
-                columns["at"] += [each.command.at or now] * count
-                columns["metadata"] += [each.metadata] * count
-        try:
-            [batch] = conform(columns, self._collection.definition).combine_chunks().to_batches()
-        except MillraceError as error:
-            return [error] if len(groups) == 1 else [found for each in groups for found in self._messages([each])]
-        first, messages = 0, list[MutableMessage | MillraceError]()
-        for group, home in zip(groups, homes, strict=True):
-            count = group.version - group.begin.version
-            message = insert_message(
-                batch.slice(first, count),
-                self._collection.definition,
-                vchannel=home,
-                partition_id=self._partition,
-                upsert=group.commands[0].command.erases,
-            )
-            first += count
-            messages.append(conditional(message, Condition(group.key, group.begin.version, group.begin.tick)))
-        return messages
-
-    def _take(self, appended: Sequence[tuple[_Group[S], int]]) -> None:
-        """Take the events of accepted messages into the cache, and make the snapshots that are due."""
-        snapshots = []
-        for group, tick in appended:
-            before, last = group.begin, group.commands[-1].command
-            if not self._states.claim(group.key, before):
-                continue  # somebody else folds on this state
-            try:
-                state = self._folded(before, group)
-            except Exception:
-                # The events are in the log. Whoever loads the aggregate gets the error.
-                _log.warning("aggregate %r cannot be folded at version %d", group.key, group.version, exc_info=True)
-                continue
-            self._states.keep(group.key, Known(state, group.version, tick))
-            if self._snapshots is not None and self._snapshots.due(before.version, group.version) and not last.erases:
-                snapshots.append(Snapshot(group.key, group.version, last.id, state))
-        if snapshots and self._snapshots is not None:
-            self._snapshots.save(snapshots)
-
-    def _folded(self, before: Known[S], group: _Group[S]) -> S:
-        """Fold events as a rebuild does: of their stored form."""
-        if group.commands[0].command.erases:
-            return self._aggregate.initial()
-        decode = self._aggregate.events.decode
-        # A fold may change its state in place.
-        begun = deepcopy(before.state) if before.lent else before.state
-        return self._aggregate.apply(begun, (decode(*event) for each in group.commands for event in each.events))
 
 
 def check_key(key: Any) -> None:
@@ -434,23 +237,7 @@ def _metadata(command: Command) -> str | None:
         raise InvalidArgument(f"the metadata of a command for {command.key!r} has no JSON form: {error}") from None
 
 
-def _entries(
-    part: Sequence[tuple[_Group[S], MutableMessage]],
-) -> Iterator[list[tuple[_Group[S], MutableMessage]]]:
-    """Split messages into entries of the log."""
-    entry: list[tuple[_Group[S], MutableMessage]] = []
-    size = 0
-    for group, message in part:
-        if entry and (len(entry) == MAX_MESSAGES or size + group.size > MAX_ENTRY_BYTES):
-            yield entry
-            entry, size = [], 0
-        entry.append((group, message))
-        size += group.size
-    if entry:
-        yield entry
-
-
-def _refused(group: _Group[Any]) -> AppendRejected:
+def _refused(group: Group[Any]) -> AppendRejected:
     return AppendRejected(
         f"the chain refused the events of {group.key!r} at version {group.begin.version} {ATTEMPTS} times: the"
         " aggregate is changed all the time, or shares its hash with one that is (try again); or something else than"

@@ -8,7 +8,7 @@ any time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
@@ -64,34 +64,31 @@ class Snapshots(Generic[S]):
         """Return whether a snapshot follows a step from one version to another."""
         return before // self.every < after // self.every
 
-    def save(self, snapshots: Iterable[Snapshot[S]]) -> None:
-        """Write snapshots. One that cannot be written is counted, not raised: its events are in the log already.
-
-        That is so of a state that is too large, or another after its JSON form.
+    def row(self, snapshot: Snapshot[S]) -> dict[str, Any] | None:
+        """Return a snapshot as it is stored. None, which is counted, if the state is too large, or is another after its
+        JSON form.
         """
-        rows = []
-        for each in snapshots:
-            text = self._aggregate.encode(each.state)
-            if self._encoded_again(text) != text:
-                self.skipped += 1
-                _log.warning(
-                    "the state of %r is another after JSON, so it has no snapshot: give its class types for all its"
-                    " values",
-                    each.key,
-                )
-                continue
-            if len(text.encode()) > MAX_STATE_BYTES:
-                self.skipped += 1
-                continue
-            rows.append(
-                {
-                    "aggregate": each.key,
-                    "version": each.version,
-                    "command": each.command,
-                    "fold": self._aggregate.fingerprint,
-                    "state": text,
-                }
+        text = self._aggregate.encode(snapshot.state)
+        if self._encoded_again(text) != text:
+            self.skipped += 1
+            _log.warning(
+                "the state of %r is another after JSON, so it has no snapshot: give its class types for all its values",
+                snapshot.key,
             )
+            return None
+        if len(text.encode()) > MAX_STATE_BYTES:
+            self.skipped += 1
+            return None
+        return {
+            "aggregate": snapshot.key,
+            "version": snapshot.version,
+            "command": snapshot.command,
+            "fold": self._aggregate.fingerprint,
+            "state": text,
+        }
+
+    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write snapshots. If they cannot be written, count them: their events are in the log already."""
         if not rows:
             return
         try:

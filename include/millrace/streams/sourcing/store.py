@@ -27,16 +27,9 @@ from millrace.client.collection import Collection
 from millrace.client.database import Database
 from millrace.message.ids import Moment, resolve_tick
 from millrace.streams.sourcing.aggregate import Aggregate
-from millrace.streams.sourcing.appending import (
-    ATTEMPTS,
-    EVENT_SCHEMA,
-    Appended,
-    Appender,
-    Command,
-    check_key,
-    pause_between,
-)
+from millrace.streams.sourcing.appending import ATTEMPTS, Appender, check_key, pause_between
 from millrace.streams.sourcing.events import ERASED, Recorded
+from millrace.streams.sourcing.groups import EVENT_SCHEMA, Appended, Command
 from millrace.streams.sourcing.rebuild import Rebuilt, digest_of, sorted_events, split_events
 from millrace.streams.sourcing.snapshots import SNAPSHOT_SCHEMA, Snapshots
 from millrace.streams.sourcing.states import Known, States
@@ -182,7 +175,7 @@ class EventStore(Generic[S]):
                 before, fresh = None, False
                 continue
             after = self._states.cached(key, lend=True)
-            if after is None or after.version != done.version:
+            if after is None or after.version < done.version:
                 after = self._states.read([key], lend=True)[key]
             return _loaded(key, after)
 
