@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.access.grants import Grant, Role
+from millrace.base.deadline import Deadline
 from millrace.base.errors import PermissionDenied
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.scan import scan
@@ -28,6 +29,7 @@ from millrace.observe.broadcasts import broadcast_rows
 from millrace.observe.observer import Observer
 from millrace.observe.wal_search import WalQuery
 from millrace.operations.verification import verify_channel
+from millrace.rpc.append_pipeline import as_values
 from millrace.rpc.tail import TailBatch, from_wire_rows
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -130,6 +132,22 @@ def test_a_client_cannot_write_in_another_one_s_name(guarded: Guarded, own: Coll
     assert len(written_by(guarded, own, name)) == 3
     assert written_by(guarded, own, "admin") == []
     assert written_by(guarded, own, "asserted:admin") == []
+
+
+def test_the_deployment_s_own_servers_alone_append_in_the_name_of_another(
+    guarded: Guarded, own: CollectionInfo
+) -> None:
+    """As the log's server does at the node that owns a PChannel, for who asked it for DDL."""
+    admin = guarded.add(f"root-{own.id}", Grant(Role.ADMIN))
+    pchannel, entry = forged(own, 1, "nobody")
+    with connected(guarded, admin) as client, pytest.raises(PermissionDenied, match="in the name of"):
+        client.connection.router.route(pchannel).append(as_values([entry]), Deadline.after(10), principal="ada")
+    for key, name in enumerate((f"ada-{own.id}", f"bo-{own.id}", "")):
+        pchannel, entry = forged(own, key, "nobody")
+        route = guarded.client.connection.router.route(pchannel)
+        assert len(route.append(as_values([entry]), Deadline.after(10), principal=name)) == 1
+    for name in (f"ada-{own.id}", f"bo-{own.id}", "machine"):
+        assert sum(each.rows for each in written_by(guarded, own, name)) == 1
 
 
 def test_an_append_past_the_host_is_stamped_too(guarded: Guarded, own: CollectionInfo) -> None:

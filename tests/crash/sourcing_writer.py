@@ -26,8 +26,8 @@ from uuid import UUID, uuid4
 from millrace.base.errors import AppendRejected, MillraceError, VersionConflict
 from millrace.client.database import connect
 from millrace.streams.sourcing.aggregate import Aggregate
-from millrace.streams.sourcing.groups import Command
 from millrace.streams.sourcing.events import EventTypes
+from millrace.streams.sourcing.groups import Command
 from millrace.streams.sourcing.store import EventStore
 
 KEYS = 12

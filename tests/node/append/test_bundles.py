@@ -18,9 +18,10 @@ from millrace.client import append_bundles
 from millrace.client.append_bundles import BundledAppends
 from millrace.client.append_client import AppendClient
 from millrace.message.wire.encode import encode_entry
+from millrace.node.append.server import AppendExtension
 from millrace.rpc.bundles import BundledAppend, decode_bundle, encode_bundle
 from millrace.rpc.link import ExchangeStream
-from millrace.rpc.outcome import AppendOutcome
+from millrace.rpc.outcome import OUTCOME_SCHEMA, AppendOutcome
 from tests.node.append.samples import insert, keys_of, opening
 from tests.waiting import until
 
@@ -109,6 +110,41 @@ def test_one_that_fails_fails_alone(client: AppendClient, held: Held) -> None:
         misplaced.result().result()
     with pytest.raises(Malformed):
         malformed.result()
+
+
+def test_the_appends_of_a_bundle_to_one_pchannel_have_an_answer_each(client: AppendClient, held: Held) -> None:
+    """One that is refused leaves the others their answers."""
+    entries = [("p0", one(key, "p0")) for key in KEYS[60:80]] + [("p1", one(KEYS[80], "p1")), ("p0", b"no entry")]
+    answers = appended(client, held, entries)
+    assert len({each.result().result().message_id for each in answers[:20]}) == 20
+    assert answers[20].result().result()
+    with pytest.raises(Malformed):
+        answers[21].result()
+
+
+def test_the_server_appends_a_whole_bundle_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One append of the log for each PChannel; each append of the bundle has its own answer."""
+    rows = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in OUTCOME_SCHEMA], schema=OUTCOME_SCHEMA)
+    steps: list[str] = []
+
+    class Pending:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def outcome(self, *, timeout: float) -> AppendOutcome:
+            steps.append(f"wait {self.name}")
+            return AppendOutcome(rows)
+
+    def submit(self: object, pchannel: str, appends: list[pa.LargeBinaryArray], door: object) -> list[Pending]:
+        steps.append(f"append {len(appends)} to {pchannel}")
+        return [Pending(pchannel) for _ in appends]
+
+    monkeypatch.setattr(AppendExtension, "submit", submit)
+    values = pa.array([b"e"], pa.large_binary())
+    bundle = [BundledAppend(name, values, Deadline.after(5.0)) for name in ("p0", "p1", "p0", "p0")]
+    answers = AppendExtension._bundled(object.__new__(AppendExtension), bundle, None)  # type: ignore[arg-type]
+    assert steps == ["append 3 to p0", "append 1 to p1", "wait p0", "wait p1", "wait p0", "wait p0"]
+    assert len(answers) == 4
 
 
 def test_an_append_alone_and_a_large_one_are_not_bundled(client: AppendClient, monkeypatch: pytest.MonkeyPatch) -> None:
