@@ -257,7 +257,8 @@ def test_threads_that_wait_share_an_entry(opened: Open, monkeypatch: pytest.Monk
     with ThreadPoolExecutor(30) as pool:
         calls = [pool.submit(store.append, names[n % 20], flown(n), expected_version=1) for n in range(30)]
         errors = [each.exception() for each in calls]
-    assert held.entries == [1, 19], "one entry for all that wait, one message for each aggregate"
+    # The first one's aggregate has a second command among the others, or none.
+    assert held.entries in ([1, 19], [1, 20]), "one entry for all that wait, one message for each aggregate"
     lost = [each for each in errors if each is not None]
     assert [type(each) for each in lost] == [VersionConflict] * 10
     assert all(each.current_version == 2 for each in lost if isinstance(each, VersionConflict))
@@ -273,7 +274,7 @@ def test_threads_that_expect_no_version_follow_each_other_in_one_message(
     with ThreadPoolExecutor(30) as pool:
         found = list(pool.map(lambda n: store.append("N1", flown(n)).version, range(30)))
     assert sorted(found) == list(range(2, 32))
-    assert len(held.entries) <= 3
+    assert held.entries == [1, 1]
     assert store.load("N1").state.flights == 31
     assert store.snapshots is not None
     assert store.snapshots.load(["N1"], None)["N1"].state.flights in (10, 20, 31)

@@ -89,6 +89,8 @@ class GroupSender(Generic[S]):
         settled: dict[int, Result] = {}
         waiting = [group for each in taken for group in each.item]
         while waiting:
+            for each in waiting:
+                self._rebase(each)
             messages, later = _messages_of(waiting)
             verdicts = self._verdicts(pchannel, [message for message, _ in messages.values()])
             waiting = []
@@ -110,6 +112,14 @@ class GroupSender(Generic[S]):
             for thread in taken:
                 if thread.answer is None and all(id(group) in settled for group in thread.item):
                     thread.answer = [settled[id(group)] for group in thread.item]
+
+    def _rebase(self, group: Group[S]) -> None:
+        """Let commands that expect no version follow what was appended while they waited."""
+        known = self._states.cached(group.key)
+        if known is None or known.version <= group.begin.version:
+            return
+        if all(each.command.expected_version is None for each in group.commands):
+            group.begin = known
 
     def _verdicts(self, pchannel: str, groups: Sequence[Group[S]]) -> list[Result]:
         """Send a message for each group in one entry; return the chain's verdicts, in order."""
