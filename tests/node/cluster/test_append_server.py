@@ -339,8 +339,8 @@ class _Owners:
     def is_local(self, pchannel: str) -> bool:
         return False
 
-    def append(self, pchannel: str, entries: list[bytes], *, deadline: float) -> object:
-        self.asked.append("append")
+    def append(self, pchannel: str, entries: list[bytes], *, deadline: float, principal: str) -> object:
+        self.asked.append(f"append {principal}".rstrip())
         return self._node.append(pchannel, entries, deadline=deadline)
 
     def tick(self, pchannel: str, *, deadline: float) -> None:
@@ -360,12 +360,12 @@ def test_what_the_logs_server_appends_by_itself_goes_to_the_owner_and_is_seen_th
         AppendHost(View(embedded, writers), ChannelState.new, owners=(owners := _Owners(node))) as server,
     ):
         opening = encode_entry([builders.term_opening(term=1, chain_version=1, config={})])
-        tick = server.append(PCHANNEL, [opening], deadline=DEADLINE).result().time_tick
+        tick = server.append(PCHANNEL, [opening], deadline=DEADLINE, principal="ada").result().time_tick
         assert server.tick(PCHANNEL, deadline=DEADLINE) > tick
         confirmed = server.confirm(PCHANNEL, tick + (1 << 18), deadline=DEADLINE)
         assert confirmed >= tick + (1 << 18)
         assert server.state(PCHANNEL).term == 1
-        assert owners.asked[:2] == ["append", "tick"]
+        assert owners.asked[:2] == ["append ada", "tick"]
         assert node.state(PCHANNEL).last_tick >= confirmed
 
 
