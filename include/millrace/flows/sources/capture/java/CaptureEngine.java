@@ -201,6 +201,11 @@ public final class CaptureEngine {
         Runtime.getRuntime().halt(success ? 0 : 1);
     }
 
+    /** End the engine for an error that Debezium would only log. */
+    public static void end(String message, Throwable error) {
+        ended(false, message, error);
+    }
+
     /** End the engine for a statement of the log that changes rows of a captured table: the log does not have the rows. */
     public static void requireNoRows(String database, String statement) {
         if (ROWS.matcher(statement).find() && changes(database, statement)) {
@@ -260,9 +265,13 @@ public final class CaptureEngine {
         }
     }
 
-    /** The schema history: the records that the reader gave, and then what the engine adds, which the reader stores. */
+    /**
+     * The schema history: the records that the reader gave. What the engine adds, the reader stores; the engine recovers its
+     * tables from the history only when it starts, so records do not stay here.
+     */
     public static final class History extends AbstractSchemaHistory {
         private final List<HistoryRecord> records = new ArrayList<>();
+        private boolean stored;
 
         @Override
         public void configure(Configuration config, HistoryRecordComparator comparator, SchemaHistoryListener listener, boolean useCatalog) {
@@ -285,7 +294,7 @@ public final class CaptureEngine {
             } catch (IOException error) {
                 throw new SchemaHistoryException("the reader of the schema history has ended", error);
             }
-            records.add(record);
+            stored = true;
         }
 
         @Override
@@ -295,7 +304,7 @@ public final class CaptureEngine {
 
         @Override
         public boolean exists() {
-            return !records.isEmpty();
+            return stored || !records.isEmpty();
         }
 
         @Override
