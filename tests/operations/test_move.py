@@ -16,11 +16,15 @@ from millrace.base.errors import (
     InvalidSettings,
     MoveRefused,
     StoreCannotPublish,
+    StreamBusy,
     TablesMoved,
 )
 from millrace.base.settings import Settings, following
 from millrace.base.settings.place import placed, read_place
 from millrace.flows.sinks.collection.lane import LANES
+from millrace.flows.sources.capture.shared_spool import FOLDER as SPOOLS
+from millrace.flows.sources.capture.shared_spool import shared_spool
+from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.node.publish.definition import publish_to_end
 from millrace.node.retention.removal_lock import LOCK as REMOVAL_LOCK
 from millrace.operations.move import run as module
@@ -37,6 +41,8 @@ from millrace.tables.collections.data_tables import published_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from tests.failpoints import Act, at_failpoints
+from tests.flows.sources.capture.test_shared_spool import small_files
+from tests.flows.sources.capture.test_spool import line, read
 from tests.operations.backup_world import World, settings_in
 from tests.s3_server import bucket
 
@@ -458,3 +464,29 @@ def test_the_file_decides_where_the_tables_are(box: str, tmp_path: Path) -> None
             reader.check_place()
     finally:
         world.close()
+
+
+def test_spools_that_machines_share_move_with_the_tables(box: str, tmp_path: Path) -> None:
+    here = Settings(data_dir=tmp_path / "data", meta_store=f"sqlite:///{tmp_path}/meta.db")
+    there = replace(here, data_dir=tmp_path / "other", tables=f"{box}/tables")
+    spool = shared(here)
+    with small_files():
+        spool.append([line(n) for n in range(50)], [Mark(50, "", 1)], partition={}, offset={"at": 1}, complete=True)
+    move(here, to=there.tables)
+    with pytest.raises(StreamBusy, match="taken over"):
+        spool.append([line(50)], [], partition={}, offset={"at": 2})
+    spool.close()
+    with shared(there) as spool:
+        assert read(spool.folder, 0, 20) == list(range(50))
+        with small_files():
+            spool.append([line(n) for n in range(50, 90)], [Mark(40, "", 1)], partition={}, offset={"at": 2})
+    assert move(current(here), remove_old=True).removed_files > 0
+    assert not list_below(store_at(here.data_dir), SPOOLS)
+    move(current(here), to=str(here.data_dir))
+    with shared(current(here)) as spool:
+        assert read(spool.folder, 0, 20) == list(range(90)), "the file that this machine had goes on"
+
+
+def shared(settings: Settings) -> Spool:
+    """The spool of a capture, fed by a machine with these settings."""
+    return Spool(settings.data_dir / "captures" / "shop", write=True, shared=shared_spool(settings, "shop"))
