@@ -114,7 +114,9 @@ def test_numbers_that_are_taken_early_and_committed_late_are_read(tmp_path: Path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [each if each == "sqlite" else pytest.param(each, marks=pytest.mark.slow) for each in ENGINES]
+)
 def test_tables_are_read_together_at_the_recorded_ticks(tmp_path: Path, engine: str) -> None:
     """Each transaction moves an amount from one table to the other, so their sum stays."""
     base, declared = _shop(tmp_path, engine)
