@@ -25,6 +25,7 @@ from millrace.flows.conversion import DOCUMENT_ERRORS, KeyedRow, columns_of, rem
 from millrace.flows.plain import bodies, offsets
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.collection.journal import PlacedMessage
+from millrace.flows.sinks.collection.poison import parts_that_fit
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.payload.rows import decode_rows, encode_rows
 from millrace.message.types import MessageType
@@ -161,25 +162,14 @@ def fitting(rows: Rows, collection: CollectionInfo) -> tuple[Rows, list[PlacedMe
 def separate(
     rows: Sequence[tuple[Action, _T]], fits: Callable[[Sequence[tuple[Action, _T]]], Any]
 ) -> tuple[list[tuple[Action, _T]], list[Failure]]:
-    """Return the rows that `fits` takes without InvalidArgument, in their order, and a failure for each other one.
-
-    If few of n rows do not fit, `fits` is called about log n times for each.
-    """
-    parts: list[Sequence[tuple[Action, _T]]] = [rows] if rows else []
+    """Return the rows that `fits` takes without InvalidArgument, in their order, and a failure for each other one."""
     good: list[tuple[Action, _T]] = []
     failures: list[Failure] = []
-    while parts:
-        part = parts.pop()
-        try:
-            fits(part)
-        except InvalidArgument as error:
-            if len(part) == 1:
-                failures.append(Failure(part[0][0].record, TASK_PUT, _STEP, error.code, str(error)[:500]))
-                continue
-            middle = len(part) // 2
-            parts += [part[middle:], part[:middle]]
-        else:
+    for part, error in parts_that_fit(rows, fits):
+        if error is None:
             good += part
+        else:
+            failures.append(Failure(part[0][0].record, TASK_PUT, _STEP, error.code, str(error)[:500]))
     return good, failures
 
 

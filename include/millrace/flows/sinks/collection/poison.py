@@ -7,8 +7,8 @@ description of the error, and the row as Arrow bytes, from which `redriven` rest
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -17,17 +17,38 @@ from millrace.client.consume.dead_letters import LETTERS as LETTERS
 from millrace.client.consume.dead_letters import MAX_REASON
 from millrace.client.consume.dead_letters import arrow_bytes as arrow_bytes
 
+_Rows = TypeVar("_Rows", pa.Table, Sequence[Any])
+
 SHORT: Final = 4_096
 """Characters of a row in a letter without a payload."""
 MOST: Final = 1_000
 """Poison rows of one micro-batch: where there are more, it is not the rows that are wrong, and the stream stops."""
 
 
+def parts_that_fit(rows: _Rows, fits: Callable[[_Rows], object]) -> Iterator[tuple[_Rows, InvalidArgument | None]]:
+    """Yield parts of `rows`, in their order: those that `fits` takes, and each single row that it refuses, with why.
+
+    If few of n rows do not fit, `fits` is called about log n times for each.
+    """
+    parts = [rows] if len(rows) else []
+    while parts:
+        part = parts.pop()
+        try:
+            fits(part)
+        except InvalidArgument as error:
+            if len(part) == 1:
+                yield part, error
+                continue
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
+        else:
+            yield part, None
+
+
 def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table, list[tuple[pa.Table, str]]]:
     """The rows that `fits` takes without InvalidArgument, and each other one with what was said of it.
 
-    If few of n rows are poison, `fits` is called about log n times for each. Raises its error for the whole if there
-    are more than MOST.
+    Raises its error for the whole if more than MOST rows are poison.
     """
     try:
         fits(table)
@@ -37,21 +58,13 @@ def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table,
         return table, []
     good: list[pa.Table] = []
     bad: list[tuple[pa.Table, str]] = []
-    parts = [table]
-    while parts:
-        part = parts.pop()
-        try:
-            fits(part)
-        except InvalidArgument as error:
-            if len(part) == 1:
-                bad.append((part, str(error)))
-                if len(bad) > MOST:
-                    raise refused from None
-                continue
-            half = len(part) // 2
-            parts += [part.slice(half), part.slice(0, half)]
-        else:
+    for part, why in parts_that_fit(table, fits):
+        if why is None:
             good.append(part)
+        else:
+            bad.append((part, str(why)))
+            if len(bad) > MOST:
+                raise refused
     return (pa.concat_tables(good) if good else table.slice(0, 0)), bad
 
 
