@@ -205,8 +205,17 @@ Watched(Path(sys.argv[1]), **json.loads(sys.argv[2])).once()
 """
 
 
-@pytest.mark.parametrize("point", ["capture.spooling", "capture.spooled", "capture.file"])
-@pytest.mark.parametrize("after", ["keep", "delete"])
+@pytest.mark.parametrize(
+    ("point", "after"),
+    [
+        ("capture.spooling", "delete"),
+        ("capture.spooled", "keep"),
+        ("capture.file", "delete"),
+        pytest.param("capture.spooling", "keep", marks=pytest.mark.slow),
+        pytest.param("capture.spooled", "delete", marks=pytest.mark.slow),
+        pytest.param("capture.file", "keep", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_come_once_whenever_the_reader_is_killed(tmp_path: Path, point: str, after: str) -> None:
     watched = Watched(tmp_path, after=after)
     watched.write("b.jsonl", *range(10), at=5)
