@@ -27,7 +27,7 @@ from millrace.tables.read.arrow import read_arrow
 from tests.laws.profile import nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
-from tests.tables.wal_maker import SCHEMA, WalMaker
+from tests.tables.wal_maker import SCHEMA
 
 PARAMS = CompactionParams(min_files=2, fold="always", vacuum=False)
 
@@ -75,10 +75,6 @@ def accounted_for(settings: Settings) -> CollectionVerification:
     return report
 
 
-def all_ticks(maker: WalMaker) -> list[int]:
-    return sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
-
-
 @example(FOLDS, 0)
 @example([*PARTITIONS, ("wal_commit", 0), ("flush", 100), ("compact", 80)], 0)
 @nightly_example([*ACROSS, ("compact", 50), ("wal_commit", 0), ("flush", 100), ("compact", 100)], 0)
@@ -95,13 +91,12 @@ def test_a_read_at_a_kept_tick_finds_what_the_model_says_and_an_earlier_one_is_r
         maker, collection = made(settings)
         kept = 0
         for number, operation in enumerate(operations):
-            ticks = all_ticks(maker)
             if operation[0] == "wal_commit":
                 maker.commit()
             elif operation[0] == "flush":
-                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
+                flush_to_end(settings, up_to_tick=maker.tick_at(operation[1]))
             elif operation[0] == "compact":
-                history = ticks[(len(ticks) - 1) * operation[1] // 100]
+                history = maker.tick_at(operation[1])
                 kept = max(kept, history)
                 compact(settings, PARAMS, history=history)
             else:
@@ -109,20 +104,16 @@ def test_a_read_at_a_kept_tick_finds_what_the_model_says_and_an_earlier_one_is_r
         tick_everywhere(maker)
         base = earliest_readable_tick(open_table(Path(rows_uri(settings, 1))))
         assert base <= kept
-        created = max(
-            m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"
-        )
-        reachable = min(maker.last_tick(name) for name in maker.pchannels)
-        inside = [tick for tick in all_ticks(maker) if created <= tick <= reachable]
-        for tick in {*spread(4, inside, first=first), *([base] if base > created else [])}:
+        inside = maker.readable_ticks()
+        for tick in {*spread(4, inside, first=first), *([base] if base > inside[0] else [])}:
             if tick < base:
                 with pytest.raises(TickTooOld, match=str(base)):
                     rows_at(settings, tick)
             else:
                 assert rows_at(settings, tick) == expected(maker, tick, SCHEMA), f"at {tick}"
         accounted_for(settings)
-        compact(settings, PARAMS, history=reachable)
+        compact(settings, PARAMS, history=inside[-1])
         accounted_for(settings)
-        assert rows_at(settings, reachable) == expected(maker, reachable, SCHEMA)
+        assert rows_at(settings, inside[-1]) == expected(maker, inside[-1], SCHEMA)
     finally:
         shutil.rmtree(folder)

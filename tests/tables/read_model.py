@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField, apply_change
 from millrace.message.types import DML, MessageType
+from millrace.node.flush.definition import flush_to_end
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
 ADDED = FieldSpec("extra", "int32", True)
@@ -88,6 +89,25 @@ def do(collection: Collection, operation: tuple[Any, ...], number: int) -> None:
         case _:
             collection.changed.add(vchannel)
             collection.append(vchannel, builders.schema_change([AddField(ADDED)], schema_version=2, **place))
+
+
+def play(
+    collection: Collection,
+    operations: Iterable[tuple[Any, ...]],
+    *,
+    flushed: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Do all `operations`; call `flushed` after each flush with its number, from 1 on."""
+    maker, flushes = collection.maker, 0
+    for number, operation in enumerate(operations):
+        if operation[0] == "wal_commit":
+            maker.commit()
+        elif operation[0] == "flush":
+            flush_to_end(maker.settings, up_to_tick=maker.tick_at(operation[1]))
+            flushes += 1
+            flushed(flushes)
+        else:
+            do(collection, operation, number)
 
 
 def _rows(collection: Collection, vchannel: str, keys: list[int], number: int) -> dict[str, list[object]]:

@@ -106,6 +106,22 @@ class WalMaker:
     def last_tick(self, pchannel: str) -> int:
         return self.states[pchannel].last_tick
 
+    def ticks(self) -> list[int]:
+        """The ticks of all committed messages, in order."""
+        return sorted({message["time_tick"] for each in self.accepted.values() for message in each})
+
+    def tick_at(self, percent: int) -> int:
+        """The tick that so many percent of `ticks` reach."""
+        ticks = self.ticks()
+        return ticks[(len(ticks) - 1) * percent // 100]
+
+    def readable_ticks(self) -> list[int]:
+        """The ticks from which the collection is on all its VChannels on, up to which all PChannels have come."""
+        messages = [message for each in self.accepted.values() for message in each]
+        created = max(message["time_tick"] for message in messages if message["type"] == "CREATE_COLLECTION")
+        last = min(map(self.last_tick, self.pchannels))
+        return [tick for tick in self.ticks() if created <= tick <= last]
+
     def confirmed(self) -> dict[str, int]:
         """The tick up to which ``wal`` is complete by PChannel, as a reader learns it from the log."""
         return dict.fromkeys(self.pchannels, max(map(self.last_tick, self.pchannels)))

@@ -68,8 +68,7 @@ class PublishedMaker:
 
     def flush(self, *, percent: int = 100) -> None:
         """Flush up to a share of the ticks that are there."""
-        ticks = sorted(m["time_tick"] for name in self.maker.pchannels for m in self.maker.accepted[name])
-        flush_to_end(self.settings, up_to_tick=ticks[(len(ticks) - 1) * percent // 100])
+        flush_to_end(self.settings, up_to_tick=self.maker.tick_at(percent))
 
     def confirm(self, pchannels: Sequence[str]) -> Mapping[str, int]:
         """What the log would say: a PChannel without pending messages is whole up to the newest tick of any."""

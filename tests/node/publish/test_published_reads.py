@@ -103,8 +103,7 @@ def test_every_published_version_is_a_read_at_its_tick(operations: list[tuple[An
                 case "fold":
                     made.fold()
                 case "compact":
-                    ticks = sorted({m["time_tick"] for name in made.maker.pchannels for m in made.maker.accepted[name]})
-                    compact(made.settings, PARAMS, history=ticks[(len(ticks) - 1) * operation[1] // 100])
+                    compact(made.settings, PARAMS, history=made.maker.tick_at(operation[1]))
                 case _:
                     do(made.collection, operation, number)
         table = made.table()

@@ -28,7 +28,7 @@ from millrace.wal.visible import changes
 from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosition, change_schema
 from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
-from tests.tables.read_model import ADDED, OPERATIONS, do, expected
+from tests.tables.read_model import ADDED, OPERATIONS, expected, play
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
 Row = dict[str, Any]
@@ -71,14 +71,7 @@ def fold(rows: Iterable[Row], tick: int) -> Counter[tuple[Any, ...]]:
 
 def written(settings: Settings, operations: Iterable[tuple[Any, ...]], *, dropped: bool) -> WalMaker:
     maker, collection = made(settings)
-    for number, operation in enumerate(operations):
-        if operation[0] == "wal_commit":
-            maker.commit()
-        elif operation[0] == "flush":
-            ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-            flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
-        else:
-            do(collection, operation, number)
+    play(collection, operations)
     tick_everywhere(maker)
     if dropped:
         for name in collection.vchannels:
@@ -112,10 +105,8 @@ def test_changes_folded_from_nothing_to_any_tick_are_what_a_read_there_gives(
                         behind = rows_of(changes_of(settings, name, batch.position))
                         assert behind == rows[done:], "a reader goes on there"
         accepted = [m for name in maker.pchannels for m in maker.accepted[name]]
-        created = max(m["time_tick"] for m in accepted if m["type"] == "CREATE_COLLECTION")
         drops = [m["time_tick"] for m in accepted if m["type"] == "DROP_COLLECTION"]
-        reachable = min(maker.last_tick(name) for name in maker.pchannels)
-        inside = [tick for tick in sorted({m["time_tick"] for m in accepted}) if created <= tick <= reachable]
+        inside = maker.readable_ticks()
         for tick in spread(5, inside, first=first):
             folded = fold([row for rows in every.values() for row in rows], tick)
             if not drops or tick < min(drops):

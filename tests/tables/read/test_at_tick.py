@@ -27,7 +27,7 @@ from millrace.tables.read.plan import plan_read
 from millrace.tables.wal import reader
 from tests.failpoints import at_failpoints
 from tests.laws.profile import examples, nightly_example, spread
-from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
+from tests.tables.read_model import ADDED, OPERATIONS, expected, play, schema_known
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
 
@@ -124,30 +124,18 @@ def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], f
     try:
         settings = Settings(data_dir=folder / "data")
         maker, collection = made(settings)
-        for number, operation in enumerate(operations):
-            if operation[0] == "wal_commit":
-                maker.commit()
-            elif operation[0] == "flush":
-                ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
-            else:
-                do(collection, operation, number)
+        play(collection, operations)
         tick_everywhere(maker)
-        created = max(
-            m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"
-        )
-        reachable = min(maker.last_tick(name) for name in maker.pchannels)
-        ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
-        inside = [tick for tick in ticks if created <= tick <= reachable]
+        inside = maker.readable_ticks()
         for tick in spread(5, inside, first=first):
             found = read_arrow(settings, 1, at=tick)
             assert as_counter(found) == expected(maker, tick, SCHEMA), f"at {tick}"
             assert (ADDED.name in found.column_names) == schema_known(maker, tick)
             pieces = list(read_pieces(plan_read(settings, 1, at=tick), max_bytes=1))
             assert as_counter(pa.concat_tables(pieces)) == as_counter(found), "in pieces of a file each"
-        before = as_counter(read_arrow(settings, 1, at=reachable))
+        before = as_counter(read_arrow(settings, 1, at=inside[-1]))
         flush_to_end(settings)
-        assert as_counter(read_arrow(settings, 1, at=reachable)) == before
+        assert as_counter(read_arrow(settings, 1, at=inside[-1])) == before
     finally:
         shutil.rmtree(folder)
 

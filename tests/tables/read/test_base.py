@@ -70,8 +70,7 @@ def run(made: PublishedMaker, operation: tuple[Any, ...], number: int) -> None:
         case ["fold", _]:
             made.fold()
         case ["compact", percent]:
-            ticks = sorted({m["time_tick"] for name in made.maker.pchannels for m in made.maker.accepted[name]})
-            compact(made.settings, PARAMS, history=ticks[(len(ticks) - 1) * percent // 100])
+            compact(made.settings, PARAMS, history=made.maker.tick_at(percent))
         case _:
             do(made.collection, operation, number)
 
@@ -79,12 +78,9 @@ def run(made: PublishedMaker, operation: tuple[Any, ...], number: int) -> None:
 def check(made: PublishedMaker, first: int, step: int) -> int:
     """Check reads at some of the ticks that can be read. Returns how many of them had a published base."""
     maker = made.maker
-    created = [m["time_tick"] for n in maker.pchannels for m in maker.accepted[n] if m["type"] == "CREATE_COLLECTION"]
     rows = local_path(rows_uri(made.settings, 1))
     base = 0 if rows is None or not rows.exists() else earliest_readable_tick(table_at(rows))
-    reachable = min(maker.last_tick(name) for name in maker.pchannels)
-    ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
-    inside = [tick for tick in ticks if max(base, *created) <= tick <= reachable]
+    inside = [tick for tick in maker.readable_ticks() if tick >= base]
     based = 0
     for tick in spread(step, inside, first=first):
         wanted = expected(maker, tick, SCHEMA)

@@ -27,7 +27,7 @@ from millrace.tables.read.plan import plan_read
 from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.read.test_keys import FOLDS, catch_up, keys_of
-from tests.tables.read_model import OPERATIONS, do
+from tests.tables.read_model import OPERATIONS, play
 
 REPLACED = [
     ("insert", ALL, 1, 0),
@@ -100,26 +100,15 @@ def test_the_history_of_keys_is_their_part_of_the_changes_between_any_ticks(
     try:
         settings = Settings(data_dir=folder / "data")
         maker, collection = made(settings)
-        flushes = 0
-        for number, operation in enumerate(operations):
-            if operation[0] == "wal_commit":
-                maker.commit()
-            elif operation[0] == "flush":
-                ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
-                flushes += 1
-                if flushes % 3 != covered:
-                    catch_up(settings)
-            else:
-                do(collection, operation, number)
+
+        def flushed(number: int) -> None:
+            if number % 3 != covered:
+                catch_up(settings)
+
+        play(collection, operations, flushed=flushed)
         tick_everywhere(maker)
         wanted = by_stream(settings, list(maker.pchannels), keys)
-        created = max(
-            m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"
-        )
-        reachable = min(maker.last_tick(name) for name in maker.pchannels)
-        ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
-        inside = [tick for tick in ticks if created <= tick <= reachable]
+        inside = maker.readable_ticks()
 
         def check(base: int = 0) -> None:
             for until in [each for each in spread(4, inside, first=covered) if each >= base]:

@@ -31,7 +31,7 @@ from millrace.tables.read.plan import plan_read
 from millrace.testing import deployment
 from tests.laws.profile import examples, nightly_example, spread
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
-from tests.tables.read_model import OPERATIONS, do
+from tests.tables.read_model import OPERATIONS, play
 from tests.tables.wal_maker import SCHEMA
 
 FOLDS = CompactionParams(min_files=2, fold="always", keep_history_hours=0, segments=False, vacuum=False)
@@ -64,27 +64,16 @@ def test_rows_of_keys_are_those_of_a_read_with_a_predicate_at_every_tick(
     try:
         settings = Settings(data_dir=folder / "data")
         maker, collection = made(settings)
-        flushes = 0
-        for number, operation in enumerate(operations):
-            if operation[0] == "wal_commit":
-                maker.commit()
-            elif operation[0] == "flush":
-                ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
-                flushes += 1
-                if flushes % 3 != covered:
-                    catch_up(settings)
-                if flushes % 2 == covered % 2:
-                    publish(settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
-            else:
-                do(collection, operation, number)
+
+        def flushed(number: int) -> None:
+            if number % 3 != covered:
+                catch_up(settings)
+            if number % 2 == covered % 2:
+                publish(settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
+
+        play(collection, operations, flushed=flushed)
         tick_everywhere(maker)
-        created = max(
-            m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"
-        )
-        reachable = min(maker.last_tick(name) for name in maker.pchannels)
-        ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
-        inside = [tick for tick in ticks if created <= tick <= reachable]
+        inside = maker.readable_ticks()
 
         def check(at: list[int]) -> None:
             for tick in at:

@@ -86,8 +86,7 @@ def committed(maker: WalMaker, collection: Collection, steps: list[tuple[Any, ..
     for kind, what, txn in steps:
         if kind == "flush":
             maker.commit()
-            ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-            flush_to_end(maker.settings, up_to_tick=ticks[(len(ticks) - 1) * what // 100])
+            flush_to_end(maker.settings, up_to_tick=maker.tick_at(what))
             if txn:
                 publish(maker.settings, 1, confirm=lambda names: {name: maker.last_tick(name) for name in names})
             continue
@@ -111,12 +110,7 @@ def committed(maker: WalMaker, collection: Collection, steps: list[tuple[Any, ..
         for name in maker.pchannels:  # moves the clock of both behind every message
             maker.append(name, [made])
     maker.commit()
-    created = max(
-        m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"
-    )
-    last = min(maker.last_tick(name) for name in maker.pchannels)
-    ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
-    return [tick for tick in ticks if created <= tick <= last]
+    return maker.readable_ticks()
 
 
 @given(STEPS, PREDICATES, st.sets(st.sampled_from(SCHEMA.arrow().names), min_size=1), st.integers(0, 4))

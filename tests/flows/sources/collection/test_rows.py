@@ -124,10 +124,7 @@ def _newest(maker: WalMaker) -> CollectionSchema:
 
 def _some_tick(maker: WalMaker, percent: int) -> int:
     """A tick at which the collection is there on all its VChannels and all PChannels have come to."""
-    messages = [m for name in maker.pchannels for m in maker.accepted[name]]
-    created = max(m["time_tick"] for m in messages if m["type"] == "CREATE_COLLECTION")
-    reachable = min(maker.last_tick(name) for name in maker.pchannels)
-    ticks = [tick for tick in sorted(m["time_tick"] for m in messages) if created <= tick <= reachable]
+    ticks = maker.readable_ticks()
     return int(ticks[(len(ticks) - 1) * percent // 100]) if ticks else 0
 
 
