@@ -50,5 +50,5 @@ class PeriodicTask(Closeable):
             pause = self._pause
             try:
                 self.run_once()
-            except MAINTENANCE_ERRORS:
+            except Exception:  # a thread that ended would leave its work undone without a word
                 _log.exception("%s failed; retrying in %.0f s", self._name, self._pause)

@@ -11,14 +11,24 @@ import pytest
 from pyarrow import flight
 
 from millrace.base.deadline import Deadline, poll_until
-from millrace.base.errors import InvalidArgument, InvalidSettings, NodeUnreachable, OrderIgnored, SessionEnded
+from millrace.base.errors import (
+    InvalidArgument,
+    InvalidSettings,
+    NodeUnreachable,
+    OrderIgnored,
+    SessionEnded,
+    TablesMoved,
+)
 from millrace.base.settings import Settings
+from millrace.base.settings.place import TablesPlace, placed
 from millrace.coord import control
 from millrace.coord.channels.record import Owner
 from millrace.coord.clock import SystemClock
+from millrace.coord.machine.tables_place import PLACE_KEY
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import INGEST
 from millrace.coord.store_factory import cluster_token, open_cluster_store
+from millrace.meta.store import Put
 from millrace.node.cluster.member import Member
 from millrace.node.cluster.owned_channels import OwnedChannels
 from millrace.node.range_loop.ownership import assigned_path, read_assigned
@@ -103,6 +113,15 @@ def test_a_machine_has_one_node_of_a_name(node: Settings) -> None:
         Member(node)
     with pytest.raises(InvalidSettings, match="MILLRACE_NODE"):
         Member(replace(node, node=""))
+
+
+def test_a_node_whose_machine_was_down_while_the_tables_moved_writes_nothing_where_they_were(node: Settings) -> None:
+    with open_cluster_store(node, SystemClock()) as store:
+        store.commit([Put(PLACE_KEY, TablesPlace("s3://warehouse/tables", ("",)).encode())])
+    with pytest.raises(TablesMoved, match="s3://warehouse/tables"), Member(node):
+        pass
+    with Member(replace(node, tables=placed(node.data_dir, node.tables))):
+        pass
 
 
 class Rig:

@@ -21,6 +21,7 @@ from millrace.coord.clock import Clock, SystemClock
 from millrace.coord.cluster_level import cluster_level
 from millrace.coord.concurrency import ThreadRunner
 from millrace.coord.machine.copies import following
+from millrace.coord.machine.tables_place import copy_place
 from millrace.coord.orders import ASSIGN, STATUS
 from millrace.coord.role_manager import RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles
@@ -61,8 +62,8 @@ class Member(Closeable):
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         """Create the node and take its name on this machine.
 
-        Raises InvalidSettings if the name is missing or taken by another process of this machine; MetaUnavailable;
-        UnsupportedVersion.
+        Raises InvalidSettings if the name is missing or taken by another process of this machine; TablesMoved if the
+        tables lie elsewhere by now; MetaUnavailable; UnsupportedVersion.
         """
         if not settings.node:
             raise InvalidSettings("a node of a cluster needs a name: set MILLRACE_NODE, or run `millrace node NAME`")
@@ -79,6 +80,8 @@ class Member(Closeable):
             )
             store = opened.enter_context(open_cluster_store(settings, clock))
             cluster_level(store)  # a build that does not know it must not take part
+            copy_place(settings, store)  # this machine may have been down while the tables moved
+            settings.check_place()
             opened.enter_context(following(settings, store))
             server = OrderServer(settings, self._act)
             opened.callback(server.shutdown)
