@@ -110,6 +110,12 @@ def test_a_name_of_another_change_is_refused_and_tells_nothing_of_it(coordinator
     assert broadcasts(coordinator) == ["create_collection"] * 2
 
 
+def test_wrong_arguments_are_named_and_cut(coordinator: Coordinator) -> None:
+    with pytest.raises(InvalidArgument, match="broadcast: invalid arguments") as caught:
+        dispatch(coordinator, "broadcast", {"messages": ["x" * 100_000], "request": "r"}, LOCAL_ADMIN)
+    assert len(str(caught.value)) < 2_000
+
+
 def test_what_died_half_way_is_completed_by_who_makes_it_again(tmp_path: Path) -> None:
     log = ChainLog()
     with ExitStack() as opened:

@@ -278,7 +278,8 @@ def dispatch(catalog: ServedCatalog, name: str, arguments: Arguments, caller: Ca
             answer = {**answer, "collection": resolved[call.argument]}
         return call.checked(_shown(answer, caller))
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-        raise InvalidArgument(f"{name}: invalid arguments {dict(arguments)!r} ({error!r})") from error
+        # Cut: the messages of a broadcast are arguments, too.
+        raise InvalidArgument(f"{name}: invalid arguments {dict(arguments)!r:.500} ({error!r:.500})") from error
 
 
 class CatalogConnection(Protocol):
