@@ -131,7 +131,7 @@ def test_tables_are_moved_with_equal_digests(source: str, target: str, box: str,
     first, then = places[source].format("old"), places[target].format("new")
     world = opened(replace(settings_in(tmp_path / "data"), tables=first))
     store_at(world.settings.tables_uri).replace(f"{LANES}/flow/lane/{1:020}.arrow", b"journal")
-    before = digests(world.settings, world)
+    before, reader = digests(world.settings, world), following(world.settings)
     report = move(world.settings, to=then or str(world.settings.data_dir))
     assert (report.tables > 4, report.passes, report.dry_run) == (True, 2, False)
     moved = current(world.settings)
@@ -145,6 +145,7 @@ def test_tables_are_moved_with_equal_digests(source: str, target: str, box: str,
         prove(world)
         assert move(world.settings, remove_old=True).removed_files > 0
         prove(world)
+        assert reader.tables_uri == moved.tables_uri, "a process that runs all the time follows"
         if first:
             assert not list_below(store_at(first))
         else:

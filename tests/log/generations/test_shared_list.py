@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import LogUnavailable
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, following
+from millrace.base.settings.place import TablesPlace, write_place
 from millrace.log.generations.generation_file import FILE, GenerationFile, Generations
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.generations.shared_list import KEEP, SharedList, shared_list
@@ -37,7 +38,7 @@ def faults() -> Iterator[Faults]:
 @pytest.fixture
 def shared(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedList]:
     with bucket(monkeypatch, faults.at) as uri:
-        yield SharedList(f"{uri}/log")
+        yield SharedList(lambda: f"{uri}/log")
 
 
 def machine(folder: Path, shared: SharedList) -> GenerationFile:
@@ -59,6 +60,29 @@ def test_a_machine_without_a_folder_has_the_list_of_the_others(tmp_path: Path, s
     assert machine(tmp_path / "one", shared).generations.items[0].ends == {"p": LogId(0, 5)}
     one.change(lambda list_: list_.with_end(0, "p", LogId(0, 9)))
     assert one.generations.items[0].ends == {"p": LogId(0, 5)}, "the first recorded end counts, of any machine"
+
+
+def test_a_process_that_outlives_a_move_of_the_tables_changes_the_list_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bucket(monkeypatch) as box:
+        data = tmp_path / "data"
+        settings = following(Settings(data_dir=data, tables=f"{box}/old"))
+        shared = shared_list(settings)
+        assert shared is not None
+        server = machine(tmp_path / "server", shared)
+        server.change(lambda list_: list_.with_next("rocksmq", {"p": LogId(0, 3)}))
+        copied = store_at(f"{box}/old/log")
+        for name in copied.list(""):
+            store_at(f"{box}/new/log").replace(name, copied.read(name) or b"")
+        server.change(lambda list_: list_.with_end(0, "p", LogId(0, 4)))  # after the move has copied the list
+        write_place(data, TablesPlace(f"{box}/new", (f"{box}/old",)))
+        server.change(lambda list_: list_.with_end(0, "q", LogId(0, 5)))
+        node = machine(tmp_path / "node", SharedList(lambda: f"{box}/new/log"))
+        assert node.generations.items[0].ends == {"p": LogId(0, 4), "q": LogId(0, 5)}
+        write_place(data, TablesPlace("", (f"{box}/new",)))
+        server.change(lambda list_: list_.with_end(0, "r", LogId(0, 6)))
+        assert GenerationFile(tmp_path / "server", "").generations.items[0].ends["r"] == LogId(0, 6)
 
 
 def test_the_list_of_an_earlier_build_goes_to_the_store(tmp_path: Path, shared: SharedList) -> None:
@@ -92,7 +116,9 @@ def test_changes_of_several_machines_at_once_are_all_kept(tmp_path: Path, shared
     faults.break_request = lambda method, path: ""
     found = machine(tmp_path / "another", shared).generations
     assert set(found.items[0].ends) == {f"p{number}-{turn}" for number in range(3) for turn in range(4)}
-    assert len(shared._store.list("")) <= KEEP
+    store = shared._lists()
+    assert store is not None
+    assert len(store.list("")) <= KEEP
 
 
 def test_a_machine_that_died_before_its_copy_was_written_takes_it_later(tmp_path: Path, shared: SharedList) -> None:
@@ -141,7 +167,7 @@ def test_the_requests_are_few(tmp_path: Path, shared: SharedList, faults: Faults
 def test_a_deployment_on_a_disk_has_no_shared_list_and_one_in_a_bucket_has(tmp_path: Path, shared: SharedList) -> None:
     assert shared_list(Settings(data_dir=tmp_path)) is None
     assert shared_list(Settings(data_dir=tmp_path, tables=(tmp_path / "elsewhere").as_uri())) is None
-    tables = shared._store.uri.removesuffix("/log")
+    tables = str(shared._uri()).removesuffix("/log")
     settings = Settings(data_dir=tmp_path, tables=tables)
     with open_deployment_log(tmp_path / "log", shared=shared_list(settings)) as service:
         service.create("p")

@@ -23,7 +23,7 @@ from millrace.base.data_folder import check_data_folder
 from millrace.base.errors import InvalidSettings, UnsupportedVersion
 from millrace.base.log_backends import EMBEDDED
 from millrace.base.package import VERSION
-from millrace.base.settings.place import await_open_place, check_place, placed
+from millrace.base.settings.place import await_open_place, check_place, placed, read_place
 from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
@@ -566,12 +566,19 @@ class _Following(Settings):
 
     @property
     def tables_place(self) -> str:
-        return placed(self.data_dir, self.tables)
+        # Without the check of `placed`: what was loaded stays valid, also once the old place was removed.
+        place = read_place(self.data_dir)
+        return self.tables if place is None else place.uri
 
 
 def following(settings: Settings) -> Settings:
     """Return `settings` for a process that reads tables for long: its table URIs follow a move of the tables."""
     return _Following(**{spec.name: getattr(settings, spec.name) for spec in _SPECS.values()})
+
+
+def follows(settings: Settings) -> bool:
+    """Return whether these are settings that :func:`following` made."""
+    return isinstance(settings, _Following)
 
 
 TASK_FOLDER: Final = "MILLRACE_TASK_FOLDER"

@@ -225,7 +225,7 @@ class GenerationFile:
         self._alone = Generations((Generation(url or EMBEDDED),))
         self._seen: tuple[int, ...] | None = None
         self._generations = self._alone
-        if shared is not None:
+        if shared is not None and shared.is_there():
             make_folder(folder)
             with exclusive_lock(folder / LOCK, deadline=Deadline.after(_LOCK_SECONDS)):
                 try:
@@ -237,14 +237,16 @@ class GenerationFile:
         self.refresh()
 
     def _pull(self, shared: SharedList) -> int:
-        """Take the shared list if it is newer than the file; give it the file's if there is none. Return its number."""
+        """Take the shared list if it is newer than the file; give it the file's if there is none, or an older one as
+        after a move of the tables. Return its number.
+        """
         mine = _read_number(self._path)
         number, data = shared.newest()
         if number > mine:
             _parsed(data, f"list {number} of the log's backends in the tables' store")
             replace_file(self._path, data, synced=True)
-        elif not number and self._path.exists():
-            self._store_both(shared, mine + 1, _load(self._path))
+        elif number < max(mine, 1) and self._path.exists():
+            self._store_both(shared, max(mine, 1), _load(self._path))
         return max(number, _read_number(self._path))
 
     def _store_both(self, shared: SharedList, number: int, generations: Generations) -> bool:
@@ -292,15 +294,16 @@ class GenerationFile:
         deadline = Deadline.after(timeout)
         with exclusive_lock(self.folder / LOCK, deadline=deadline):
             while True:
-                number = 0 if self._shared is None else self._pull(self._shared)
+                shared = self._shared if self._shared is not None and self._shared.is_there() else None
+                number = 0 if shared is None else self._pull(shared)
                 before = self.refresh()
                 after = make(before)
                 if after is before:
                     break
-                if self._shared is None:
+                if shared is None:
                     replace_file(self._path, _document(after, _read_number(self._path)), synced=True)
                     break
-                if self._store_both(self._shared, number + 1, after):
+                if self._store_both(shared, number + 1, after):
                     break
                 if deadline.expired():
                     raise LogBusy("other machines change the list of the log's backends all the time: retry")

@@ -43,7 +43,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.file_lock import LockedFile, exclusive_lock
 from millrace.base.files import rotate_log
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, following
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.generations.shared_list import shared_list
 from millrace.log.protocol import LogService
@@ -81,7 +81,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     extensions = [_imported(path) for path in launch.extensions]
     prepare_data_folder(folder)
     with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
-        settings = replace(Settings.load(), data_dir=folder.absolute().parent)
+        settings = following(replace(Settings.load(), data_dir=folder.absolute().parent))
         service = open_deployment_log(
             folder, launch.backend, settings=dict(launch.settings), shared=shared_list(settings)
         )
