@@ -140,7 +140,7 @@ def idle(folder: Path, *, queues: int, lanes: int, seconds: float) -> dict[str, 
             for _ in pool.map(ask, names):
                 pass
         opened = time.perf_counter() - start
-        time.sleep(2.0)
+        time.sleep(8.0)  # a new queue's first position is written after five seconds
         held, cpu, start = _held(server), server.cpu_times(), time.perf_counter()
         time.sleep(seconds)  # shorter than consumers and queues without calls live
         after, passed = server.cpu_times(), time.perf_counter() - start

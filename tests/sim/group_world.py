@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from unittest.mock import patch
 
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.client.consume.positions import FilePositions
@@ -21,6 +23,13 @@ from millrace.node.append.consumer_groups import ConsumerGroups
 
 LEASE, SESSION = 10.0, 8.0
 PCHANNELS = ["dml_0", "dml_1"]
+
+
+@contextmanager
+def looks(seed: int) -> Iterator[None]:
+    """Let servers look at all groups of the store together in every other world, as those of many groups do."""
+    with patch("millrace.node.append.consumer_groups._LISTED_GROUPS", 0 if seed % 2 else 8):
+        yield
 
 
 class Hand:

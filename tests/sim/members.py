@@ -209,13 +209,14 @@ class World(group_world.World[Model]):
 
 def play(seed: int, folder: Path | None = None, *, steps: int = 150) -> World:
     """Play one seed, with two servers or, with a `folder`, on one machine. Raises AssertionError."""
-    world = World(seed, folder)
-    for _ in range(3):
-        world.join()
-    try:
-        for _ in range(steps):
-            world.step()
-        world.settle()
-    except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {error}") from error
-    return world
+    with group_world.looks(seed):
+        world = World(seed, folder)
+        for _ in range(3):
+            world.join()
+        try:
+            for _ in range(steps):
+                world.step()
+            world.settle()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        return world

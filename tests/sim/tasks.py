@@ -235,7 +235,7 @@ def small_windows() -> Iterator[None]:
 
 def play(seed: int, folder: Path | None = None, *, order: str = "", steps: int = 250) -> World:
     """Play one seed, with two servers or, with a `folder`, on one machine. Raises AssertionError."""
-    with small_windows():
+    with small_windows(), group_world.looks(seed):
         world = World(seed, folder, order=order)
         for _ in range(3):
             world.do_join()

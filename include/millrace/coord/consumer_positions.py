@@ -282,6 +282,9 @@ class MetaStorePositions:
     def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
         return self._listed(CLAIM_PREFIX, group)
 
+    def version(self) -> object | None:
+        return None
+
     def abandoned(self, group: str) -> tuple[dict[str, str], dict[str, str]]:
         return {}, {}  # leases end what a killed process recorded
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from millrace.base.errors import GroupBusy, InvalidArgument, TaskLeaseLost
+from millrace.base.errors import CollectionNotFound, GroupBusy, InvalidArgument, TaskLeaseLost
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.async_consumer import AsyncQueueConsumer
+from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.dead_letters import LETTERS
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
 from millrace.client.database import Database
@@ -291,3 +292,39 @@ def test_what_the_server_shows_of_a_queue(shop: Database, jobs: CollectionInfo, 
     lanes = group["queue"]["lanes"]
     assert set(lanes) == set(jobs.vchannels)
     assert any(lane["oldest_tick"] for lane in lanes.values())
+
+
+def test_a_consumer_of_a_dropped_collection_is_told_once_its_tasks_are_done(
+    shop: Database, jobs: CollectionInfo, make: Make
+) -> None:
+    shop.collection(jobs).insert(item_rows(1, 2, 3))
+    queue = make()
+    tasks = drained(queue, 3)
+    queue.acknowledge(*tasks[:2])
+    shop.drop_collection(jobs.name)
+    assert queue.poll(timeout=0.5) is None, "a task is not done, so it may come again"
+    queue.acknowledge(tasks[2])
+
+    for _ in range(2):
+        with pytest.raises(CollectionNotFound, match=f"{jobs.name}.* was dropped"):
+            queue.poll(timeout=30.0)
+
+
+def test_a_group_on_a_dropped_collection_is_told_after_its_last_unit(shop: Database, jobs: CollectionInfo) -> None:
+    shop.collection(jobs).insert(item_rows(1, 2, 3))
+    group = f"stream-of-{jobs.name}"
+    with shop.consumer(jobs.name, group=group) as one, shop.consumer(jobs.name, group=group) as two:
+        until(lambda: bool(one.assignment and two.assignment) and len(one.assignment) == 2, "they share its VChannels")
+        shop.drop_collection(jobs.name)
+        for each in (one, two):
+            kinds: list[str] = []
+
+            def consume(consumer: Consumer = each, kinds: list[str] = kinds) -> None:
+                for delivery in consumer:
+                    kinds += [change.kind for change in delivery.changes()]
+                    consumer.acknowledge(delivery)
+
+            for _ in range(2):
+                with pytest.raises(CollectionNotFound, match=f"dropped at tick.*drop {group}"):
+                    consume()
+            assert kinds.count("retract") == 2, "the drop of each VChannel is delivered before"

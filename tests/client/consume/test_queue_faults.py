@@ -37,16 +37,20 @@ class Tasks:
     def open(self, lane: str, after_tick: int) -> Tasks:
         return Tasks(self.count, lane, after_tick)
 
+    def require(self, lane: str) -> None: ...
+
     def start_tick(self, lane: str, start: str | int) -> int:
         return 0
 
-    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
+    def poll(self) -> Iterator[TaskRows] | None:
         if self.confirmed_tick or not self.count:
-            time.sleep(min(timeout, 0.05))
-            return
+            return None
         self.confirmed_tick = 1
         ids = pa.RecordBatch.from_pydict({"id": pa.array(range(self.count), pa.int64())})
-        yield TaskRows(np.ones(self.count, np.int64), ids, "id", True)
+        return iter([TaskRows(np.ones(self.count, np.int64), ids, "id", True)])
+
+    def on_news(self, call: Callable[[], None]) -> float | None:
+        return 0.05
 
     def close(self) -> None: ...
 
@@ -72,7 +76,7 @@ class Direct:
         """End it without a farewell: what is durable stays."""
         self.positions.close()
         for queue in self.queues._queues.values():
-            queue._stopping.set()
+            queue.stop()
             queue.lanes._closed = True
             for lane in queue.lanes:
                 lane.gone = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import LogUnavailable
+from millrace.base.job_pool import Job, JobPool
 from millrace.client.consume import shared_tail
 from millrace.client.consume.consumer import Consumer
-from millrace.client.consume.scan import Scan
+from millrace.client.consume.scan import Scan, scan
 from millrace.client.consume.shared_tail import SharedTail
 from millrace.message import builders
 from millrace.message.ids import LogId, MessageId
@@ -35,6 +38,7 @@ from millrace.wal.scanner import (
     visible_units,
 )
 from tests.node.append.samples import PCHANNEL, VCHANNELS, insert, judged, keys_of, open_log, opening, transaction
+from tests.waiting import until
 
 V0, V1 = VCHANNELS
 SELECTIONS: tuple[tuple[Filter, ...], ...] = (
@@ -558,3 +562,50 @@ def test_what_readers_share_is_made_once(tmp_path: Path) -> None:
     assert found[0] is found[1] is found[2]
     for reader in readers:
         reader.close()
+
+
+def test_readers_without_threads_share_one_call_and_get_everything(messages: pa.RecordBatch) -> None:
+    """Hundreds that wait cost one call a second and no run, and all of them meet an error of it."""
+    world = World(messages, limits=TailLimits())
+    world.publish(4)
+    shared = SharedTail(world)
+    scans = [scan(PCHANNEL, StartAfterTick(0), wal=lambda: None, tail=shared) for _ in range(300)]
+    got: list[list[int]] = [[] for _ in scans]
+    parked, failed, jobs = [False] * len(scans), set[int](), list[Job]()
+
+    def step(place: int) -> float | None:
+        if place >= len(jobs):
+            return 0.01
+        parked[place] = False
+        try:
+            while (parts := scans[place].poll_once()) is not None:
+                for part in parts:
+                    got[place] += part.rows.column("time_tick").to_pylist()
+        except LogUnavailable:
+            failed.add(place)
+            return 0.0
+        pause = scans[place].on_news(jobs[place].wake)
+        parked[place] = pause is None
+        return pause
+
+    with JobPool("scan", threads=2) as pool:
+        for place in range(len(scans)):
+            jobs.append(pool.start(partial(step, place)))
+        until(lambda: all(parked), "all wait")
+        begun, calls, runs = time.monotonic(), world.calls, pool.runs
+        until(lambda: world.calls >= calls + 3, "the calls of the waiting ones go on")
+        assert pool.runs == runs, "none of them runs"
+        assert world.calls - calls <= 2 + (time.monotonic() - begun) / shared_tail._LISTEN_SECONDS
+        for _ in range(3):
+            world.publish(1)
+            until(lambda: all(each[-1] == world.ticks[world.published - 1] for each in got), "all have it")
+            until(lambda: all(parked), "they wait again")
+        assert len({tuple(each) for each in got}) == 1
+        assert len(got[0]) == 7
+        calls = world.calls
+        world.failing = 1
+        until(lambda: len(failed) == len(scans) and all(parked), "each meets the error")
+        assert world.calls - calls <= 5, "which one call got"
+    for found in scans:
+        found.close()
+    until(lambda: not any(each.name == f"tail-{PCHANNEL}" for each in threading.enumerate()), "no thread stays")

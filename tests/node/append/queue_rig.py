@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Log:
     def open(self, lane: str, after_tick: int) -> Reader:
         return Reader(self, lane, after_tick)
 
+    def require(self, lane: str) -> None: ...
+
     def start_tick(self, lane: str, start: str | int) -> int:
         return {"earliest": 0, "latest": self.now}[start] if isinstance(start, str) else start
 
@@ -44,13 +46,17 @@ class Reader:
     def __init__(self, log: Log, lane: str, after: int) -> None:
         self.log, self.lane, self.confirmed_tick = log, lane, after
 
-    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
+    def poll(self) -> Iterator[TaskRows]:
         following = [unit for unit in self.log.units[self.lane] if unit[0] > self.confirmed_tick][:2]
         self.confirmed_tick = following[-1][0] if following else self.log.now
         if following:
             ticks = np.repeat(*np.array(following, np.int64).T)
             keys = pa.array((ticks % 3).tolist(), pa.int64())
-            yield TaskRows(ticks, pa.RecordBatch.from_arrays([keys], ["id"]), "id", True)
+            return iter([TaskRows(ticks, pa.RecordBatch.from_arrays([keys], ["id"]), "id", True)])
+        return iter(())
+
+    def on_news(self, call: Callable[[], None]) -> float | None:
+        return 0.01
 
     def close(self) -> None: ...
 
@@ -61,9 +67,7 @@ class Queues(WorkQueues):
     def __init__(
         self, groups: ConsumerGroups, log: Log, name: str, clock: Hand, metrics: Metrics | None = None
     ) -> None:
-        super().__init__(
-            groups, log, name=name, metrics=metrics, clock=clock, lease=LEASE, spawn=lambda name, call: None
-        )
+        super().__init__(groups, log, name=name, metrics=metrics, clock=clock, lease=LEASE, threads=0)
 
     def queues(self) -> list[WorkQueue]:
         return list(self._queues.values())
@@ -73,7 +77,7 @@ class Queues(WorkQueues):
         for queue in self.queues():
             for lane in queue.lanes:
                 if lane.window.room >= 8:
-                    queue.lanes.read(lane, timeout=0.0)
+                    queue.lanes.read(lane)
                 assert lane.window.room >= 0
 
 

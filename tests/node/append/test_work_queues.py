@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from millrace.base.errors import InvalidArgument, ServerFull
 from millrace.base.metrics import Metrics
 from millrace.node.append import work_queues as module
-from tests.node.append.queue_rig import GROUP, LANES, TASK_LEASE, Bench, said
+from millrace.node.append.queue_lanes import PROGRESS_SECONDS
+from tests.node.append.queue_rig import GROUP, LANES, TASK_LEASE, Bench, Log, Queues, said
+from tests.sim.group_world import LEASE, PCHANNELS, Hand, Positions, Server, Store
 from tests.sim.tasks import World
 from tests.waiting import until
 
@@ -226,3 +230,41 @@ def test_who_left_is_no_consumer_again_by_a_take_that_waited(tmp_path: Path) -> 
         bench.settle("c1", leave=True)
         assert waiting.result(2.0) == []
     assert not bench.queues.queues()
+
+
+def test_a_server_holds_64_queues_of_64_vchannels_that_look_at_the_store_together_while_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, log = Hand(), Log()
+    store = Store(clock, random.Random(1))
+    positions = Positions(store)
+    server = Server(Path("unused"), lambda: PCHANNELS, positions=lambda: positions, lease=LEASE, clock=clock)
+    queues = Queues(server, log, "queue-0", clock)
+    groups = {f"g{group}": [f"dml_{number % 2}_{7 + group}v{number}" for number in range(64)] for group in range(64)}
+    for lanes in groups.values():
+        log.units |= {lane: [] for lane in lanes}
+    for group, lanes in groups.items():
+        request = {"queue": "jobs", "group": group, "consumer": "c", "lanes": lanes, "last": 0, "most": 0}
+        assert queues.take(request).lanes == 64
+    queues.read_all()
+    clock.now += PROGRESS_SECONDS  # the first position is written
+    positions.renew()
+    for queue in queues.queues():
+        queue.tend()
+    asked = Counter[str]()
+    for name in ("get", "list", "commit"):
+        call = getattr(store, name)
+        setattr(store, name, lambda *given, call=call, name=name, **more: asked.update([name]) or call(*given, **more))
+    rounds = 5
+    for _ in range(rounds):  # each is due once
+        clock.now += LEASE / 3
+        positions.renew()
+        for queue in queues.queues():
+            queue.tend()
+    assert asked["commit"] == 0, "an idle queue writes nothing"
+    assert asked["list"] + asked["get"] <= 2 * rounds, "all queues look at the store together"
+    for group, lanes in groups.items():
+        assert server.handle({"group": group, "holder": "queue-0", "keep": lanes}) == {}, "it has all of them"
+    monkeypatch.setattr("millrace.node.append.consumer_groups.MAX_LEASES", 64 * 64)
+    with pytest.raises(ServerFull, match="4096 leases"):
+        server.handle({"group": "one-more", "holder": "h", "take": "dml_0_7v0"})

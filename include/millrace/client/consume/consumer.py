@@ -31,7 +31,7 @@ from typing import Final, Protocol, TypeAlias, TypedDict, get_args
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import Closed, GroupBusy, InvalidArgument, MillraceError
+from millrace.base.errors import Closed, CollectionNotFound, GroupBusy, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
@@ -39,7 +39,7 @@ from millrace.client.consume.membership import SETTLING_SECONDS, GroupMember, Gr
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
-from millrace.message.ids import Moment, split_channel, tick_physical_ms
+from millrace.message.ids import Moment, collection_id_of, split_channel, tick_physical_ms
 from millrace.message.model import ImmutableMessage
 from millrace.rpc.tail import TailSource
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter
@@ -126,6 +126,8 @@ class _Place:
     """When the lane is released to another member at the latest, once it shall be."""
     gone: bool = False
     """Whether the lane is no longer this consumer's."""
+    dropped: bool = False
+    """Whether it was delivered that the lane's collection was dropped."""
 
     def settle(self) -> None:
         while self.out and self.out[0].done:
@@ -259,6 +261,8 @@ class Consumer(Closeable):
         self._assigned: set[str] = set()
         """Lanes that are new to the user, and the ones that were lost: the next poll tells."""
         self._lost: set[str] = set()
+        self._drops: dict[int | None, int] = {}
+        """By collection the tick at which it was dropped, once that was delivered."""
         self._draining = False
         self._waiting = False
         """Whether other members have yet to release lanes for this one."""
@@ -290,8 +294,9 @@ class Consumer(Closeable):
     def poll(self, *, timeout: float) -> Delivery | None:
         """Return the next unit; None after `timeout` seconds, or once everything up to `until_tick` is delivered.
 
-        Raises Closed, and the errors of a scan; after a retriable one, the next poll continues. A member of a group
-        takes and gives up lanes here, and calls `on_assigned`, `on_revoked` and `on_lost`.
+        Raises Closed, and the errors of a scan; after a retriable one, the next poll continues. Raises
+        CollectionNotFound after the last unit of a collection that was dropped. A member of a group takes and gives up
+        lanes here, and calls `on_assigned`, `on_revoked` and `on_lost`.
         """
         if self._closed:
             raise Closed("this consumer is closed: make a new one")
@@ -306,6 +311,8 @@ class Consumer(Closeable):
             self._rebalance()
             with self._changed:
                 while not self._deliverable() and not self._closed:
+                    if self._dropped():
+                        raise self._not_found()
                     if end.expired() or self.ended:
                         return None
                     if self._assigned or self._lost or self._drained():
@@ -325,6 +332,27 @@ class Consumer(Closeable):
             if isinstance(item, Exception):
                 raise item
             self._commit_in_time()
+
+    def _dropped(self) -> bool:
+        """Whether the collection was dropped and everything before was delivered."""
+        if not self._drops or not self._places or self._until is not None or self._ready:
+            return False
+        return all(  # a lane that came from another member may be past its drop
+            place.dropped or (collection_id_of(lane) in self._drops and self._caught_up(lane))
+            for lane, place in self._places.items()
+        )
+
+    def _caught_up(self, lane: str) -> bool:
+        reader = self._readers.get(split_channel(lane)[0])
+        return reader is not None and reader.caught_up
+
+    def _not_found(self) -> CollectionNotFound:
+        tick = max(self._drops.values())
+        group = f"; `millrace groups drop {self.group}` forgets its group" if self.group else ""
+        return CollectionNotFound(
+            f"the collection of {', '.join(sorted(self._places)[:3])} was dropped at tick {tick}, and this consumer has"
+            f" delivered everything before: close it{group}"
+        )
 
     def __iter__(self) -> Iterator[Delivery]:
         """Yield units until the consumer is closed or has delivered everything up to `until_tick`."""
@@ -437,7 +465,8 @@ class Consumer(Closeable):
     def on_ready(self, call: Callable[[], None]) -> None:
         """Call `call` once, from any thread, when a poll would return at once or the consumer has ended."""
         with self._changed:
-            if not self._deliverable() and not self.ended and not (self._assigned or self._lost or self._drained()):
+            due = self._assigned or self._lost or self._drained() or self._dropped()
+            if not self._deliverable() and not self.ended and not due:
                 self._wakers.append(call)
                 return
         call()
@@ -630,6 +659,10 @@ class Consumer(Closeable):
         delivery.places = places
         for place in places:
             place.out.append(delivery.ack)  # not the delivery, whose rows would stay in memory until it is acknowledged
+        if delivery.drops_collection and delivery.vchannel in self._places:
+            for place in places:
+                place.dropped = True
+            self._drops[collection_id_of(delivery.vchannel)] = delivery.tick
         physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)

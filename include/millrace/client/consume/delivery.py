@@ -113,6 +113,11 @@ class Delivery:
         return self.unit.bodies if isinstance(self.unit, ImmutableTxn) else (self.unit,)
 
     @property
+    def drops_collection(self) -> bool:
+        """Whether the unit drops its VChannel's collection: nothing comes after it."""
+        return isinstance(self.unit, ImmutableMessage) and self.unit.type is MessageType.DROP_COLLECTION
+
+    @property
     def bytes(self) -> int:
         return sum(len(message.payload) for message in self.bodies)
 

@@ -144,7 +144,7 @@ class GroupMember:
             self._ends = asked + seconds * (1 - CLOCK_DRIFT)
             # A dispatcher alone changes nothing for others by calling often, and there may be many idle queues.
             alone = self._queue and answer["members"] == 1
-            self.heartbeat = seconds / 4 if alone else min(HEARTBEAT_SECONDS, seconds / 4)
+            self.heartbeat = seconds / 3 if alone else min(HEARTBEAT_SECONDS, seconds / 4)
         return GroupShare(held, frozenset(answer["share"]), answer["members"], answer["reason"], answer["done"])
 
     def move(self, ticks: Mapping[str, int], *, later: bool = False) -> None:

@@ -84,6 +84,10 @@ class PositionStore(Protocol):
         """Return the holders of claimed lanes by (group, lane), of one group or of all."""
         ...
 
+    def version(self) -> object | None:
+        """Return what changes with every change of claims and members, perhaps more often; None if that is unknown."""
+        ...
+
     def abandoned(self, group: str) -> tuple[dict[str, str], dict[str, str]]:
         """Return the members by name, and the holders by lane, that another process recorded and no lease ends."""
         ...
@@ -212,6 +216,10 @@ class FilePositions:
         with self._typed() as db:
             rows = db.execute("select grp, lane, holder from claim where ? is null or grp = ?", (group, group))
             return {(name, lane): holder for name, lane, holder in rows}
+
+    def version(self) -> object | None:
+        with self._typed() as db:
+            return db.execute("pragma data_version").fetchone(), db.total_changes
 
     def abandoned(self, group: str) -> tuple[dict[str, str], dict[str, str]]:
         members, claims = self.members(group), self.claims(group)

@@ -266,6 +266,24 @@ class Scan(Closeable):
                 return parts or []
         return []
 
+    def poll_once(self) -> list[VisibleRows] | None:
+        """Return what the next piece delivers, perhaps nothing; None without waiting if there is none now."""
+        return [] if self.ended else self._next(0.0)
+
+    def on_news(self, call: Callable[[], None]) -> float | None:
+        """Call `call` once, from any thread, when a poll may find more, or the scan is closed.
+
+        Returns the seconds after which to poll instead if the scan waits for something else than the tail.
+        """
+        if self.ended or self._table is not None or self._untaken is not None:
+            return 0.0
+        if self._waiting is not None or not self._caught_up:
+            return _PAUSE
+        if self._until is not None or self._tick_interval is not None:
+            return min(_ASK_SECONDS, self._tick_interval or _ASK_SECONDS)
+        self._reader.on_news(self._seen, call)
+        return None
+
     def hand_to(self, take: Callable[[Scan, list[VisibleRows]], None], *, has_room: Callable[[], bool]) -> None:
         """Hand new units to `take`, from another reader's thread, while :meth:`poll_parts` waits and `has_room()`.
 

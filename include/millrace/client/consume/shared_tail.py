@@ -6,9 +6,10 @@
 
 A reader that has taken everything waits. One of the waiting readers, the leader, calls the server, and its answer
 serves all of them: it goes into a window of recent pieces, from which each reader takes what comes after its own
-position. There is no thread of its own: the next waiting reader leads once the leader has its answer. The leader hands
-new pieces to the readers that wait (`TailReader.taker`), so that their threads need not run. Pieces that every
-reader has taken are dropped at once, and the oldest ones beyond WINDOW_BYTES. A reader that is too slow for the window,
+position. The next waiting reader leads once the leader has its answer. The leader hands new pieces to the readers that
+wait (`TailReader.taker`), so that their threads need not run. A reader without a thread asks to be called when there is
+news (`TailReader.on_news`): as long as a PChannel has such readers, one thread leads for all its readers. Pieces that
+every reader has taken are dropped, and the oldest ones beyond WINDOW_BYTES. A reader that is too slow for the window,
 or that has just begun, calls the server by itself until it has caught up, so that it delays nobody and keeps nothing in
 memory. A reader thus takes from the window only answers to calls that began after its own first one: the server judges
 each call by the rights that the token has then.
@@ -30,9 +31,10 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import MillraceError
+from millrace.base.errors import LogUnavailable, MillraceError
 from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import OBJECT_BYTES
 from millrace.message.model import ImmutableMessage
@@ -51,6 +53,10 @@ _PIECE_BYTES: Final = 512 << 10
 """Approximate limits of a piece: its units are in memory at once."""
 _TAKE_BYTES: Final = 8 << 20
 """Approximate size of what a reader takes at a time."""
+_LISTEN_SECONDS: Final = 1.0
+"""Longest call for readers without a thread; a new one waits for so long until it can share the answers."""
+_LISTEN_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 2.0
 _PIECE_OVERHEAD: Final = 16 << 10
 """Bytes of a piece in addition to its buffers: it has two dozen Arrow columns."""
 
@@ -191,6 +197,13 @@ class TailReader(Closeable):
         """Return what comes after `after_tick`, as TailSource.tail does, and raise what it raises."""
         return self._window.tail(self, after_tick, Deadline.after(timeout))
 
+    def on_news(self, after_tick: int, call: Callable[[], None]) -> None:
+        """Call `call` once, from any thread and without waiting, when `tail` may have more after `after_tick`.
+
+        Or when it would raise, or the reader is closed. The reader has called `tail` before.
+        """
+        self._window.on_news(self, after_tick, call)
+
     def close(self) -> None:
         """Leave the window; a waiting reader returns. Idempotent."""
         self._shared.leave(self, self._window)
@@ -222,6 +235,16 @@ class _Window:
         self._calls = 0
         self._failure: MillraceError | None = None
         """The error of the last leader's call that failed."""
+        self._asked: dict[TailReader, tuple[int, int]] = {}
+        """Of the readers that have not joined, the number of their last call and where it led to."""
+        self._parked: dict[TailReader, tuple[int, Callable[[], None]]] = {}
+        """The readers that wait without a thread: their positions, and what calls them."""
+        self._parkers: set[TailReader] = set()
+        """The readers that have ever waited so; one thread leads as long as there are any."""
+        self._listening = False
+        self._raises: dict[TailReader, MillraceError] = {}
+        """Errors of the listening thread that readers meet at their next call."""
+        self._takes = 0
 
     def held_bytes(self) -> int:
         with self._changed:
@@ -230,13 +253,36 @@ class _Window:
     def leave(self, reader: TailReader) -> None:
         with self._changed:
             self.readers.discard(reader)
+            self._parkers.discard(reader)
             self._positions.pop(reader, None)
+            self._asked.pop(reader, None)
+            self._raises.pop(reader, None)
+            parked = self._parked.pop(reader, None)
             self._drop_taken()
             self._changed.notify_all()
+        if parked is not None:
+            parked[1]()
+
+    def on_news(self, reader: TailReader, after: int, call: Callable[[], None]) -> None:
+        with self._changed:
+            waits = reader in self.readers and after >= self._confirmed and reader not in self._raises
+            if waits:
+                self._parked[reader] = after, call
+                self._parkers.add(reader)
+                if reader in self._positions:
+                    self._positions[reader] = after
+                if not self._listening:
+                    self._listening = True
+                    name = f"tail-{self.pchannel}"
+                    threading.Thread(target=self._listen, name=name, daemon=True).start()
+        if not waits:
+            call()
 
     def tail(self, reader: TailReader, after: int, deadline: Deadline) -> TailBatch | SharedBatch | Evicted:
         with self._changed:
             failure = self._failure
+            if (met := self._raises.pop(reader, None)) is not None:
+                raise copy(met)
             while reader in self.readers:
                 calls = self._must_call(reader, after)
                 if after < self._confirmed and not calls:
@@ -282,6 +328,8 @@ class _Window:
                 # What others asked before this call may lack rows that this reader may see.
                 if through >= self._confirmed and (self._leading is None or self._leading.number > number):
                     self._positions[reader] = through
+                else:
+                    self._asked[reader] = number, through
             elif leads:
                 self._changed.notify()
         return found
@@ -292,6 +340,8 @@ class _Window:
             return True
         if after < self._confirmed:
             return after < self._earliest
+        if self._listening:
+            return False
         # An answer from a later position than this reader's would not serve it.
         return self._leading is None or self._leading.after > after
 
@@ -300,7 +350,7 @@ class _Window:
         if through <= self._confirmed:
             self._wake()
             return
-        if len(self.readers) == 1:  # nobody shares it
+        if len(self.readers) == 1 and not self._listening:  # nobody shares it
             self._pieces.clear()
             self._earliest = self._confirmed = through
             return
@@ -344,11 +394,68 @@ class _Window:
             self._changed.notify_all()
         elif self._leading is None:
             self._changed.notify()
+        self._call_parked(lambda after: after < self._confirmed)
+
+    def _call_parked(self, wanted: Callable[[int], bool]) -> None:
+        for reader, (after, call) in list(self._parked.items()):
+            if wanted(after):
+                del self._parked[reader]
+                call()
+
+    def _listen(self) -> None:
+        """Lead for the readers without threads, until there are none."""
+        pause = _LISTEN_PAUSE
+        while True:
+            with self._changed:
+                if not self._parkers:
+                    self._listening = False
+                    self._changed.notify_all()
+                    return
+                if self._leading is not None:  # a reader of before; its answer serves all
+                    self._changed.wait(_LISTEN_SECONDS)
+                    continue
+                self._calls += 1
+                after = self._confirmed
+                self._leading = _Leading(self._calls, after)
+                # These calls lie before this one.
+                for reader, (_, through) in list(self._asked.items()):
+                    if through >= after:
+                        self._positions[reader] = through
+                    del self._asked[reader]
+            try:
+                found = self._source.tail(self.pchannel, after, timeout=_LISTEN_SECONDS)
+            except Exception as error:
+                failure = (
+                    error
+                    if isinstance(error, MillraceError)
+                    else LogUnavailable(f"the tail of {self.pchannel} failed: {type(error).__name__}: {error}")
+                )
+                with self._changed:
+                    self._leading, self._failure = None, failure
+                    self._raises |= dict.fromkeys(self._parked, failure)
+                    self._changed.notify_all()
+                    self._call_parked(lambda after: True)
+                    self._changed.wait(jittered(pause))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            pause = _LISTEN_PAUSE
+            with self._changed:
+                self._leading = None
+                if isinstance(found, Evicted):  # each reader meets it by itself
+                    self._pieces.clear()
+                    self._earliest = self._confirmed = max(after, found.earliest)
+                    self._positions.clear()
+                    self._changed.notify_all()
+                    self._call_parked(lambda after: True)
+                elif found.confirmed_tick > self._confirmed:
+                    self._push(after, found.confirmed_tick, found.batches)
 
     def _taken(self, reader: TailReader, after: int) -> SharedBatch:
         found = self._batch(after)
         self._positions[reader] = found.confirmed_tick
-        self._drop_taken()
+        self._takes += 1
+        if self._takes % max(1, len(self._positions) // 8) == 0:  # each costs a look at all readers
+            self._drop_taken()
         return found
 
     def _batch(self, after: int) -> SharedBatch:

@@ -22,6 +22,7 @@ not wait for each other, so an unresponsive meta store delays only the calls of 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import secrets
@@ -29,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -53,13 +54,18 @@ LEASE_SECONDS: Final = 15.0
 LONGEST_LEASE: Final = 300.0
 FLUSH_SECONDS: Final = 0.2
 """Seconds between two writes of the moves that may be written later; longer with more than 10 groups."""
-MAX_LEASES: Final = 1024
+MAX_LEASES: Final = 16_384
+"""Claims to lanes at one server. On one machine each is a file lock, so an open file."""
+MAX_LANES: Final = 1024
+"""Lanes of one member."""
 MAX_MEMBERS: Final = 1024
 MAX_GROUPS: Final = 10_000
 _LOOK: Final = 1.0
 _VIEW_SECONDS: Final = 0.5
 """How long a look at a group's members and claims, which other servers may have, counts."""
 _GROUP_FLUSH: Final = 0.02
+_LISTED_GROUPS: Final = 8
+"""A server with members of more groups looks at all groups of the store at once."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -114,6 +120,23 @@ class _Group:
 
     members: dict[str, _Member] = field(default_factory=dict)
     view: _View | None = None
+    changed: int = 0
+    """When this server last changed the group's members or claims, by a counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Members and claims of all groups, as the store had them."""
+
+    at: float
+    after: int
+    """Every change of this server up to this one is in it."""
+    version: object | None
+    """Of the store; None if it has none."""
+    members: Mapping[str, Mapping[str, str]]
+    """By group and name."""
+    claims: Mapping[str, Mapping[str, str]]
+    """By group and lane."""
 
 
 class QueueMove(NamedTuple):
@@ -150,9 +173,15 @@ class ConsumerGroups:
         self._guard = threading.Lock()
         """Guards the state that groups share. Only opening the store holds it for long."""
         self._places: dict[tuple[str, str], _Place] = {}
+        self._lanes_of: dict[str, set[str]] = {}
+        """The lanes in `_places`, by group."""
         self._groups: dict[str, _Group] = {}
         self._pending: dict[str, dict[str, int]] = {}
         """Moves by group and lane that are not written yet."""
+        self._changes = itertools.count(1)
+        self._last_change = 0
+        self._listing: _Listing | None = None
+        self._listing_turn = threading.Lock()
         self._positions: PositionStore | None = None
         self._closed = threading.Event()
         self._flusher: threading.Thread | None = None
@@ -340,6 +369,7 @@ class ConsumerGroups:
                 _log.warning("the last moves of consumer group %r are not written: %s: %s", group, error.code, error)
         with self._guard:
             self._places.clear()
+            self._lanes_of.clear()
             if self._positions is not None:
                 self._positions.close()
                 self._positions = None
@@ -430,7 +460,7 @@ class ConsumerGroups:
         value = json.dumps(said)
         self._open().set_member(group, name, value)
         state.members[name] = _Member(lanes, value, lease, now + lease, mode)
-        state.view = None
+        self._changed(group)
         self._count(group, state)
 
     def _require_mode(self, group: str, name: str, mode: _Mode) -> None:
@@ -456,7 +486,7 @@ class ConsumerGroups:
         if state is not None and name in state.members:
             self._open().set_member(group, name, None)
             del state.members[name]
-            state.view = None
+            self._changed(group)
             self._count(group, state)
             if not state.members:
                 with self._guard:
@@ -466,7 +496,9 @@ class ConsumerGroups:
         """Return what is known of a group. Members and claims of a process that was killed count for one lease more."""
         state = self._groups.get(group)
         if state is None:
-            state = _Group()
+            with self._guard:
+                self._last_change = next(self._changes)
+            state = _Group(changed=self._last_change)
             now = self._clock()
             members, claims = self._open().abandoned(group)
             for name, value in members.items():
@@ -488,12 +520,12 @@ class ConsumerGroups:
         now, view = self._clock(), state.view
         if view is None or now - view.at >= _VIEW_SECONDS or holder not in view.wanted:
             positions = self._open()
-            members = positions.members(group)
-            if (group, holder) not in members:  # the store's lease ended meanwhile
+            members, claims = self._listed(group, state)
+            if holder not in members:  # the store's lease ended meanwhile
                 positions.set_member(group, holder, state.members[holder].value)
-                members[group, holder] = state.members[holder].value
-            wanted = {name: frozenset(json.loads(value)["lanes"]) for (_, name), value in members.items()}
-            claims = {lane: name for (_, lane), name in positions.claims(group).items()}
+                self._changed(group)
+                members[holder] = state.members[holder].value
+            wanted = {name: self._lanes_in(state, name, value) for name, value in members.items()}
             for lane, place in self._of(group).items():
                 if claims.get(lane) != place.holder:  # the store's lease ended, and perhaps another server has it
                     with self._guard:
@@ -502,8 +534,47 @@ class ConsumerGroups:
                             self._pending[group] = moves
                     self._forget((group, lane))
                     positions.unlock(group, lane)
+                    self._changed(group)
             view = state.view = _View(now, wanted, claims)
         return view
+
+    @staticmethod
+    def _lanes_in(state: _Group, name: str, value: str) -> frozenset[str]:
+        known = state.members.get(name)
+        return known.lanes if known is not None and known.value == value else frozenset(json.loads(value)["lanes"])
+
+    def _listed(self, group: str, state: _Group) -> tuple[dict[str, str], dict[str, str]]:
+        """Return what the store has of a group: members by name, and holders by lane.
+
+        A server of many groups looks at all of them together, so that idle groups do not burden the store.
+        """
+        positions = self._open()
+        listing = self._listing_now() if len(self._groups) > _LISTED_GROUPS else None
+        if listing is None or state.changed > listing.after:
+            return (
+                {name: value for (_, name), value in positions.members(group).items()},
+                {lane: name for (_, lane), name in positions.claims(group).items()},
+            )
+        return dict(listing.members.get(group, {})), dict(listing.claims.get(group, {}))
+
+    def _listing_now(self) -> _Listing:
+        """Return the members and claims of all groups, at most _VIEW_SECONDS old."""
+        with self._listing_turn:
+            listing = self._listing
+            if listing is None or self._clock() - listing.at >= _VIEW_SECONDS:
+                positions, at, after = self._open(), self._clock(), self._last_change
+                version = positions.version()
+                if listing is not None and version is not None and version == listing.version:
+                    self._listing = replace(listing, at=at)
+                    return self._listing
+                members: dict[str, dict[str, str]] = {}
+                claims: dict[str, dict[str, str]] = {}
+                for (of, name), value in positions.members().items():
+                    members.setdefault(of, {})[name] = value
+                for (of, lane), name in positions.claims().items():
+                    claims.setdefault(of, {})[lane] = name
+                listing = self._listing = _Listing(at, after, version, members, claims)
+            return listing
 
     def _release_expired(self, group: str) -> None:
         now, state = self._clock(), self._groups.get(group)
@@ -525,7 +596,7 @@ class ConsumerGroups:
 
     def _of(self, group: str) -> dict[str, _Place]:
         with self._guard:
-            return {lane: place for (of, lane), place in self._places.items() if of == group}
+            return {lane: self._places[group, lane] for lane in self._lanes_of.get(group, ())}
 
     def _holds(self, group: str, lane: str, holder: str, number: int) -> bool:
         """Whether the holder has this claim: from this server, or from another, and nobody has had the lane since."""
@@ -571,6 +642,7 @@ class ConsumerGroups:
             self._places[group, lane] = _Place(
                 holder, now + seconds, seconds, 0 if adopted else 1 + secrets.randbits(48)
             )
+            self._lanes_of.setdefault(group, set()).add(lane)
         try:
             positions.lock(group, lane, holder=holder)
         except BaseException:
@@ -605,12 +677,19 @@ class ConsumerGroups:
         self._changed(place[0])
 
     def _forget(self, place: tuple[str, str]) -> None:
+        group, lane = place
         with self._guard:
-            self._places.pop(place, None)
+            if self._places.pop(place, None) is not None:
+                self._lanes_of[group].discard(lane)
+                if not self._lanes_of[group]:
+                    del self._lanes_of[group]
 
     def _changed(self, group: str) -> None:
-        if (state := self._groups.get(group)) is not None:
-            state.view = None
+        """Note that this server has changed the members or claims of a group in the store."""
+        with self._guard:
+            self._last_change = next(self._changes)
+            if (state := self._groups.get(group)) is not None:
+                state.view, state.changed = None, self._last_change
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -772,8 +851,8 @@ def _group_of(request: dict[str, Any]) -> str:
 
 def _names_of(said: dict[str, Any], key: str) -> frozenset[str]:
     names = said.get(key)
-    if not isinstance(names, list) or len(names) > MAX_LEASES or not all(isinstance(name, str) for name in names):
-        raise InvalidArgument(f"a sync needs {key!r}, a list of at most {MAX_LEASES} lanes")
+    if not isinstance(names, list) or len(names) > MAX_LANES or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"a sync needs {key!r}, a list of at most {MAX_LANES} lanes")
     return frozenset(names)
 
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.base.backoff import jittered
-from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable, MetaAmbiguous, MillraceError
+from millrace.base.job_pool import Job, JobPool
 from millrace.client.consume.membership import GroupMember
 from millrace.message.keys import key_column, key_hashes
 from millrace.node.append.consumer_groups import ConsumerGroups, QueueMove
@@ -40,7 +40,6 @@ DRAIN_SECONDS: Final = 5.0
 """How long a VChannel that another server shall have waits for its leases."""
 PROGRESS_SECONDS: Final = 5.0
 """Seconds between two writes of what no caller waits for: the position passes messages that are no tasks."""
-_READ_WAIT: Final = 5.0
 _ROOM_WAIT: Final = 0.5
 _PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 1.0
@@ -71,8 +70,12 @@ class TaskReader(Protocol):
         """Tick up to which `poll` has returned everything."""
         ...
 
-    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
-        """Yield the next rows, perhaps none; wait for them for up to `timeout` seconds."""
+    def poll(self) -> Iterator[TaskRows] | None:
+        """Return an iterator of the next rows, perhaps of none; None without waiting if nothing is there now."""
+        ...
+
+    def on_news(self, call: Callable[[], None]) -> float | None:
+        """Call `call` once, from any thread, when a poll may find more; else return the seconds until the next poll."""
         ...
 
     def close(self) -> None: ...
@@ -85,6 +88,10 @@ class TaskSource(Protocol):
 
     def start_tick(self, lane: str, start: str | int) -> int:
         """Return the tick after which a queue begins: "earliest", "latest" or a tick."""
+        ...
+
+    def require(self, lane: str) -> None:
+        """Raise CollectionNotFound if the collection of a VChannel was dropped."""
         ...
 
 
@@ -106,6 +113,18 @@ class Lane:
     reader: TaskReader | None = None
     weighed: int = 0
     """Bytes of the window that are counted in those of all queues."""
+    job: Job | None = None
+    """Reads ahead."""
+    caught_up: bool = False
+    """Whether everything in the log was read."""
+    full: bool = False
+    """Whether it waits for room."""
+    pause: float = 0.0
+    """Seconds until it is read again after an error."""
+    pieces: Iterator[TaskRows] | None = None
+    """The rest of the last poll."""
+    rest: tuple[TaskRows, int] | None = None
+    """A piece for which there was no room, and how many of its rows were added."""
 
     def is_gone(self) -> bool:
         """Whether the VChannel is another's by now; another thread may have noticed it."""
@@ -129,11 +148,6 @@ class WindowMemory:
             self._bytes += delta
 
 
-def run_thread(name: str, call: Callable[[], None]) -> None:
-    """Run `call` in a thread of its own."""
-    threading.Thread(target=call, name=name, daemon=True).start()
-
-
 class QueueLanes:
     """The VChannels of one queue at this server. Thread-safe.
 
@@ -151,9 +165,9 @@ class QueueLanes:
         start: str | int,
         clock: Callable[[], float],
         memory: WindowMemory,
-        spawn: Callable[[str, Callable[[], None]], None] = run_thread,
+        pool: JobPool,
     ) -> None:
-        """`start`: where a queue without a position begins. `spawn` runs a named function in the background."""
+        """`start`: where a queue without a position begins. `pool` runs the reading ahead."""
         self._group = group
         self._member = member
         self._groups = groups
@@ -162,7 +176,7 @@ class QueueLanes:
         self._start = start
         self._clock = clock
         self._memory = memory
-        self._spawn = spawn
+        self._pool = pool
         guard = threading.RLock()
         self.changed = threading.Condition(guard)
         self.available = threading.Condition(guard)
@@ -211,6 +225,14 @@ class QueueLanes:
         if self._clock() - self._progress >= PROGRESS_SECONDS:
             self._progress = self._clock()
             self.save([lane for lane in self if lane.moved], progress=True)
+
+    def require(self) -> None:
+        """Raise CollectionNotFound if the collection was dropped and none of its tasks is left here."""
+        with self.changed:
+            lanes = list(self)
+            if not lanes or not all(lane.caught_up and lane.window.oldest_tick is None for lane in lanes):
+                return
+        self._source.require(lanes[0].name)
 
     def pause(self) -> float:
         """Return the seconds until time asks for something."""
@@ -287,12 +309,16 @@ class QueueLanes:
                 self.save(opened)
         finally:
             for lane in opened:  # also after a failed write, which the next one makes up for
-                self._spawn(f"queue-{lane.name}", partial(self.read_on, lane))
+                lane.job = self._pool.start(partial(self.read_on, lane), name=f"queue {self._group!r} at {lane.name}")
+                if lane.is_gone():
+                    lane.job.stop()
 
     def _drop(self, lane: Lane) -> None:
         lane.gone = True
         if self._held.get(lane.name) is lane:
             del self._held[lane.name]
+        if lane.job is not None:
+            lane.job.stop()
         if lane.reader is not None:
             lane.reader.close()
         self.weigh(lane)
@@ -318,38 +344,44 @@ class QueueLanes:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read_on(self, lane: Lane) -> None:
-        """Read ahead on one VChannel until it is another's."""
-        pause = _PAUSE
-        while not lane.is_gone():
-            try:
-                self.read(lane, timeout=_READ_WAIT if lane.error is None else _PAUSE)
-                pause = _PAUSE
-                continue
-            except MillraceError as error:
-                found = error
-                if lane.error is None and not error.retriable:
-                    _log.warning("queue %r waits at %s: %s: %s", self._group, lane.name, error.code, error)
-            except Exception as error:
-                found = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
-                if lane.error is None:
-                    _log.exception("queue %r waits at %s", self._group, lane.name)
+    def read_on(self, lane: Lane) -> float | None:
+        """Read ahead on one VChannel once; return the seconds until the next time, None: once something wakes it."""
+        try:
+            more = self.read(lane)
+        except MillraceError as error:
+            found = error
+            if lane.error is None and not error.retriable:
+                _log.warning("queue %r waits at %s: %s: %s", self._group, lane.name, error.code, error)
+        except Exception as error:
+            found = LogUnavailable(f"reading {lane.name} failed: {type(error).__name__}: {error}")
+            if lane.error is None:
+                _log.exception("queue %r waits at %s", self._group, lane.name)
+        else:
+            lane.pause = 0.0
             with self.changed:
-                lane.error = found
-                self.available.notify_all()
-                end = Deadline.after(jittered(pause))
-                while not lane.is_gone() and not end.expired():
-                    end.wait(self.changed)
-            # What needs somebody to act is tried again too: they may have acted.
-            pause = min(2 * pause, _LONGEST_PAUSE if found.retriable else _BROKEN_PAUSE)
-
-    def read(self, lane: Lane, *, timeout: float) -> None:
-        """Read ahead on one VChannel once, as far as there is room."""
+                if lane.is_gone():
+                    return None
+                lane.full = not self.has_room(lane)
+                if lane.full:
+                    return _ROOM_WAIT
+                reader, job = lane.reader, lane.job
+            if more or reader is None or job is None:
+                return 0.0
+            pause = reader.on_news(job.wake)
+            lane.caught_up = pause is None
+            return pause
         with self.changed:
-            if not self.has_room(lane):
-                self.changed.wait(min(timeout, _ROOM_WAIT))
+            lane.error = found
+            self.available.notify_all()
+        # What needs somebody to act is tried again too: they may have acted.
+        lane.pause = min(2 * lane.pause or _PAUSE, _LONGEST_PAUSE if found.retriable else _BROKEN_PAUSE)
+        return None if lane.is_gone() else jittered(lane.pause)
+
+    def read(self, lane: Lane) -> bool:
+        """Read ahead on one VChannel once, as far as there is room; return whether there may be more at once."""
+        with self.changed:
             if lane.is_gone() or not self.has_room(lane):
-                return
+                return False
             reader = lane.reader
         if reader is None:
             reader = self._source.open(lane.name, lane.window.read_tick)
@@ -358,25 +390,38 @@ class QueueLanes:
                 gone = lane.is_gone()
             if gone:
                 reader.close()
-                return
+                return False
         try:
-            for piece in reader.poll(timeout=timeout):
-                self._add(lane, piece)
-                if lane.is_gone():
-                    return
+            if lane.pieces is None:
+                lane.pieces = reader.poll()
+            found = lane.pieces is not None
+            if lane.rest is not None and not self._add(lane, *lane.rest):
+                return False
+            for piece in lane.pieces or ():
+                if not self._add(lane, piece, 0):
+                    return False
         except BaseException:
             # The reader stands after what it yielded, perhaps within a unit: begin again at the last whole one.
             reader.close()
             with self.changed:
-                lane.reader = None
+                lane.reader = lane.pieces = lane.rest = None
                 lane.window.forget_open_unit()
             raise
+        lane.pieces = None
         with self.changed:
             if not lane.is_gone():
                 lane.error = None
                 before = lane.window.position
                 lane.window.confirm(reader.confirmed_tick)
                 lane.moved = lane.moved or lane.window.position != before
+        return found
+
+    def wake_readers(self) -> None:
+        """Read on where there is room again."""
+        for lane in self:
+            if lane.full and lane.job is not None and self.has_room(lane):
+                lane.full = False
+                lane.job.wake()
 
     def weigh(self, lane: Lane) -> None:
         """Count what a lane's window holds now."""
@@ -392,18 +437,18 @@ class QueueLanes:
             not window.bytes or (window.bytes < LANE_BYTES and self._memory.bytes < QUEUE_BYTES)
         )
 
-    def _add(self, lane: Lane, piece: TaskRows) -> None:
+    def _add(self, lane: Lane, piece: TaskRows, first: int) -> bool:
+        """Add the rows of a piece from `first` on; return whether there was room for all of them."""
         keys = None
         if self._ordered:
             names = (piece.key,) if isinstance(piece.key, str) else piece.key
             keys = key_hashes(key_column(piece.rows, names))
-        first, count = 0, piece.rows.num_rows
+        count = piece.rows.num_rows
         with self.changed:
             while first < count:
-                while not lane.is_gone() and not self.has_room(lane):
-                    self.changed.wait(_ROOM_WAIT)
-                if lane.is_gone():
-                    return
+                if lane.is_gone() or not self.has_room(lane):
+                    lane.rest = piece, first
+                    return False
                 stop = first + min(lane.window.room, count - first)
                 lane.window.add(
                     piece.ticks[first:stop],
@@ -414,6 +459,8 @@ class QueueLanes:
                 self.available.notify(stop - first)
                 first, lane.moved, lane.error = stop, True, None
                 self.weigh(lane)
+            lane.rest = None
+        return True
 
     # --- the durable state --------------------------------------------------------------------------------------------
 

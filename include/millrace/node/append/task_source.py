@@ -7,7 +7,8 @@ Rows of consecutive small messages are read as one batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,10 +20,10 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import DefinitionLookup, Delivery
 from millrace.client.consume.scan import Scan, scan, wal_opener
-from millrace.client.consume.shared_tail import SharedTail, SharedUnits
+from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.log.protocol import LogService
 from millrace.message.bodies import ImportSource
-from millrace.message.ids import split_channel
+from millrace.message.ids import collection_id_of, split_channel
 from millrace.message.model import ImmutableMessage
 from millrace.node.append.history_reads import CollectionCatalog
 from millrace.node.append.queue_lanes import TaskReader, TaskRows
@@ -31,6 +32,8 @@ from millrace.tables.collections.changes import ImportedFiles
 from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.wal.scanner import ImmutableTxn, StartAfterTick
 
+_LOOK_SECONDS: Final = 5.0
+"""How long the catalog's answer counts."""
 _PIECE_BYTES: Final = 512 << 10
 """Approximate bytes of rows that are read as one batch."""
 
@@ -46,6 +49,8 @@ class HostTaskSource:
         self._service = service
         self._guard = threading.Lock()
         self._known: dict[int, CollectionInfo] = {}
+        self._dropped: dict[int, tuple[float, str]] = {}
+        """By collection when the catalog was asked, and the name if it was dropped."""
 
     def open(self, lane: str, after_tick: int) -> TaskReader:
         """Read a VChannel after a tick. Raises what a scan raises, PositionTruncated among them."""
@@ -69,6 +74,25 @@ class HostTaskSource:
             return start
         wal = wal_opener(self._settings.wal_uri)()
         return 0 if wal is None else wal.trimmed(pchannel)[0]
+
+    def require(self, lane: str) -> None:
+        """Raise CollectionNotFound if the collection of a VChannel was dropped; a moment later at most."""
+        number = collection_id_of(lane)
+        if number is None:
+            return
+        now = time.monotonic()
+        with self._guard:
+            looked, name = self._dropped.get(number, (-_LOOK_SECONDS, ""))
+        if now - looked >= _LOOK_SECONDS:
+            found = self._catalog.collections_by_id([number]).get(number)
+            name = found.name if found is not None and found.state == "dropped" else ""
+            with self._guard:
+                self._dropped[number] = now, name
+        if name:
+            raise CollectionNotFound(
+                f"collection {name!r} was dropped, and this queue has no task of it left: close its consumers, and"
+                " forget the group with `millrace groups drop`"
+            )
 
     def _definition(self, collection_id: int, version: int) -> CollectionInfo:
         with self._guard:
@@ -95,9 +119,19 @@ class ScannedTasks:
     def confirmed_tick(self) -> int:
         return self._scan.confirmed_tick
 
-    def poll(self, *, timeout: float) -> Iterator[TaskRows]:
-        """Yield the next rows as they are decoded. Raises what the scan and the decoding raise."""
-        for part in self._scan.poll_parts(timeout=timeout):
+    def poll(self) -> Iterator[TaskRows] | None:
+        """Return the next rows as they are decoded; None if there are none now.
+
+        Raises what the scan raises; the iterator, what decoding raises.
+        """
+        parts = self._scan.poll_once()
+        return None if parts is None else self._decoded(parts)
+
+    def on_news(self, call: Callable[[], None]) -> float | None:
+        return self._scan.on_news(call)
+
+    def _decoded(self, parts: Sequence[VisibleRows]) -> Iterator[TaskRows]:
+        for part in parts:
             if isinstance(part, SharedUnits):
                 yield from self._tasks(part.units(), part.decoder)
                 continue

@@ -48,6 +48,10 @@ TASK_BYTES: Final = 80
 KEY_BYTES: Final = 250
 """The same for the order by key."""
 
+_FEW: Final = 256
+"""Places of a window's columns at first."""
+_COLUMNS: Final = ("_state", "_until", "_holder", "_count", "_ticks", "_ordinals", "_weight", "_follower")
+
 _READY, _BLOCKED, _LEASED, _DONE = range(4)
 _HEADER: Final = struct.Struct("<BQIIf")
 _NOBODY: Final = -1
@@ -146,7 +150,7 @@ class TaskWindow:
         self._given = 0.0
         """Longest lease that was given since `_counted_from`."""
         self._counted_from = now
-        capacity = 2 * size
+        capacity = min(2 * size, _FEW)  # most queues are idle
         self._origin = 0
         self._base = 0
         self._end = 0
@@ -301,15 +305,20 @@ class TaskWindow:
         self._advance()
 
     def _make_room(self, count: int) -> None:
-        if self._end - self._origin + count <= len(self._state):
+        """Move what is in hand to the beginning of the columns, which grow up to twice the window's size."""
+        places = len(self._state)
+        if self._end - self._origin + count <= places:
             return
         kept = slice(self._base - self._origin, self._end - self._origin)
-        for column in (
-            self._state, self._until, self._holder, self._count, self._ticks, self._ordinals, self._weight,
-            self._follower,
-        ):  # fmt: skip
+        held = kept.stop - kept.start
+        while places < 2 * self.size and places < 2 * (held + count):
+            places = min(2 * places, 2 * self.size)
+        for name in _COLUMNS:
+            column = getattr(self, name)
             if column is not None:
-                column[: kept.stop - kept.start] = column[kept].copy()
+                moved = column if places == len(column) else np.zeros(places, column.dtype)
+                moved[:held] = column[kept].copy()
+                setattr(self, name, moved)
         self._origin = self._base
 
     def _advance(self) -> None:
@@ -475,6 +484,8 @@ class TaskWindow:
 
     def expire(self, now: float) -> int:
         """End the leases that are over; return how many."""
+        if self._base == self._end:
+            return 0
         low, high = self._base - self._origin, self._end - self._origin
         index = np.flatnonzero((self._state[low:high] == _LEASED) & (self._until[low:high] <= now)) + low
         self._state[index] = _READY
@@ -482,6 +493,8 @@ class TaskWindow:
 
     def next_time(self, now: float) -> float:
         """Return when the next lease or delay ends; infinity if none runs."""
+        if self._base == self._end:
+            return math.inf
         low, high = self._base - self._origin, self._end - self._origin
         state, until = self._state[low:high], self._until[low:high]
         waits = until[(state == _LEASED) | ((state == _READY) & (until > now))]
@@ -494,6 +507,8 @@ class TaskWindow:
 
     def counts(self) -> Counts:
         """Return the tasks by state."""
+        if self._base == self._end:
+            return Counts(0, 0, 0, 0, 0)
         low, high = self._base - self._origin, self._end - self._origin
         state = self._state[low:high]
         by = np.bincount(state, minlength=4).tolist()

@@ -34,12 +34,13 @@ import pyarrow as pa
 from prometheus_client import Gauge
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, ServerFull
+from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError, ServerFull
+from millrace.base.job_pool import Job, JobPool
 from millrace.base.metrics import Metrics
 from millrace.client.consume.membership import GroupMember, boot_clock, require_group
 from millrace.message.ids import tick_physical_ms
 from millrace.node.append.consumer_groups import ConsumerGroups
-from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory, run_thread
+from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory
 from millrace.node.append.task_window import TaskNames
 
 MAX_CONSUMERS: Final = 4096
@@ -60,6 +61,9 @@ CLOSE_SECONDS: Final = 10.0
 """How long a call waits for a queue that is closing."""
 SILENT_SECONDS: Final = 30.0
 """A consumer without calls for so long, and without leases, is forgotten."""
+
+THREADS: Final = 8
+"""Most threads that read ahead for all queues, and most that renew their memberships and end their leases."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -93,12 +97,12 @@ class WorkQueues:
         metrics: Metrics | None = None,
         clock: Callable[[], float] = boot_clock,
         lease: float | None = None,
-        spawn: Callable[[str, Callable[[], None]], None] = run_thread,
+        threads: int = THREADS,
     ) -> None:
         """`name` is that of this server among the group's members; it stays the same after a restart.
 
-        `lease`: that of the claims to VChannels, in seconds (default: the groups'). `spawn` runs a named function in
-        the background until it returns.
+        `lease`: that of the claims to VChannels, in seconds (default: the groups'). `threads`: most that read ahead,
+        and most that tend queues; with 0, the caller does.
         """
         self._groups = groups
         self._source = source
@@ -106,7 +110,9 @@ class WorkQueues:
         self._metrics = metrics
         self._clock = clock
         self._lease = lease
-        self._spawn = spawn
+        # Apart, so that no queue loses its VChannels because others read.
+        self._reading = JobPool("queue-read", threads=threads)
+        self._tending = JobPool("queue-tend", threads=threads)
         self._guard = threading.Lock()
         self._ended = threading.Condition(self._guard)
         """Whoever needs a queue that is closing waits here."""
@@ -188,6 +194,8 @@ class WorkQueues:
         self._close(queues)
         with self._guard:
             self._ended.wait_for(lambda: not self._queues, CLOSE_SECONDS)
+        self._reading.close()
+        self._tending.close()
 
     def _queue(self, group: str, lanes: frozenset[str], collection: str, order: str, start: str | int) -> WorkQueue:
         with self._guard:
@@ -203,7 +211,7 @@ class WorkQueues:
                 )  # fmt: skip
                 lanes_here = QueueLanes(
                     group, member, self._groups, self._source, ordered=order == "key", start=start, clock=self._clock,
-                    memory=self.memory, spawn=self._spawn,
+                    memory=self.memory, pool=self._reading,
                 )  # fmt: skip
                 queue = WorkQueue(
                     self, group, collection, lanes, lanes_here, order=order, clock=self._clock, metrics=self._metrics
@@ -212,7 +220,9 @@ class WorkQueues:
         queue.require(lanes, order)
         try:
             if queue.lanes.join():
-                self._spawn("work-queue", queue.keep)
+                queue.job = self._tending.start(queue.keep, name=f"queue {group!r}")
+                if queue.closed:
+                    queue.job.stop()
         except BaseException:
             if not queue.consumers:
                 self._close([queue])
@@ -300,8 +310,14 @@ class WorkQueue:
         self._metrics = metrics
         self._consumers: dict[tuple[str, str], _Consumer] = {}
         """By principal and name. Guarded by `lanes.changed`."""
-        self._stopping = threading.Event()
+        self._stopping = False
+        self.job: Job | None = None
+        """Tends it."""
         self._called = clock()
+        self._told: tuple[int, int, float] | None = None
+        """What the gauges show."""
+        self._gone: CollectionNotFound | None = None
+        """That the collection was dropped, once its last task is done."""
         if metrics is not None:  # so that an alert sees that nothing is acknowledged
             metrics.queue_acknowledged_total.labels(group)
         self._turns = 0
@@ -323,7 +339,7 @@ class WorkQueue:
 
     @property
     def closed(self) -> bool:
-        return self._stopping.is_set()
+        return self._stopping
 
     @property
     def consumers(self) -> int:
@@ -336,7 +352,9 @@ class WorkQueue:
 
     def stop(self) -> None:
         """Answer no more takes."""
-        self._stopping.set()
+        self._stopping = True
+        if self.job is not None:
+            self.job.stop()
 
     def close(self) -> None:
         """Make durable what is not, and leave the group."""
@@ -349,21 +367,27 @@ class WorkQueue:
                         with suppress(KeyError):
                             gauge.remove(self.group)
 
-    def keep(self) -> None:
-        """Tend the queue until it is closed."""
-        while not self._stopping.wait(self.lanes.pause()):
-            try:
-                self.tend()
-            except MillraceError as error:
-                _log.info("queue %r: %s: %s", self.group, error.code, error)
-            except Exception:
-                _log.exception("queue %r", self.group)
+    def keep(self) -> float | None:
+        """Tend the queue; return the seconds until the next time."""
+        try:
+            self.tend()
+        except MillraceError as error:
+            _log.info("queue %r: %s: %s", self.group, error.code, error)
+        except Exception:
+            _log.exception("queue %r", self.group)
+        return None if self.closed else self.lanes.pause()
 
     def tend(self) -> None:
         """Do what time asks for: renew the membership, end leases, write progress, forget consumers, close if idle."""
         self.expire()
         self.lanes.tend()
         self._gauge()
+        try:
+            self.lanes.require()
+        except CollectionNotFound as error:
+            with self.lanes.changed:
+                self._gone = error
+                self.lanes.available.notify_all()
         if self.is_idle(IDLE_SECONDS):
             self._queues.close_idle()
 
@@ -390,6 +414,8 @@ class WorkQueue:
                 errors = [lane.error for lane in self.lanes if lane.error is not None]
                 if not parts and errors and (not errors[0].retriable or end.expired()):
                     raise errors[0]
+                if not parts and self._gone is not None:
+                    raise self._gone
                 if parts or not most or end.expired():
                     break
                 now = self._clock()
@@ -481,6 +507,7 @@ class WorkQueue:
                         if found:
                             into.setdefault(kind, []).extend([place, each] for each in found)
             self.lanes.changed.notify_all()
+            self.lanes.wake_readers()
             if freed:
                 self.lanes.available.notify_all()
         if touched:
@@ -584,7 +611,9 @@ class WorkQueue:
                 sum(each.ready + each.blocked for each in counts),
                 sum(each.in_flight for each in counts),
             )
-            if not self.closed:
+            told = ready, in_flight, age
+            if not self.closed and told != self._told:
+                self._told = told
                 for gauge, value in zip(self._gauges(self._metrics), (ready, in_flight, age), strict=True):
                     gauge.labels(self.group).set(value)
 
