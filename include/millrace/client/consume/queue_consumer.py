@@ -47,6 +47,9 @@ _WAIT: Final = 0.5
 _LONGEST_CALL: Final = 5.0
 _PAUSE: Final = 0.2
 _MOST: Final = 5000
+_SETTLE_TASKS: Final = 1000
+_SETTLE_PAUSE: Final = 0.004
+"""How long acknowledgements wait for others, up to _SETTLE_TASKS: each call costs the server a durable write."""
 _MAX_ERRORS: Final = 10
 """Errors that wait for `poll`; of more, the oldest are dropped."""
 
@@ -186,6 +189,7 @@ class QueueConsumer(Closeable):
         self._server = server
         self._lease = lease
         self._prefetch = prefetch
+        self._least_room = max(1, prefetch // 2)
         self._letters = letters
         self._most = MAX_DELIVERIES if letters is not None and max_deliveries is None else max_deliveries
         self._clock = clock
@@ -199,7 +203,13 @@ class QueueConsumer(Closeable):
             "order": order,
             "start": start,
         }
-        self._changed = threading.Condition()
+        guard = threading.RLock()
+        self._changed = threading.Condition(guard)
+        """Polls and commits wait here."""
+        self._taking = threading.Condition(guard)
+        self._settling = threading.Condition(guard)
+        self._committing = 0
+        """Calls that wait until everything is sent."""
         self._ready: deque[Task] = deque()
         self._out: set[Task] = set()
         """Tasks that `poll` returned and that are not settled.
@@ -253,15 +263,14 @@ class QueueConsumer(Closeable):
         while self._ready:
             task = self._ready.popleft()
             if task.expires - self._clock() < self._lease / 2:  # it comes again, here or elsewhere
-                self._changed.notify_all()
+                self._wake_taking()
                 continue
             self._out.add(task)
             return task
         if self._prefetch <= len(self._out):
             now = self._clock()  # what is not this consumer's any more takes no room
             self._out = {task for task in self._out if task.expires > now}
-            if len(self._out) < self._prefetch:
-                self._changed.notify_all()
+            self._wake_taking()
         return None
 
     def __iter__(self) -> Iterator[Task]:
@@ -298,14 +307,18 @@ class QueueConsumer(Closeable):
         the next `commit` raises TaskLeaseLost.
         """
         with self._changed:
+            first = not self._outbox.done
             self._outbox.done.extend(self._settled(tasks))
-            self._changed.notify_all()
+            if first or len(self._outbox.done) == _SETTLE_TASKS:
+                self._settling.notify()
+            self._wake_taking()
 
     def release(self, *tasks: Task, delay: float = 0.0) -> None:
         """Give tasks back, to be delivered again to any consumer after `delay` seconds."""
         with self._changed:
             self._outbox.release.extend((task, delay, False) for task in self._settled(tasks))
-            self._changed.notify_all()
+            self._settling.notify()
+            self._wake_taking()
 
     def reject(self, *tasks: Task, reason: str) -> None:
         """Put tasks into the dead letters with a reason, and count them as done. Durable as an acknowledgement is.
@@ -319,7 +332,8 @@ class QueueConsumer(Closeable):
             )
         with self._changed:
             self._outbox.dead.extend((task, reason) for task in self._settled(tasks))
-            self._changed.notify_all()
+            self._settling.notify()
+            self._wake_taking()
 
     def renew(self, *tasks: Task) -> None:
         """Let the leases of tasks begin anew; returns once they have.
@@ -356,15 +370,20 @@ class QueueConsumer(Closeable):
         """
         end = Deadline.after(timeout)
         with self._changed:
-            while self._outbox or self._sending:
-                if self._failed is not None and not self._failed.retriable:
-                    raise self._failed
-                if end.expired():
-                    raise DeadlineExceeded(
-                        f"the queue's server did not answer within {timeout:.0f} s: acknowledgements are repeated"
-                        " until it does"
-                    )
-                end.wait(self._changed, maximum=_WAIT)
+            self._committing += 1
+            self._settling.notify()
+            try:
+                while self._outbox or self._sending:
+                    if self._failed is not None and not self._failed.retriable:
+                        raise self._failed
+                    if end.expired():
+                        raise DeadlineExceeded(
+                            f"the queue's server did not answer within {timeout:.0f} s: acknowledgements are repeated"
+                            " until it does"
+                        )
+                    end.wait(self._changed, maximum=_WAIT)
+            finally:
+                self._committing -= 1
             late, self._late = self._late, []
         if late:
             raise TaskLeaseLost(
@@ -407,8 +426,8 @@ class QueueConsumer(Closeable):
         failing: float | None = None
         while True:
             with self._changed:
-                while not self._closed and not self._unknown and self._room() < max(1, self._prefetch // 2):
-                    self._changed.wait(_WAIT)
+                while not self._closed and not self._unknown and self._room() < self._least_room:
+                    self._taking.wait(_WAIT)
                 if self._is_closed():
                     return
                 self._unknown = False
@@ -418,8 +437,8 @@ class QueueConsumer(Closeable):
                 self._receive(answer)
                 failing = None
                 if not answer[1].parts and self._clock() - answer[0] < wait / 2:  # it cannot wait now: no hot loop
-                    with self._changed:
-                        self._changed.wait(jittered(_PAUSE))
+                    with self._taking:
+                        self._taking.wait(jittered(_PAUSE))
             except MillraceError as error:
                 failing = failing or self._clock()
                 with self._changed:
@@ -428,7 +447,11 @@ class QueueConsumer(Closeable):
                     if not error.retriable or (not self._errors and self._clock() - failing >= PATIENCE):
                         self._errors.append(error)
                         self._wake()
-                    self._changed.wait(jittered(_PAUSE if error.retriable else 1.0))
+                    self._taking.wait(jittered(_PAUSE if error.retriable else 1.0))
+
+    def _wake_taking(self) -> None:
+        if self._room() >= self._least_room:
+            self._taking.notify()
 
     def _room(self) -> int:
         return self._prefetch - len(self._ready) - len(self._out)
@@ -437,7 +460,7 @@ class QueueConsumer(Closeable):
         """Have the server dispatch the queue, even if this consumer has no room for more tasks."""
         with self._changed:
             self._unknown = True
-            self._changed.notify_all()
+            self._taking.notify()
 
     def _ask(self, *, wait: float) -> tuple[float, LeasedTasks]:
         asked = self._clock()
@@ -485,7 +508,11 @@ class QueueConsumer(Closeable):
         while True:
             with self._changed:
                 while not self._closed and not self._outbox and self._clock() < self._renewed + self._lease / 4:
-                    self._changed.wait(min(_WAIT, self._lease / 8))
+                    left = self._renewed + self._lease / 4 - self._clock()
+                    # Short where a suspension of the machine, which a wait does not count, may have ended leases.
+                    self._settling.wait(max(0.001, min(_WAIT, left) if self._ready else left))
+                if 0 < len(self._outbox.done) < _SETTLE_TASKS and not self._committing and not self._asking["order"]:
+                    self._settling.wait(_SETTLE_PAUSE)
                 if self._clock() >= self._renewed + self._lease / 4:
                     self._renewed = self._clock()
                     self._outbox.renew.extend(self._ready)
@@ -519,7 +546,7 @@ class QueueConsumer(Closeable):
                 self._outbox.done[:0] = sent.done
                 self._outbox.release[:0] = sent.release
                 self._outbox.dead[:0] = sent.dead
-                self._changed.wait(jittered(_PAUSE))
+                self._settling.wait(jittered(_PAUSE))
 
     def _send(self, sent: _Outbox) -> None:
         if sent.dead:
@@ -547,8 +574,8 @@ class QueueConsumer(Closeable):
             sent.renew, sent.release = sent.renew[_MOST:], sent.release[_MOST:]
             if again:
                 self._ask_to_dispatch()
-                with self._changed:
-                    self._changed.wait(jittered(_PAUSE))
+                with self._settling:
+                    self._settling.wait(jittered(_PAUSE))
 
     def _bury(self, sent: _Outbox) -> None:
         """Write dead letters; then they are done."""
@@ -573,6 +600,10 @@ class QueueConsumer(Closeable):
 
     def _wake(self) -> None:
         self._changed.notify_all()
+        if self._outbox or self._closed:
+            self._settling.notify_all()
+        if self._closed:
+            self._taking.notify_all()
         wakers, self._wakers = self._wakers, []
         for call in wakers:
             call()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.base.errors import CollectionNotFound
+from millrace.base.errors import CollectionNotFound, Malformed
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.consume.batch_decoder import BatchDecoder
+from millrace.client.consume.batch_decoder import MAX_BATCHED_PAYLOAD_BYTES, BatchDecoder
 from millrace.client.consume.delivery import DefinitionLookup, Delivery
 from millrace.client.consume.scan import Scan, scan, wal_opener
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
@@ -25,6 +27,8 @@ from millrace.log.protocol import LogService
 from millrace.message.bodies import ImportSource
 from millrace.message.ids import collection_id_of, split_channel
 from millrace.message.model import ImmutableMessage
+from millrace.message.payload.rows import decode_many, decode_rows
+from millrace.message.types import MessageType
 from millrace.node.append.history_reads import CollectionCatalog
 from millrace.node.append.queue_lanes import TaskReader, TaskRows
 from millrace.rpc.tail import TailSource
@@ -32,6 +36,8 @@ from millrace.tables.collections.changes import ImportedFiles
 from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.wal.scanner import ImmutableTxn, StartAfterTick
 
+_INSERTS: Final = pa.array([MessageType.INSERT.name, MessageType.UPSERT.name])
+_WITH_FILES: Final = pa.array([MessageType.IMPORT.name])
 _LOOK_SECONDS: Final = 5.0
 """How long the catalog's answer counts."""
 _PIECE_BYTES: Final = 512 << 10
@@ -132,6 +138,9 @@ class ScannedTasks:
 
     def _decoded(self, parts: Sequence[VisibleRows]) -> Iterator[TaskRows]:
         for part in parts:
+            if _only_messages(part.rows):
+                yield from self._columns(part.rows)
+                continue
             if isinstance(part, SharedUnits):
                 yield from self._tasks(part.units(), part.decoder)
                 continue
@@ -140,6 +149,35 @@ class ScannedTasks:
                 for message in unit.bodies if isinstance(unit, ImmutableTxn) else (unit,):
                     decoder.add(message)
             yield from self._tasks(units, decoder)
+
+    def _columns(self, rows: pa.Table) -> Iterator[TaskRows]:
+        """Yield the tasks of messages without making an object of each."""
+        rows = rows.filter(pc.is_in(rows.column("type").cast(pa.utf8()), _INSERTS))
+        if not rows.num_rows:
+            return
+        numbers = [rows.column(name).to_numpy() for name in ("collection_id", "schema_version")]
+        payloads = rows.column("payload").combine_chunks().cast(pa.large_binary())
+        ticks = rows.column("time_tick").to_numpy()
+        sizes = pc.binary_length(payloads).to_numpy()
+        piece = np.cumsum(sizes) // _PIECE_BYTES
+        alone = sizes > MAX_BATCHED_PAYLOAD_BYTES
+        changes = (
+            (np.diff(numbers[0]) != 0) | (np.diff(numbers[1]) != 0) | (np.diff(piece) != 0) | alone[1:] | alone[:-1]
+        )
+        starts = [0, *(np.flatnonzero(changes) + 1).tolist(), rows.num_rows]
+        for start, stop in pairwise(starts):
+            version = max(1, int(numbers[1][start]))
+            written = self._definition(int(numbers[0][start]), version).schemas[version - 1]
+            if alone[start]:
+                found = decode_rows(payloads[start].as_buffer(), written.arrow())
+                counts = np.array([found.num_rows])
+            else:
+                decoded = decode_many(payloads.slice(start, stop - start), written.arrow())
+                for error in decoded.errors.values():
+                    raise Malformed(error)
+                found, counts = decoded.rows, np.asarray(decoded.counts)
+            if found.num_rows:
+                yield TaskRows(np.repeat(ticks[start:stop], counts), found, written.primary_key, True)
 
     def _tasks(self, units: Iterable[ImmutableMessage | ImmutableTxn], decoder: BatchDecoder) -> Iterator[TaskRows]:
         batch = _Batch()
@@ -161,6 +199,12 @@ class ScannedTasks:
 
     def close(self) -> None:
         self._scan.close()
+
+
+def _only_messages(rows: pa.Table) -> bool:
+    """Whether all rows are messages outside transactions, none of them with files."""
+    kinds = rows.column("type").cast(pa.utf8())
+    return bool(pc.all(pc.equal(rows.column("txn_id"), 0)).as_py() and not pc.any(pc.is_in(kinds, _WITH_FILES)).as_py())
 
 
 class _Batch:
