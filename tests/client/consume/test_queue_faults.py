@@ -92,6 +92,7 @@ class Direct:
         return LeasedTasks(answer.number, parts, answer.lanes, answer.reason)
 
     def settle_tasks(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        self.calls["settle"] += 1
         if self.refuses is not None:
             raise self.refuses
         found: dict[str, Any] = from_json(to_json(self.queues.handle(request)))
@@ -152,6 +153,15 @@ def test_a_server_that_cannot_wait_is_not_asked_in_a_hot_loop(make: Make) -> Non
     time.sleep(1.0)
     assert server.calls["take"] - before < 15
     assert queue.poll(timeout=0.0) is None
+
+
+def test_acknowledgements_one_by_one_go_together(make: Make) -> None:
+    """Each call costs the server a durable write."""
+    server, queue = make(count=500, prefetch=2000)
+    for task in polled(queue, 1000):
+        queue.acknowledge(task)
+    queue.commit()
+    assert server.calls["settle"] <= 20
 
 
 def test_a_task_that_nobody_settles_takes_no_room_once_its_lease_is_over(make: Make) -> None:
