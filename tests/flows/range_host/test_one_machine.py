@@ -90,6 +90,10 @@ def documents(settings: Settings) -> Counter[str]:
     return Counter(found)
 
 
+def commits(settings: Settings) -> int:
+    return sum(each.commits for each in positions_of(settings, "p").values())
+
+
 class Hand:
     """A clock that the test moves."""
 
@@ -234,6 +238,7 @@ def test_what_was_decided_about_a_flow_holds_on_the_machine_that_continues_it(ka
     want(first, "p", paused=True)
     shutil.rmtree(first.data_dir)
     stop, reached = threading.Event(), positions_of(second, "p")
+    commits_before = commits(second)
     worker = threading.Thread(target=run, args=(FlowRun(second, declared),), kwargs={"stop": stop})
     worker.start()
     waiting = FlowRun(first, declared)
@@ -244,7 +249,9 @@ def test_what_was_decided_about_a_flow_holds_on_the_machine_that_continues_it(ka
             waiting.wait_alone(threading.Event(), seconds=1.0)
         with pytest.raises(PipelineBusy, match="has workers with a lease"):
             require_no_members(first, declared)
-        assert positions_of(second, "p") == reached, "it is still paused"
+        until(lambda: commits(second) > commits_before, "it has claimed its lanes", seconds=30)
+        read = {task: each.position for task, each in positions_of(second, "p").items()}
+        assert read == {task: each.position for task, each in reached.items()}, "it is still paused"
         want(first, "p", paused=False)
 
         def all_in() -> bool:
