@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
+from millrace.base.errors import LogUnavailable, PermissionDenied
 from millrace.client.consume.positions import FilePositions
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
 from millrace.node.append.queue_lanes import TaskRows
@@ -62,8 +62,8 @@ class Direct:
         self.folder, self.count = folder, count
         self.calls: Counter[str] = Counter()
         self.may_wait = True
-        self.refuses: MillraceError | None = None
-        self.away: MillraceError | None = None
+        self.refuses: Exception | None = None
+        self.away: Exception | None = None
         self.start()
 
     def start(self) -> None:
@@ -194,6 +194,33 @@ def test_what_the_server_refuses_for_good_is_raised_and_not_collected(make: Make
     with pytest.raises(PermissionDenied):
         queue.close()
     assert queue.closed
+
+
+def test_an_error_that_nobody_expects_is_raised_and_ends_no_thread(make: Make) -> None:
+    server, queue = make(count=2, prefetch=2)
+    first = polled(queue, 2)
+    server.refuses = server.away = ValueError("an answer that cannot be read")
+    queue.acknowledge(first[0])
+    with pytest.raises(ValueError, match="cannot be read"):
+        queue.commit(timeout=20.0)
+    with pytest.raises(ValueError, match="cannot be read"):
+        queue.poll(timeout=20.0)
+    server.refuses = None
+    until(lambda: queue._failed is None, "the thread sends it again")
+    queue.acknowledge(first[1])
+    queue.commit(timeout=20.0)
+    calls = server.calls["take"]
+    until(lambda: server.calls["take"] > calls)
+    queue._errors.clear()
+    server.away = None
+
+    def comes() -> bool:
+        try:
+            return queue.poll(timeout=1.0) is not None
+        except ValueError:  # of a call that was under way
+            return False
+
+    until(comes)
 
 
 def test_an_answer_that_comes_while_the_consumer_closes_gives_its_tasks_back_uncounted(make: Make) -> None:

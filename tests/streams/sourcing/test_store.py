@@ -278,15 +278,19 @@ def test_a_lost_answer_is_found_again(opened: Open, monkeypatch: pytest.MonkeyPa
     assert store.load("N1").version == 2
 
 
-def test_a_call_whose_outcome_is_unknown_is_repeated_with_its_id(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("expected", [0, None])
+def test_a_call_whose_outcome_is_unknown_is_repeated_with_its_id(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, expected: int | None
+) -> None:
     store, command = opened(), uuid4()
     with monkeypatch.context() as patched:
         losing(patched, store, lambda number: True)
         with pytest.raises(LogUnavailable):
-            store.append("N1", flown(1), expected_version=0, command=command)
+            store.append("N1", flown(1), expected_version=expected, command=command)
     other = opened()
     other.append("N1", flown(2))
-    assert store.append("N1", flown(1), expected_version=0, command=command).repeated
+    again = store.append("N1", flown(1), expected_version=expected, command=command)
+    assert (again.version, again.repeated) == (1, True)
     assert store.load("N1").version == 2
     with pytest.raises(VersionConflict):
         store.append("N1", flown(1), expected_version=0)

@@ -219,8 +219,8 @@ class QueueConsumer(Closeable):
         self._outbox = _Outbox()
         self._sending = False
         self._last = 0
-        self._errors: deque[MillraceError] = deque(maxlen=_MAX_ERRORS)
-        self._failed: MillraceError | None = None
+        self._errors: deque[Exception] = deque(maxlen=_MAX_ERRORS)
+        self._failed: Exception | None = None
         """Why what is to be sent could not be sent, if it could not."""
         self._unknown = False
         """Whether the server has not read the tasks that this consumer has: it must dispatch the queue."""
@@ -374,7 +374,7 @@ class QueueConsumer(Closeable):
             self._settling.notify()
             try:
                 while self._outbox or self._sending:
-                    if self._failed is not None and not self._failed.retriable:
+                    if self._failed is not None and not _passes(self._failed):
                         raise self._failed
                     if end.expired():
                         raise DeadlineExceeded(
@@ -439,15 +439,15 @@ class QueueConsumer(Closeable):
                 if not answer[1].parts and self._clock() - answer[0] < wait / 2:  # it cannot wait now: no hot loop
                     with self._taking:
                         self._taking.wait(jittered(_PAUSE))
-            except MillraceError as error:
+            except Exception as error:  # any other, too, ends no thread without a word
                 failing = failing or self._clock()
                 with self._changed:
                     if self._is_closed():
                         return
-                    if not error.retriable or (not self._errors and self._clock() - failing >= PATIENCE):
+                    if not _passes(error) or (not self._errors and self._clock() - failing >= PATIENCE):
                         self._errors.append(error)
                         self._wake()
-                    self._taking.wait(jittered(_PAUSE if error.retriable else 1.0))
+                    self._taking.wait(jittered(_PAUSE if _passes(error) else 1.0))
 
     def _wake_taking(self) -> None:
         if self._room() >= self._least_room:
@@ -476,7 +476,7 @@ class QueueConsumer(Closeable):
                 return
             self._last = found.number
             self.idle_reason = found.reason
-            while len(self._errors) and self._errors[0].retriable:
+            while len(self._errors) and _passes(self._errors[0]):
                 self._errors.popleft()  # it is over
             for batch, lanes, ticks, ordinals, deliveries in found.parts:
                 rows = _Rows(batch)
@@ -524,10 +524,10 @@ class QueueConsumer(Closeable):
                         return
                 sent, self._outbox = self._outbox, _Outbox()
                 self._sending = True
-            failed: MillraceError | None = None
+            failed: Exception | None = None
             try:
                 self._send(sent)
-            except MillraceError as error:
+            except Exception as error:
                 failed = error
             with self._changed:
                 self._sending = False
@@ -535,7 +535,7 @@ class QueueConsumer(Closeable):
                 self._changed.notify_all()
                 if failed is None:
                     continue
-                if not failed.retriable:
+                if not _passes(failed):
                     self._errors.append(failed)
                     self._wake()
                 if self._closed:
@@ -637,3 +637,7 @@ def _named(tasks: Sequence[Task], answer: dict[str, Any], kind: str, outcome: st
         by_lane.setdefault(task.vchannel, []).append(task)
     elements = list(by_lane.values())
     return [elements[element][place] for element, place in places]
+
+
+def _passes(error: Exception) -> bool:
+    return isinstance(error, MillraceError) and error.retriable

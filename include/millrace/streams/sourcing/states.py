@@ -223,10 +223,11 @@ class States(Generic[S]):
                 read[key] = Read(entry.version + 1, newer)
         return found
 
-    def has_command(self, key: str, command: UUID) -> bool:
-        """Return whether a command has appended events of an aggregate."""
-        rows = self._collection.get([key], columns=["command"])
-        return bool(pc.any(pc.equal(rows["command"], str(command))).as_py())
+    def version_after(self, key: str, command: UUID) -> int | None:
+        """Return the version of an aggregate after a command's events; None if there are none of it."""
+        rows = self._collection.get([key], columns=["version", "command"])
+        found: int | None = pc.max(rows.filter(pc.equal(rows["command"], str(command)))["version"]).as_py()
+        return found
 
     def _observed(self, keys: Sequence[str]) -> dict[str, int]:
         """Return by key a tick that is decided already: a read that follows has everything up to it."""

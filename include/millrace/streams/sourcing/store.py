@@ -116,11 +116,17 @@ class EventStore(Generic[S]):
 
         The events are durable and decided when the call returns. Without an expected version, they follow whatever is
         there. `command` identifies the command: repeat a call whose outcome is unknown (LogUnavailable,
-        DeadlineExceeded) with the same id and expected version, and it has one effect. `at` says when the events
+        DeadlineExceeded) with the same id and expected version, and it has one effect. (Without an expected version,
+        this costs a read of the aggregate; an erased one has forgotten its commands.) `at` says when the events
         happened (default: now), `metadata` is stored with each.
 
         Raises VersionConflict with the current version, InvalidArgument, AppendRejected, EventUndecodable.
         """
+        check_key(key)
+        if command is not None and expected_version is None:
+            before = self._states.version_after(key, command)
+            if before is not None:
+                return Appended(key, before, self._states.read([key])[key].tick, repeated=True)
         made = Command(
             key, events, expected_version, command or uuid4(), at=at, metadata={} if metadata is None else metadata
         )
@@ -146,7 +152,7 @@ class EventStore(Generic[S]):
         if attempts < 1:
             raise InvalidArgument(f"a command is tried 1 or more times, not {attempts}")
         check_key(key)
-        if command is not None and self._states.has_command(key, command):
+        if command is not None and self._states.version_after(key, command) is not None:
             return _loaded(key, self._states.read([key], lend=True)[key])
         identity = command or uuid4()
         before = self._states.cached(key, lend=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from millrace.base.errors import InvalidArgument
@@ -28,7 +29,8 @@ def spool_folder(settings: Settings, group: str) -> Path:
 def remove_spool(settings: Settings, group: str) -> None:
     """Remove the spool of a flow that ends, here and where all machines share it. Raises MetaUnavailable, OSError."""
     forget_spool(settings, group)
-    shutil.rmtree(spool_folder(settings, group), ignore_errors=True)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(spool_folder(settings, group))
 
 
 def recorded_ticks(settings: Settings, flow: str, *, limit: int = MAX_TICKS) -> list[Recorded]:
