@@ -68,6 +68,7 @@ TOGETHER = {
         "storage/test_published_spark.py",
         "flows/spark_host/test_keyed.py",
         "flows/spark_host/test_micro_batches.py",
+        "flows/spark_host/test_on_a_cluster.py",
         "flows/spark_host/test_operated.py",
         "flows/spark_host/test_running.py",
         "flows/spark_host/test_topics.py",

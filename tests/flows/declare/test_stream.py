@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import millrace.testing
-from millrace.base.errors import InvalidArgument, InvalidStream, StreamBusy, StreamNotFound
+from millrace.base.errors import InvalidArgument, InvalidStream, StreamNotFound
 from millrace.base.settings import Settings
 from millrace.demo.streams import flights_hourly
 from millrace.flows.declare.checks import check, require_runnable
@@ -21,7 +21,6 @@ from millrace.flows.declare.discovery import declared_flow, declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import From, Into, Stream, stream_of
 from millrace.flows.sinks.collection.poison import LETTERS
-from millrace.flows.spark_host.incarnations import Begun, Kept, position
 from millrace.operations.backfill.derived import of_stream
 from tests.docs.pages import blocks, python_blocks
 
@@ -367,61 +366,6 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         assert "error tables.planes.columns: 'into' has no column 'tail': id" in said
         with pytest.raises(InvalidStream, match=r"'one' cannot run: source\.collection"):
             require_runnable(stream(source="nothing"), check(db.settings, stream(source="nothing")))
-
-
-def test_a_changed_declaration_runs_after_an_upgrade_and_a_paused_stream_not_at_all(settings: Settings) -> None:
-    kept, first = Kept(settings, "one"), stream()
-    state = kept.admitted(first) if kept.folder.exists() else None
-    with kept.locked():
-        state = kept.admitted(first)
-        with pytest.raises(StreamBusy):
-            kept.replay(first, Begun(after=0))
-    assert state.incarnation == 1
-    assert kept.admitted(stream(seconds=5.0, words="of no weight")) == state
-    (kept.checkpoint(state) / "millrace-sink" / "operator").mkdir(parents=True)
-    assert kept.admitted(stream(version=9)).fingerprint == stream(version=9).fingerprint(), "nothing was handed on"
-    assert not kept.checkpoint(state).exists(), "and what the first declaration made is gone"
-    assert kept.admitted(first) == state
-    kept.hand()
-    state = kept.admitted(first)
-    assert state.handed
-    changed = stream(version=2)
-    with pytest.raises(InvalidStream, match="upgrade one --keep-state"):
-        kept.admitted(changed)
-    assert kept.upgrade(changed, keep_state=True).incarnation == 1
-    kept.admitted(changed)
-    _reach(kept, 7, ended=False)
-    assert position(kept.checkpoint(state)) is None, "no micro-batch has ended"
-    _reach(kept, 7)
-    fresh = kept.upgrade(stream(version=3), keep_state=False)
-    assert (fresh.incarnation, fresh.begun) == (2, Begun(ticks={"dml_0": 7}))
-    with pytest.raises(InvalidStream, match="no position yet"):
-        kept.move(stream(version=3), {"dml_0": 3})
-    _reach(kept, 9)
-    with pytest.raises(InvalidStream, match="dml_7: no such lane"):
-        kept.move(stream(version=3), {"dml_7": 3})
-    assert kept.move(stream(version=3), {"dml_0": 4}) == {"dml_0": 4}
-    assert (kept.state.incarnation, kept.state.begun) == (3, Begun(ticks={"dml_0": 4}))
-    again = kept.replay(stream(version=3), Begun(after=0))
-    assert (again.incarnation, again.begun) == (4, Begun(after=0))
-    assert not (kept.folder / "2").exists(), "the checkpoint before the last is gone"
-    kept.pause(paused=True)
-    with pytest.raises(InvalidStream, match="is paused: `millrace flows resume one`"):
-        kept.admitted(stream(version=3))
-    kept.pause(paused=False)
-    kept.admitted(stream(version=3))
-
-
-def _reach(kept: Kept, tick: int, *, ended: bool = True) -> None:
-    """Leave the checkpoint as Spark does, with a micro-batch up to `tick`."""
-    checkpoint = kept.checkpoint(kept.state)
-    offset = f'{{"collection": 1, "ticks": {{"dml_0": {tick}}}, "snapshot": 0, "given": 0, "since": {{}}}}'
-    for folder in ("offsets", "commits"):
-        (checkpoint / folder).mkdir(parents=True, exist_ok=True)
-    for number in (0, 1):
-        (checkpoint / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offset}", encoding="utf-8")
-    if ended:
-        (checkpoint / "commits" / "0").touch()
 
 
 def test_a_fingerprint_is_of_what_decides_the_rows() -> None:

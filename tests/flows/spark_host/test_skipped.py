@@ -17,7 +17,7 @@ from millrace.flows.sources.kafka.planner import LaneRange
 from millrace.flows.sources.kafka.spark_source import TopicsRead, skip_options
 from millrace.flows.spark_host import skipped
 from millrace.flows.spark_host.incarnations import Kept
-from millrace.flows.spark_host.skipped import declared_records, read_skipped, skip_path, skip_record, skipped_rows
+from millrace.flows.spark_host.skipped import declared_records, read_skipped, skip_record, skipped_rows
 from tests.flows.brokers_in_process import Brokers, brokers
 
 LETTERS = {"collection": "letters"}
@@ -54,14 +54,14 @@ def test_a_record_waits_until_the_flow_has_passed_it(settings: Settings) -> None
     skip_record(settings, stream, "t-1", 4)
     skip_record(settings, stream, "stream-s", 4, 7)
     skip_record(settings, stream, "stream-s", 4, 9)
-    assert read_skipped(skip_path(settings, "s")).records == {"t-0": {10}, "t-1": {4}}
+    assert read_skipped(Kept(settings, "s").folder).records == {"t-0": {10}, "t-1": {4}}
     assert skipped_rows(settings, stream, "stream-s", 4) == {7, 9}
     assert skipped_rows(settings, stream, "stream-s", 5) == frozenset()
     checkpoint = Kept(settings, "s").folder / "1"
     for folder in ("commits", "offsets"):
         (checkpoint / folder / "4").write_text("v1\n{}\n" + json.dumps({"offsets": {"t-0": 11, "t-1": 0}}))
     skip_record(settings, stream, "t-0", 12)
-    assert read_skipped(skip_path(settings, "s")).to_json() == {"records": {"t-0": [12], "t-1": [4]}, "rows": {}}
+    assert read_skipped(Kept(settings, "s").folder).to_json() == {"records": {"t-0": [12], "t-1": [4]}, "rows": {}}
 
 
 @pytest.mark.parametrize(

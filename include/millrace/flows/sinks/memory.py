@@ -2,6 +2,8 @@
 
 For a Spark query the folder lies in the query's checkpoint, and belongs to it: a query that begins again has other
 numbers for other rows, and a sink with the old memory would leave rows out.
+
+A folder is a path, or a URI in the tables' object store, where the next driver finds it on whichever machine.
 """
 
 from __future__ import annotations
@@ -11,37 +13,69 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from millrace.base.files import make_folder, replace_json
 from millrace.flows.sinks.sink import Verdicts
+from millrace.storage.store import store_at
+
+Folder: TypeAlias = Path | str
+"""A path, or a URI in an object store."""
 
 _WIDTH: Final = 120
 """Characters of a note that is written in place: more than three numbers take, so that one covers the other."""
 
 
-def name_in(folder: Path, file: str) -> str:
+def below(folder: Folder, name: str) -> Folder:
+    """Return the folder or file `name` in `folder`."""
+    return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
+
+
+def create_folder(folder: Folder) -> None:
+    """Create `folder` durably; an object store has no folders."""
+    if isinstance(folder, Path):
+        make_folder(folder)
+
+
+def read_note(folder: Folder, file: str) -> dict[str, Any] | None:
+    """Return the JSON of a small file; None if it does not exist. Raises ValueError for a torn one."""
+    data = store_at(folder).read(file)
+    if data is None:
+        return None
+    value: dict[str, Any] = json.loads(data)
+    return value
+
+
+def keep_note(folder: Folder, file: str, value: Any, *, synced: bool = True) -> None:
+    """Replace a small file by `value` as JSON, whole. In an object store it is always durable."""
+    if isinstance(folder, Path):
+        replace_json(folder / file, value, synced=synced)
+    else:
+        store_at(folder).replace(file, f"{json.dumps(value)}\n".encode())
+
+
+def name_in(folder: Folder, file: str) -> str:
     """Return the random name in `file` of `folder`, which is created with the folder."""
-    make_folder(folder)
-    path = folder / file
-    try:
-        return str(json.loads(path.read_text())["name"])
-    except FileNotFoundError:
-        made = uuid.uuid4().hex
-        replace_json(path, {"name": made}, synced=True)
-        return made
+    create_folder(folder)
+    found = read_note(folder, file)
+    if found is None:
+        found = {"name": uuid.uuid4().hex}
+        keep_note(folder, file, found)
+    return str(found["name"])
 
 
-def begun(folder: Path, *, at: int | None = None) -> int:
+def begun(folder: Folder, *, at: int | None = None) -> int:
     """Return the second at which the memory in `folder` was created, in Unix time; `at`: for one that is created now.
 
     It tells the incarnations of a query apart, in their order: each counts its batches from 0.
     """
-    make_folder(folder)
-    path = folder / "opensearch.json"  # an earlier build's name: only that sink had it
-    if not path.exists():
-        replace_json(path, {"begun": int(time.time()) if at is None else at}, synced=True)
-    return int(json.loads(path.read_text())["begun"])
+    create_folder(folder)
+    file = "opensearch.json"  # an earlier build's name: only that sink had it
+    found = read_note(folder, file)
+    if found is None:
+        found = {"begun": int(time.time()) if at is None else at}
+        keep_note(folder, file, found)
+    return int(found["begun"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +88,20 @@ class Noted:
     rejected: int = 0
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: Folder) -> Self:
         """Raises ValueError if a crash left a torn file."""
-        try:
-            value: dict[str, Any] = json.loads((folder / "taken.json").read_text())
-        except FileNotFoundError:
-            return cls()
-        return cls(value["batch"], value["rows"], value["rejected"])
+        value = read_note(folder, "taken.json")
+        return cls() if value is None else cls(value["batch"], value["rows"], value["rejected"])
 
-    def keep(self, folder: Path, *, synced: bool = True) -> None:
+    def keep(self, folder: Folder, *, synced: bool = True) -> None:
         """Write it to the folder. Unless `synced`, it is written in place, without waiting for the disk.
 
         A crash, above all of the machine, may then leave a file for which :meth:`load` raises ValueError.
         """
         value = {"batch": self.batch_id, "rows": self.acknowledged, "rejected": self.rejected}
-        path = folder / "taken.json"
-        if synced or not path.exists():
-            replace_json(path, value, synced=synced)
+        path = folder / "taken.json" if isinstance(folder, Path) else None
+        if synced or path is None or not path.exists():
+            keep_note(folder, "taken.json", value, synced=synced)
             return
         with path.open("r+b") as file:
             file.write(f"{json.dumps(value):<{_WIDTH}}\n".encode())

@@ -10,15 +10,13 @@ query runs, so it writes a file of its own.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.errors import require_within
 from millrace.flows.declare.flow import Flow, letters_place
+from millrace.flows.sinks.memory import Folder, below, create_folder, keep_note, read_note
 from millrace.flows.spark_host.incarnations import Kept, sink_folder
 
 FILE: Final = "window.json"
@@ -42,7 +40,7 @@ class Window:
 class ErrorWindow:
     """The window of one incarnation of a stream."""
 
-    def __init__(self, stream: Flow, folder: Path) -> None:
+    def __init__(self, stream: Flow, folder: Folder) -> None:
         """`folder` is that of the sink's memory."""
         self._stream, self._folder = stream, folder
 
@@ -60,8 +58,8 @@ class ErrorWindow:
             if window.records >= limit.over:
                 window = replace(window, records=0, errors=0)
             window = replace(window, batch=batch, records=window.records + records, errors=window.errors + errors)
-            make_folder(self._folder)
-            replace_json(self._folder / FILE, asdict(window), synced=True)
+            create_folder(self._folder)
+            keep_note(self._folder, FILE, asdict(window))
         self._require(window)
 
     def _require(self, window: Window) -> None:
@@ -69,7 +67,7 @@ class ErrorWindow:
         require_within(self._stream.errors.limit, [(window.records, window.errors)], flow=name, place=place)
 
     def _now(self) -> Window:
-        found, resets = _read(self._folder / FILE), resets_of(self._folder)
+        found, resets = read_note(self._folder, FILE), resets_of(self._folder)
         window = Window(**found) if found else Window()
         return window if window.resets == resets else Window(window.batch, resets=resets)
 
@@ -84,19 +82,11 @@ def reset_window(settings: Settings, stream: Flow) -> None:
     """Begin the count of the stream's failed records anew, and that of rows refused in a row. The stream may run."""
     kept = Kept(settings, stream.name)
     folder = sink_folder(kept.checkpoint(kept.state))
-    for each in (folder, folder / LATE) if stream.late is not None else (folder,):
-        make_folder(each)
-        replace_json(each / _RESETS, {"resets": resets_of(each) + 1}, synced=True)
+    for each in (folder, below(folder, LATE)) if stream.late is not None else (folder,):
+        create_folder(each)
+        keep_note(each, _RESETS, {"resets": resets_of(each) + 1})
 
 
-def resets_of(folder: Path) -> int:
+def resets_of(folder: Folder) -> int:
     """Return how often the count of the sink with its memory in `folder` began anew."""
-    return int(_read(folder / _RESETS).get("resets", 0))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return value
+    return int((read_note(folder, _RESETS) or {}).get("resets", 0))

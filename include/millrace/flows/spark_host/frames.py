@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ from millrace.flows.sinks.function.model import FunctionSink as FunctionDeclared
 from millrace.flows.sinks.function.sink import FunctionSink
 from millrace.flows.sinks.kafka.model import KafkaSink as KafkaDeclared
 from millrace.flows.sinks.kafka.sink import KafkaSink
-from millrace.flows.sinks.memory import begun
+from millrace.flows.sinks.memory import Folder, begun, below
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch.sink import OpenSearchSink
 from millrace.flows.sinks.sink import Sink
@@ -41,14 +40,15 @@ from millrace.flows.sources.collection.rows import find_collection
 from millrace.flows.sources.kafka import spark_source as topics
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import Place, Start
-from millrace.flows.spark_host.incarnations import Begun
+from millrace.flows.spark_host.incarnations import Begun, Kept
 from millrace.flows.spark_host.isolated import IsolatedSink
 from millrace.flows.spark_host.keyed import answered
 from millrace.flows.spark_host.micro_batches import columns_of
 from millrace.flows.spark_host.operated import both_sides, log_time, operator_of, right_rows
-from millrace.flows.spark_host.skipped import declared_records, skip_path, skipped_rows
+from millrace.flows.spark_host.skipped import FILE as SKIP_FILE
+from millrace.flows.spark_host.skipped import declared_records, skipped_rows
 from millrace.flows.spark_host.status import progress_name
-from millrace.flows.spark_host.undecoded import again_folder, undecoded_folder
+from millrace.flows.spark_host.undecoded import UNDECODED, again_folder, undecoded_folder
 from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
 from millrace.rpc.selection import Selection
 from millrace.streams.keyed.clock import TICK
@@ -83,7 +83,9 @@ def rows_of(
         options = _topic_options(stream, given, first, undecoded)
         if given.dead_letters is not None or stream.errors_in_topic:
             options["again"] = str(again_folder(settings, stream.name))
-            options |= topics.skip_options(declared_records(stream), skip_path(settings, stream.name))
+            options |= topics.skip_options(
+                declared_records(stream), below(Kept(settings, stream.name).folder, SKIP_FILE)
+            )
         return _marked(stream, topics.stream(spark, options))
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
     frame = source.stream(
@@ -116,10 +118,10 @@ def batch_of(
     """
     given = stream.row_source
     if isinstance(given, KafkaSource):
-        read, undecoded = _read_by(stream, given), undecoded_folder(settings, stream.name)
+        read, undecoded = _read_by(stream, given), below(Kept(settings, stream.name).home, UNDECODED)
         first = topics.beginning(read, _topic_start(given.start if after is None else after))
         last = topics.beginning(read, "latest" if until is None else tick_physical_ms(resolve_tick(until)) + 1)
-        rows = topics.batch(spark, _topic_options(stream, given, first, undecoded / "batch"), last)
+        rows = topics.batch(spark, _topic_options(stream, given, first, below(undecoded, "batch")), last)
     else:
         if after is None and given.after != "now":
             after = given.after
@@ -154,7 +156,7 @@ def _topic_start(moment: Moment) -> Start | int:
     return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
 
 
-def _topic_options(stream: Flow, given: KafkaSource, first: Place, undecoded: Path) -> dict[str, str]:
+def _topic_options(stream: Flow, given: KafkaSource, first: Place, undecoded: Folder) -> dict[str, str]:
     return topics.options_of(
         _read_by(stream, given),
         first,
@@ -228,7 +230,7 @@ def create_sink(settings: Settings, stream: Flow, into: RowSink | None, columns:
             db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
 
 
-def sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink | None = None) -> Sink:
+def sink_of(settings: Settings, stream: Flow, folder: Folder, into: RowSink | None = None) -> Sink:
     """Return the stream's sink, or that of late rows, `into`, with its memory in `folder` and its dead letters."""
     named = stream.name if into is None else late_letters(stream.name)
     into = into or stream.row_sink
@@ -262,7 +264,7 @@ def late_letters(stream: str) -> str:
     return f"{stream}/late"
 
 
-def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink, named: str) -> Sink:
+def plain_sink_of(settings: Settings, stream: Flow, folder: Folder, into: RowSink, named: str) -> Sink:
     """Return a sink of the stream without dead letters but for a collection, which keeps them under `named`."""
     guarantee = guarantee_in(stream, into)
     if isinstance(into, CollectionDeclared):
@@ -293,7 +295,7 @@ def plain_sink_of(settings: Settings, stream: Flow, folder: Path, into: RowSink,
     return index
 
 
-def _topic_letters(stream: Flow, folder: Path, named: str) -> RowLetters | None:
+def _topic_letters(stream: Flow, folder: Folder, named: str) -> RowLetters | None:
     return LetterTopic(stream, stream=named, begun=begun(folder)) if stream.errors_in_topic else None
 
 

@@ -1,35 +1,69 @@
-"""What is kept of a declared stream over its runs: ``<data>/streams/<name>/``.
+"""What is kept of a declared stream over its runs.
 
-``state.json`` names the running *incarnation*, where it began, the declaration that made its checkpoint, and whether
-the stream is paused. Each incarnation has its own checkpoint ``<number>/`` with Spark's state and the sink's memory. A
-replay, or an upgrade without state, is a new incarnation; the previous checkpoint stays until the new one has begun.
+The *state* names the running incarnation, where it began, the declaration that made its checkpoint, where that lies,
+and whether the stream is paused. Each incarnation has its own checkpoint ``<number>/`` with Spark's state and the
+sink's memory. A replay, or an upgrade without state, is a new incarnation; the previous checkpoint stays until the new
+one has begun.
+
+- Checkpoints, and the files beside them, are in ``<tables>/streams/<name>/`` if the tables are on S3, else in
+  ``<data>/streams/<name>/``.
+- The state is a key of the meta store that the settings name, else ``<data>/streams/<name>/state.json``.
+
+So with S3 and a meta store a driver may start on any machine, with an empty data folder. With a meta store a lease
+holds the stream, and a driver that lost it hands the sink no micro-batch. A checkpoint that lies elsewhere, because it
+is of an earlier build or the tables were moved, is copied when the stream starts; the state says which copy counts.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self, overload
 
-from millrace.base.errors import InvalidStream, StreamBusy, UnsupportedVersion
-from millrace.base.files import make_folder, replace_json
+from millrace.base.deadline import Deadline, poll_until
+from millrace.base.errors import InvalidSettings, InvalidStream, MetaUnavailable, StreamBusy, UnsupportedVersion
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
+from millrace.flows.sinks.memory import Folder, below, keep_note, read_note
 from millrace.flows.sources.collection.model import CollectionSource
+from millrace.runtime.periodic import PeriodicTask
+from millrace.storage.store import list_below, put_stream, store_at
 
+if TYPE_CHECKING:
+    from millrace.coord.lease import LeasedKey
+    from millrace.meta.factory import ClosableMetaStore
+
+STREAMS: Final = "streams"
+"""Folder of the streams, in the data folder and below the tables; prefix of their keys in a meta store."""
 FOLDER: Final = "millrace-sink"
 """Beside Spark's own folders in a query's checkpoint: what a sink remembers goes with it."""
-VERSION: Final = 1
-"""Of state.json; one without a version is of an earlier build, and is read as version 1."""
+STATE: Final = "state.json"
+LOCK: Final = "lock"
+VERSION: Final = 2
+"""Of a state. Version 1, or none, says that the checkpoint is in the data folder; such a one is still written so."""
+_IN_FOLDER: Final = 1
+_ELSEWHERE: Final = "meta_store"
+"""Names the meta store that has the state, in a file that had it before."""
 
 
-def sink_folder(checkpoint: Path) -> Path:
+@overload
+def sink_folder(checkpoint: Path) -> Path: ...
+@overload
+def sink_folder(checkpoint: Folder) -> Folder: ...
+def sink_folder(checkpoint: Folder) -> Folder:
     """Return where the sink of the query with this checkpoint remembers what it took."""
-    return checkpoint / FOLDER
+    return below(checkpoint, FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,50 +89,124 @@ class State:
     paused: bool = False
     handed: bool = False
     """Whether the sink got a micro-batch of the incarnation. Until then another declaration replaces it."""
+    place: str = ""
+    """URI of the folder with the checkpoints; empty: the stream's in the data folder."""
 
+    def encode(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        value = {"version": VERSION if self.place else _IN_FOLDER, **asdict(self)}
+        if not self.place:
+            del value["place"]
+        return value
 
-class Kept:
-    """The folder of one stream."""
-
-    def __init__(self, settings: Settings, name: str) -> None:
-        self.name = name
-        self.folder = settings.data_dir / "streams" / name
-
-    @property
-    def state(self) -> State:
-        try:
-            value: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return State()
-        if value.get("version", VERSION) > VERSION:
+    @classmethod
+    def decode(cls, value: Mapping[str, Any], name: str) -> Self:
+        """Raises UnsupportedVersion if a newer build wrote it."""
+        if value.get("version", _IN_FOLDER) > VERSION:
             raise UnsupportedVersion(
-                f"the state of stream {self.name} has version {value['version']}, and this build supports {VERSION}:"
+                f"the state of stream {name} has version {value['version']}, and this build supports {VERSION}:"
                 " run the newer build"
             )
-        return State(
+        return cls(
             value["incarnation"],
             value["fingerprint"],
             Begun(**value["begun"]),
             value["paused"],
             value.get("handed", True),
+            value.get("place", ""),
         )
 
-    def checkpoint(self, state: State) -> Path:
+
+def require_reachable(settings: Settings, name: str) -> None:
+    """Raise InvalidSettings if executors that share no folder with the driver would need the stream's checkpoint."""
+    if settings.spark_environment and isinstance(Kept(settings, name).home, Path):
+        raise InvalidSettings(
+            f"the checkpoint of stream {name!r} would lie in {settings.data_dir / STREAMS}, which executors with"
+            " MILLRACE_SPARK_ENVIRONMENT do not reach: put the tables on S3 (MILLRACE_TABLES=s3://bucket/prefix), or"
+            " run the stream without MILLRACE_SPARK_MASTER"
+        )
+
+
+class Kept:
+    """What is kept of one stream."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.name = name
+        self._settings = settings
+        self._local = settings.data_dir / STREAMS / name
+        on_s3 = settings.tables_uri.startswith("s3://")
+        self.home: Folder = f"{settings.tables_uri}/{STREAMS}/{name}" if on_s3 else self._local
+        """Where the checkpoints are to be, by the settings."""
+        self._shared = bool(settings.meta_store)
+        self._key = f"{STREAMS}/{name}/state"
+        self._handed = False
+        """Whether :meth:`hand` has noted it, in the process that holds the stream."""
+
+    @property
+    def folder(self) -> Folder:
+        """Where the checkpoints are, and the files beside them."""
+        return self.state.place or self._local
+
+    @property
+    def state(self) -> State:
+        """The state. Raises UnsupportedVersion, MetaUnavailable."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[State, int]:
+        """Return the state, and its revision in the meta store."""
+        if self._shared:
+            found = _meta_store(self._settings.meta_store).get(self._key)
+            if found is not None:
+                return State.decode(json.loads(found.value), self.name), found.modified
+        value = read_note(self._local, STATE)  # with a meta store: of an earlier build
+        if value is not None and _ELSEWHERE in value:
+            raise InvalidStream(
+                f"the state of stream {self.name!r} is in the meta store {value[_ELSEWHERE]}: set MILLRACE_META_STORE"
+            )
+        return State() if value is None else State.decode(value, self.name), 0
+
+    def _change(self, changed: Callable[[State], State]) -> State:
+        """Replace the state by what `changed` returns for it. Raises MetaUnavailable."""
+        if not self._shared:
+            state = changed(self._read()[0])
+            keep_note(self._local, STATE, state.encode())
+            return state
+        from millrace.meta.store import Put, RevisionEquals
+
+        store = _meta_store(self._settings.meta_store)
+        while True:
+            state, revision = self._read()
+            state = changed(state)
+            put = Put(self._key, json.dumps(state.encode()).encode())
+            if store.commit([put], when=[RevisionEquals(self._key, revision)]) is not None:
+                break
+        if not revision and (self._local / STATE).exists():  # an earlier build, or no meta store, must not go by it
+            keep_note(self._local, STATE, {"version": VERSION, _ELSEWHERE: self._settings.meta_store})
+        return state
+
+    def checkpoint(self, state: State) -> Folder:
         """The checkpoint of the incarnation."""
-        return self.folder / str(state.incarnation)
+        return below(state.place or self._local, str(state.incarnation))
 
     def locked(self) -> Lock:
         """Hold the stream: who runs it, or changes its state. Raises StreamBusy while another process does."""
-        make_folder(self.folder)
-        return Lock(self.folder / "lock", self.name)
+        make_folder(self._local)
+        lock = Lock(self._local / LOCK, self.name)
+        if self._shared:
+            try:
+                lock.lease = _Lease(self._settings, self.name)
+            except BaseException:
+                lock.close()
+                raise
+        return lock
 
     def keep(self, state: State) -> None:
-        replace_json(self.folder / "state.json", {"version": VERSION, **asdict(state)}, synced=True)
+        self._change(lambda _: state)
 
     def pause(self, *, paused: bool) -> None:
         """Say that it is not to run, or may. Who runs it looks when it starts; stopping it is the launcher's."""
-        make_folder(self.folder)
-        self.keep(replace(self.state, paused=paused))
+        make_folder(self._local)
+        self._change(lambda state: replace(state, paused=paused))
 
     def admitted(self, stream: Flow) -> State:
         """Return the state to run `stream` by; call it with the lock held.
@@ -107,16 +215,27 @@ class Kept:
         """
         state, mine = self.startable(stream), stream.fingerprint()
         if state.fingerprint != mine:
-            shutil.rmtree(self.checkpoint(state), ignore_errors=True)  # of a declaration that gave its sink nothing
-            state = replace(state, fingerprint=mine)
-            self.keep(state)
+            remove_folder(self.checkpoint(state))  # of a declaration that gave its sink nothing
+            state = self._change(lambda found: replace(found, fingerprint=mine))
+        return self._at_home(state)
+
+    def _at_home(self, state: State) -> State:
+        """Have the checkpoints where the settings say. A kill leaves the one place or the other in force."""
+        here, home = state.place or self._local, self.home
+        if str(here) == str(home):
+            return state
+        copy_folder(here, home)
+        hit("streams.copied")
+        state = self._change(lambda found: replace(found, place="" if isinstance(home, Path) else home))
+        hit("streams.moved")
+        remove_folder(here, but={LOCK, STATE})
         return state
 
     def hand(self) -> None:
         """Note, before a micro-batch is handed to the sink, that the checkpoint holds something. With the lock held."""
-        state = self.state
-        if not state.handed:
-            self.keep(replace(state, handed=True))
+        if not self._handed and not self.state.handed:
+            self._change(lambda state: replace(state, handed=True))
+        self._handed = True
 
     def startable(self, stream: Flow) -> State:
         """The same without the lock, and nothing is kept: whether it would be admitted now."""
@@ -168,18 +287,79 @@ class Kept:
             return moved
 
     def _next(self, state: State, begun: Begun) -> State:
-        old = self.folder / str(state.incarnation - 1)
+        old = below(state.place or self._local, str(state.incarnation - 1))
         state = replace(state, incarnation=state.incarnation + 1, begun=begun, handed=False)
-        shutil.rmtree(self.checkpoint(state), ignore_errors=True)  # of a beginning that was not kept
+        self._handed = False
+        remove_folder(self.checkpoint(state))  # of a beginning that was not kept
         self.keep(state)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_folder(old)
         return state
+
+
+def streams_below(settings: Settings, root: str) -> list[str]:
+    """Return the streams whose checkpoints lie below `root`, a URI of an object store. Raises MetaUnavailable."""
+    local = settings.data_dir / STREAMS
+    names = {path.name for path in local.iterdir()} if local.is_dir() else set()
+    if settings.meta_store:
+        found = _meta_store(settings.meta_store).list(f"{STREAMS}/").entries
+        names |= {each.key.split("/")[1] for each in found}
+    return sorted(name for name in names if Kept(settings, name).state.place.startswith(f"{root}/"))
+
+
+@lru_cache(maxsize=4)
+def _meta_store(url: str) -> ClosableMetaStore:
+    """Return this process's connection to the meta store."""
+    from millrace.meta.factory import open_meta_store
+
+    return open_meta_store(url, time.monotonic, env=os.environ)
+
+
+class _Lease(PeriodicTask):
+    """A stream's key in the meta store, under a lease that a thread renews."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        """Raises StreamBusy if another machine holds the stream for longer than a dead one does."""
+        from millrace.coord.clock import SystemClock
+        from millrace.coord.lease import LeasedKey
+
+        super().__init__(name="stream-lease", interval=settings.session_seconds / 6)
+        owner = f"{socket.gethostname()}/{os.getpid()}"
+        store = _meta_store(settings.meta_store)
+        key = f"{STREAMS}/{name}/owner"
+        self._leased: LeasedKey = LeasedKey(
+            store, SystemClock(), key=lambda lease: key, value=owner.encode(), seconds=settings.session_seconds
+        )
+
+        def held() -> bool:
+            self._leased.step()
+            return self._leased.held()
+
+        if not poll_until(held, Deadline.after(2 * settings.session_seconds), interval=settings.session_seconds / 50):
+            with suppress(MetaUnavailable):
+                found = store.get(key)
+                owner = "another machine" if found is None else found.value.decode()
+            raise StreamBusy(f"the stream {name!r} runs in another process ({owner}): stop it first")
+        self.start()
+
+    def held(self) -> bool:
+        return self._leased.held()
+
+    def run_once(self) -> None:
+        if self._leased.lease:  # one that is lost is never taken again: others may have run the stream since
+            self._leased.step()
+
+    def close(self) -> None:
+        super().close()
+        self._leased.release()
 
 
 class Lock:
     """An exclusive hold on a stream, until it is closed or the process ends."""
 
     def __init__(self, path: Path, name: str) -> None:
+        self._name = name
+        self.lease: _Lease | None = None
+        """Of a stream that may run on several machines."""
         self._file: IO[bytes] = path.open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +367,17 @@ class Lock:
             self._file.close()
             raise StreamBusy(f"the stream {name!r} runs in another process: stop it first") from None
 
+    def require_held(self) -> None:
+        """Raise StreamBusy if the hold was lost: another machine may run the stream by now."""
+        if self.lease is not None and not self.lease.held():
+            raise StreamBusy(
+                f"the meta store did not hear from the driver of stream {self._name!r} for too long, so another machine"
+                " may run it: it goes on when it is started again"
+            )
+
     def close(self) -> None:
+        if self.lease is not None:
+            self.lease.close()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -197,26 +387,67 @@ class Lock:
         self.close()
 
 
-def newest_batch(checkpoint: Path) -> int:
+def copy_folder(here: Folder, there: Folder) -> None:
+    """Copy the files below `here`, in place of what is below `there`, durably."""
+    source, target = store_at(here), store_at(there)
+    remove_folder(there, but={LOCK, STATE})
+    for name in list_below(source):
+        if name in (LOCK, STATE) or _is_checksum(name):
+            continue
+        with source.filesystem.open_input_stream(name) as file:
+            put_stream(target, name, file)
+
+
+def remove_folder(folder: Folder, *, but: frozenset[str] | set[str] = frozenset()) -> None:
+    """Remove what is below `folder`, if there is anything; the files `but` directly in it stay."""
+    if isinstance(folder, Path) and not but:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif isinstance(folder, Path):
+        for each in folder.iterdir() if folder.is_dir() else ():
+            if each.is_dir():
+                shutil.rmtree(each, ignore_errors=True)
+            elif each.name not in but:
+                each.unlink(missing_ok=True)
+    else:
+        store = store_at(folder)
+        store.delete([name for name in list_below(store) if name not in but])
+
+
+def _is_checksum(name: str) -> bool:
+    """Whether a file is Hadoop's checksum of another one on a local disk."""
+    last = name.rpartition("/")[2]
+    return last.startswith(".") and last.endswith(".crc")
+
+
+def newest_batch(checkpoint: Folder) -> int:
     """Return the number of the last completed micro-batch; -1 before the first."""
-    return max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")), default=-1)
+    return _newest(checkpoint, "commits")
 
 
-def newest_offsets(checkpoint: Path) -> int:
+def newest_offsets(checkpoint: Folder) -> int:
     """Return the number of the last micro-batch that was begun; -1 before the first."""
-    return max((int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")), default=-1)
+    return _newest(checkpoint, "offsets")
 
 
-def again_of(checkpoint: Path, batch: int) -> int:
+def _newest(checkpoint: Folder, log: str) -> int:
+    return max((int(name) for name in store_at(checkpoint).list(log) if name.isdecimal()), default=-1)
+
+
+def _offsets_of(checkpoint: Folder, batch: int) -> str | None:
+    """Return what a micro-batch read of its source, as Spark noted it; None if it did not."""
+    found = store_at(checkpoint).read(f"offsets/{batch}")
+    return None if found is None else found.decode().splitlines()[2]
+
+
+def again_of(checkpoint: Folder, batch: int) -> int:
     """Return the number of the last redrive of the source's letters that was read up to a micro-batch."""
-    try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return 0
-    return 0 if lines[2] == "-" else int(json.loads(lines[2]).get("again", 0))  # "-": Spark asked it for nothing yet
+    place = _offsets_of(checkpoint, batch)
+    return (
+        0 if place in (None, "-") else int(json.loads(str(place)).get("again", 0))
+    )  # "-": Spark asked it for nothing yet
 
 
-def position(checkpoint: Path) -> dict[str, int] | None:
+def position(checkpoint: Folder) -> dict[str, int] | None:
     """Return, by lane, the position that the last completed micro-batch reached, from Spark's checkpoint.
 
     A lane is a PChannel with its tick, or a topic's partition with its offset.
@@ -226,8 +457,7 @@ def position(checkpoint: Path) -> dict[str, int] | None:
     newest = newest_batch(checkpoint)
     if newest < 0:
         return None
-    lines = (checkpoint / "offsets" / str(newest)).read_text(encoding="utf-8").splitlines()
-    place = json.loads(lines[2])
+    place = json.loads(_offsets_of(checkpoint, newest) or "{}")
     if "offsets" in place:
         return {str(lane): int(offset) for lane, offset in place["offsets"].items()}
     if place.get("snapshot") and place["given"] < place["snapshot"]:

@@ -26,19 +26,18 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.failpoint import hit
-from millrace.base.files import make_folder, replace_json
 from millrace.flows.batch import Batch
 from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS, Errors
 from millrace.flows.errors.letters import RefusedRow, RowLetters, require_few
 from millrace.flows.isolation import Attempts, Isolation, may_be_a_records
 from millrace.flows.records import Action, Failure, Record
+from millrace.flows.sinks.memory import Folder, create_folder, keep_note, read_note
 from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.spark_host.error_window import resets_of
 
@@ -83,17 +82,16 @@ class _Note:
     """How often the count had begun anew (millrace.flows.spark_host.error_window)."""
 
     @classmethod
-    def load(cls, path: Path) -> _Note:
-        try:
-            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+    def load(cls, memory: Folder) -> _Note:
+        value = read_note(memory, FILE)
+        if value is None:
             return cls()
         rows = {int(number): _Aside(**each) for number, each in value["rows"].items()}
         return cls(value["batch"], value["before"], value["after"], rows, value["resets"])
 
-    def keep(self, path: Path) -> None:
-        make_folder(path.parent)
-        replace_json(path, asdict(self), synced=True)
+    def keep(self, memory: Folder) -> None:
+        create_folder(memory)
+        keep_note(memory, FILE, asdict(self))
 
 
 class IsolatedSink:
@@ -105,15 +103,15 @@ class IsolatedSink:
         letters: RowLetters,
         errors: Errors,
         *,
-        memory: Path,
+        memory: Folder,
         lane: str,
         parts: bool,
         skip: Skip = lambda batch: frozenset(),
     ) -> None:
         """`parts`: repeating rows of a batch under its number has no effect that the sink's guarantee excludes."""
         self._sink, self._letters, self._errors = sink, letters, errors
-        self._path, self._lane, self._parts, self._skip = memory / FILE, lane, parts, skip
-        self._note = _Note.load(self._path)
+        self._memory, self._lane, self._parts, self._skip = memory, lane, parts, skip
+        self._note = _Note.load(self._memory)
 
     def check(self, schema: pa.Schema, /) -> None:
         """As the sink does."""
@@ -170,7 +168,7 @@ class IsolatedSink:
     # --- what is put aside -------------------------------------------------------------------------------------------
 
     def _begin(self, batch: int) -> None:
-        resets = resets_of(self._path.parent)
+        resets = resets_of(self._memory)
         if self._note.batch != batch:
             self._note = _Note(batch, self._note.after, self._note.after, resets=self._note.resets)
         if self._note.resets != resets:
@@ -198,7 +196,7 @@ class IsolatedSink:
             for each in ordered
         }
         self._note.rows |= new
-        self._note.keep(self._path)
+        self._note.keep(self._memory)
         hit("isolated.noted")
         return new
 
@@ -206,7 +204,7 @@ class IsolatedSink:
         """Note that the sink took a row, if rows were refused one after another before."""
         if self._note.after:
             self._note.after = 0
-            self._note.keep(self._path)
+            self._note.keep(self._memory)
 
     # --- a batch that is refused as a whole --------------------------------------------------------------------------
 

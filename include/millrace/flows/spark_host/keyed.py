@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
 from millrace.flows.batch import Batch
-from millrace.flows.sinks.memory import name_in
+from millrace.flows.sinks.memory import Folder, name_in
 from millrace.flows.sinks.sink import Verdicts
 from millrace.flows.spark_host.micro_batches import columns_of
 from millrace.runtime.spark.worker_gc import freeze_modules
@@ -70,7 +69,7 @@ class KeyedFrames:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folder,
         uri: str,
         operator: Operator,
         schema: pa.Schema,

@@ -2,19 +2,19 @@
 
 A query is one lane, and a micro-batch's number its position. When a sink reads a batch's rows, the tasks write them as
 Arrow files beside the sink's memory, under names that no other attempt has. The driver passes them to the sink in the
-order of the tasks, and removes them. So the JVM never collects rows, and the driver maps them instead of loading them.
+order of the tasks, and removes them. So the JVM never collects rows, and the driver maps them instead of loading them;
+in an object store, which workers of other machines reach, it reads them one after another.
 A sink that takes the DataFrame (a function, an operator) stages nothing.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,15 +24,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from millrace.base.errors import BatchRefused, SinkRefused
-from millrace.base.files import make_folder
 from millrace.flows.batch import Batch
+from millrace.flows.sinks.memory import Folder, below, create_folder
 from millrace.flows.sinks.sink import Sink, Verdicts
-from millrace.flows.spark_host.incarnations import sink_folder
+from millrace.flows.spark_host.incarnations import remove_folder, sink_folder
 from millrace.runtime.spark.worker_gc import freeze_modules
+from millrace.storage.store import store_at
 
 _REPORT: Final = StructType(
     [StructField("task", LongType()), StructField("path", StringType()), StructField("rows", LongType())]
 )
+
+_FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_S3A_FILE_MANAGER: Final = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+"""Writes a file of the checkpoint once. Spark's other one writes it under another name and renames it, a copy on S3."""
 
 Told = Callable[[int, Verdicts], None]
 
@@ -45,8 +50,9 @@ def columns_of(frame: DataFrame) -> pa.Schema:
 def start(
     frame: DataFrame,
     sink: Sink,
-    checkpoint: Path,
+    checkpoint: Folder,
     *,
+    staging: Folder | None = None,
     name: str | None = None,
     seconds: float | None = None,
     available_now: bool = False,
@@ -57,10 +63,11 @@ def start(
     """Start a query that hands each micro-batch of `frame` to `sink`, which is closed when the query has ended.
 
     A micro-batch begins every `seconds` (default: as soon as there is data); with `available_now` the query ends when
-    the present data is done. In a thread of Spark's, `begins` is called before each one is passed on, and `told` with
+    the present data is done. Tasks stage rows in `staging` (default: beside the sink's memory), which they must reach.
+    In a thread of Spark's, `begins` is called before each one is passed on, and `told` with
     the result.
     """
-    staged = sink_folder(checkpoint) / "staged"
+    staged = staging or below(sink_folder(checkpoint), "staged")
     try:
         sink.check(columns_of(frame))
     except BaseException:
@@ -82,7 +89,12 @@ def start(
             raise SinkRefused(f"{len(verdicts.failures)} rows, the first {first.record.position}: {first.reason}")
         told(batch_id, verdicts)
 
-    writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(write)
+    place = store_at(checkpoint).spark_uri
+    if place.startswith("s3a:"):  # the query takes the session's configuration with it
+        frame.sparkSession.conf.set(_FILE_MANAGER, _S3A_FILE_MANAGER)
+    else:
+        frame.sparkSession.conf.unset(_FILE_MANAGER)
+    writer = frame.writeStream.option("checkpointLocation", place).foreachBatch(write)
     if name is not None:
         writer = writer.queryName(name)
     if output_mode is not None:
@@ -110,26 +122,30 @@ def _closed_behind(query: StreamingQuery, sink: Sink) -> None:
 class _MicroBatch:
     """The rows of a micro-batch, for a sink that reads them, takes the DataFrame, or knows the batch already."""
 
-    def __init__(self, batch: DataFrame, folder: Path) -> None:
+    def __init__(self, batch: DataFrame, folder: Folder) -> None:
         self._batch, self._folder = batch, folder
         self._ran = False
 
     def rows(self) -> Generator[pa.RecordBatch]:
         """Stage the rows when they are asked for, and yield them in the order of the tasks."""
         folder = self._folder
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
-        make_folder(folder)
+        remove_folder(folder)  # of an attempt that was killed
+        create_folder(folder)
         schema = columns_of(self._batch)
         yield pa.RecordBatch.from_pylist([], schema)
+        reports = []
         try:
-            reports = self._batch.mapInArrow(_Staging(str(folder)), _REPORT).collect()
+            reports = self._batch.mapInArrow(_Staging(folder), _REPORT).collect()
             self._ran = True
             for report in sorted(reports, key=lambda each: (each["task"], each["path"])):
-                with pa.memory_map(report["path"]) as file, pa.ipc.open_file(file) as reader:
+                with _opened(folder, report["path"]) as file, pa.ipc.open_file(file) as reader:
                     for number in range(reader.num_record_batches):
                         yield reader.get_batch(number).cast(schema)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(folder, Path):
+                remove_folder(folder)
+            else:  # of the files of failed attempts the next batch takes care: looking for them is a request
+                store_at(folder).delete([report["path"] for report in reports])
 
     def frame(self) -> DataFrame:
         self._ran = True
@@ -145,23 +161,43 @@ class _MicroBatch:
             self._batch.write.format("noop").mode("overwrite").save()
 
 
+def _opened(folder: Folder, name: str) -> pa.NativeFile:
+    if isinstance(folder, Path):
+        return pa.memory_map(str(folder / name))
+    return store_at(folder).filesystem.open_input_file(name)
+
+
 class _Staging:
     """What a task does with its rows."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         number = 0 if task is None else task.partitionId()
-        path = f"{self._folder}/{number}-{uuid.uuid4().hex}.arrow"
+        name = f"{number}-{uuid.uuid4().hex}.arrow"
         rows = 0
         first = next(batches, None)
         if first is not None:
-            with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
+            with self._created(name) as file, pa.ipc.new_file(file, first.schema) as writer:
                 while first is not None:
                     writer.write_batch(first)
                     rows += first.num_rows
                     first = next(batches, None)
-            yield pa.RecordBatch.from_pylist([{"task": number, "path": path, "rows": rows}])
+            yield pa.RecordBatch.from_pylist([{"task": number, "path": name, "rows": rows}])
         freeze_modules("millrace_sink")
+
+    @contextmanager
+    def _created(self, name: str) -> Iterator[Any]:
+        """Yield a new file; it is whole when the block has ended, and need not outlive the machine."""
+        if isinstance(self._folder, Path):
+            with pa.OSFile(str(self._folder / name), "wb") as file:
+                yield file
+            return
+        sink = store_at(self._folder).put(name)
+        try:
+            yield sink
+            sink.sync()
+        finally:
+            sink.close()

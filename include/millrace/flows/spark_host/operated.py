@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,6 +11,7 @@ from pyspark.sql import functions as F
 from millrace.base.settings import Settings
 from millrace.flows.declare.checks import given_columns
 from millrace.flows.declare.flow import Flow, RowSink
+from millrace.flows.sinks.memory import Folder, below
 from millrace.flows.sinks.sink import Sink
 from millrace.flows.sources.collection import frames as source
 from millrace.flows.sources.collection.rows import Kinds
@@ -94,15 +94,15 @@ def operated_sink(
     stream: Flow,
     frame: DataFrame,
     operator: Operator,
-    folder: Path,
-    sink_in: Callable[[Path, RowSink | None], Sink],
+    folder: Folder,
+    sink_in: Callable[[Folder, RowSink | None], Sink],
 ) -> KeyedInto:
     """Return the operator with the stream's sinks; `frame` is its input. Raises InvalidArgument."""
     operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
     schema = columns_of(frame)
-    table = str(folder / "operator")
+    table = str(below(folder, "operator"))
     keyed = KeyedFrames(
         folder, table, operator, schema,
         delay=duration(mark.delay), max_ahead=mark.ahead, shards=operation.shards,
@@ -112,7 +112,7 @@ def operated_sink(
         opened.append(sink_in(folder, None))
         given = given_columns(stream, operator, schema)
         if stream.late is not None:
-            opened.append(sink_in(folder / LATE, stream.late))
+            opened.append(sink_in(below(folder, LATE), stream.late))
         for sink, columns in zip(opened, given, strict=False):
             sink.check(columns)
         names = partial(sink_names, collection=stream.row_sink.kind == "collection")

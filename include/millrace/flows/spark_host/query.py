@@ -8,13 +8,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.client.database import connect
 from millrace.flows.declare.checks import check, given_columns, require_runnable
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
 from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.spark_host.error_window import ErrorWindow, window_of
 from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
-from millrace.flows.spark_host.incarnations import Kept, Lock, sink_folder
+from millrace.flows.spark_host.incarnations import STREAMS, Kept, Lock, require_reachable, sink_folder
 from millrace.flows.spark_host.keyed import Taken
 from millrace.flows.spark_host.micro_batches import columns_of, start
 from millrace.flows.spark_host.operated import both_sides, operated_sink, operator_of, right_rows
@@ -45,10 +46,13 @@ class StreamQuery:
     ) -> StreamingQuery:
         """Raises InvalidStream, StreamBusy, and what the source and the sink raise."""
         stream = self._stream
+        _copy_catalog(settings)
         require_runnable(stream, check(settings, stream))
+        require_reachable(settings, stream.name)
         kept = Kept(settings, stream.name)
         if self._lock is None:
             self._lock = kept.locked()
+        lock = self._lock
         state = kept.admitted(stream)
         checkpoint = kept.checkpoint(state)
         folder = sink_folder(checkpoint)
@@ -81,6 +85,13 @@ class StreamQuery:
             finally:
                 undecoded.done()
 
+        def begins() -> None:
+            lock.require_held()
+            settings.check_place()
+            kept.hand()
+
+        # Tasks of this machine stage rows on its disk.
+        staging = None if settings.spark_environment else settings.data_dir / STREAMS / stream.name / "staged"
         spark.streams.addListener(told)
         try:
             return start(
@@ -92,7 +103,8 @@ class StreamQuery:
                 available_now=available_now,
                 output_mode=stream.transform.output_mode,
                 told=taken,
-                begins=kept.hand,
+                staging=staging,
+                begins=begins,
             )
         except BaseException:
             spark.streams.removeListener(told)
@@ -115,10 +127,19 @@ def queries_of(settings: Settings, streams: list[Flow]) -> list[StartQuery]:
 
 def require_startable(settings: Settings, streams: list[Flow]) -> None:
     """What such a job would find before it asks Spark, without a job. Raises InvalidStream."""
+    _copy_catalog(settings)
     for each in _awake(settings, streams):
         require_runnable(each, check(settings, each))
+        require_reachable(settings, each.name)
         Kept(settings, each.name).startable(each)
         window_of(settings, each).require_within()
+
+
+def _copy_catalog(settings: Settings) -> None:
+    """Have the catalog on this machine: the log's server copies it from the meta store before it answers."""
+    if settings.meta_store:
+        with connect(settings=settings):
+            pass
 
 
 def _awake(settings: Settings, streams: list[Flow]) -> list[Flow]:

@@ -8,22 +8,18 @@ Letters of an error topic stay there. The consumer group ``<group>-redrive`` sto
 selection moves nothing. A row or record that fails again is produced again before that moves. What a redrive is about
 to do is noted, so that one that is killed is completed by the next one:
 
-    <data>/streams/<name>/redrive.json
+    redrive.json    beside the checkpoints
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidStream
 from millrace.base.failpoint import hit
-from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.client.collection import Collection
 from millrace.client.database import connect
@@ -34,12 +30,13 @@ from millrace.flows.errors.redrive import read_letters, settle
 from millrace.flows.errors.selection import EVERYTHING, Selection, rows_of
 from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.sink import CollectionSink
-from millrace.flows.sinks.memory import begun
+from millrace.flows.sinks.memory import Folder, begun, below, keep_note, read_note
 from millrace.flows.spark_host.frames import late_letters, plain_sink_of, repeats_rows
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Kept, remove_folder
 from millrace.flows.spark_host.isolated import IsolatedSink
 from millrace.flows.spark_host.undecoded import letters_from as source_letters
 from millrace.flows.spark_host.undecoded import next_number, queue
+from millrace.storage.store import store_at
 
 _NOTE: Final = "redrive.json"
 MOST_AT_ONCE: Final = 50_000
@@ -115,11 +112,11 @@ def _from_topic(
     dry_run: bool,
 ) -> Redriven:
     """Redrive the letters of the error topic, MOST_AT_ONCE of them."""
-    path = kept.folder / _NOTE
+    folder = kept.folder
     moves = selection.whole and not dry_run
     note: dict[str, Any] = {}
-    if moves and path.exists():
-        note = json.loads(path.read_text(encoding="utf-8"))
+    if moves and (found_note := read_note(folder, _NOTE)) is not None:
+        note = found_note
         again = bool(note["again"])
     found = read_letters(stream, selection, again=again, most=MOST_AT_ONCE, ends=note.get("ends"))
     counts = found.counts
@@ -139,7 +136,7 @@ def _from_topic(
             if isinstance(into, Declared):
                 with _collection_sink(settings, into, named, kept) as sink:
                     note["batches"][named] = sink.standing([named]).get(named, 0)
-        replace_json(path, note, synced=True)
+        keep_note(folder, _NOTE, note)
     for named, (into, letters) in sinks.items():
         if not letters.num_rows:
             continue
@@ -156,7 +153,7 @@ def _from_topic(
     hit("redrive.queued")
     if moves:
         settle(stream, found.places)
-        path.unlink()
+        store_at(folder).delete([_NOTE])
     return Redriven(**counts)
 
 
@@ -191,8 +188,8 @@ def _collection_sink(settings: Settings, into: Declared, named: str, kept: Kept)
     )
 
 
-def _memory(kept: Kept, named: str) -> Path:
-    return kept.folder / ("redrive-late" if named.endswith(LATE) else "redrive")
+def _memory(kept: Kept, named: str) -> Folder:
+    return below(kept.folder, "redrive-late" if named.endswith(LATE) else "redrive")
 
 
 def _into_collection(
@@ -242,7 +239,7 @@ def _one_by_one(
     """
     folder = _memory(kept, named)
     for began, batch, ids in resent(found, named):
-        memory = folder / str(began)
+        memory = below(folder, str(began))
         begun(memory, at=began)
         plain, parts = plain_sink_of(settings, stream, memory, into, named), repeats_rows(stream, into)
         place: RowLetters = LetterTopic(stream, stream=named, begun=began) if stay else _Stay()
@@ -256,4 +253,4 @@ def _one_by_one(
         if gone:
             yield gone
     # The next redrive is another stream to a topic's readers: what failed again comes after what was sent now.
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)

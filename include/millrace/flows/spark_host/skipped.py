@@ -3,22 +3,20 @@
 - A record of a topic, by its partition and offset (``flights-0`` and 17), is put aside before it is decoded.
 - A row that the sink gets, by its micro-batch and its number there (lane ``stream-NAME``), before the sink gets it.
 
-    <data>/streams/<name>/skip.json    those that a command named, until the flow has passed them
+    skip.json    beside the checkpoints: those that a command named, until the flow has passed them
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from millrace.base.errors import InvalidArgument
-from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
 from millrace.flows.declare.errors import MAX_SKIPPED
 from millrace.flows.declare.flow import Flow, has_letters
 from millrace.flows.sinks.function.model import FunctionSink
+from millrace.flows.sinks.memory import Folder, create_folder, keep_note, read_note
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host.incarnations import Kept, newest_batch, position
 from millrace.flows.spark_host.status import progress_name
@@ -58,22 +56,15 @@ class Skipped:
         return cls({lane: set(each) for lane, each in value.get("records", {}).items()}, rows)
 
 
-def skip_path(settings: Settings, stream: str) -> Path:
-    """Return the file with what commands named."""
-    return Kept(settings, stream).folder / FILE
-
-
-def read_skipped(path: Path) -> Skipped:
-    """Return what commands named, of the stream with this file."""
-    try:
-        return Skipped.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return Skipped()
+def read_skipped(folder: Folder) -> Skipped:
+    """Return what commands named, of the stream with this folder."""
+    found = read_note(folder, FILE)
+    return Skipped() if found is None else Skipped.from_json(found)
 
 
 def skipped_rows(settings: Settings, stream: Flow, lane: str, batch: int) -> frozenset[int]:
     """Return the numbers of the rows of a micro-batch that the sink with this lane is not to get."""
-    found = set(read_skipped(skip_path(settings, stream.name)).rows.get(lane, {}).get(batch, ()))
+    found = set(read_skipped(Kept(settings, stream.name).folder).rows.get(lane, {}).get(batch, ()))
     declared = (each for each in stream.errors.skip if each.lane == lane and each.position == batch)
     return frozenset(found | {each.row for each in declared if each.row is not None})
 
@@ -113,12 +104,12 @@ def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int |
             raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r}: it has {lanes}")
         if at < standing.get(lane, 0):
             raise InvalidArgument(f"{stream.name!r} has passed {at} of {lane}: it stands at {standing[lane]}")
-    waiting = _waiting(read_skipped(skip_path(settings, stream.name)), standing, newest)
+    waiting = _waiting(read_skipped(kept.folder), standing, newest)
     waiting.add(lane, at, row)
     if len(waiting) > MAX_SKIPPED:
         raise InvalidArgument(f"{MAX_SKIPPED} records of {stream.name!r} wait to be skipped: set the position instead")
-    make_folder(kept.folder)
-    replace_json(skip_path(settings, stream.name), waiting.to_json(), synced=True)
+    create_folder(kept.folder)
+    keep_note(kept.folder, FILE, waiting.to_json())
 
 
 def _require_row(stream: Flow, lane: str) -> None:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from millrace.base.files import make_folder, replace_file
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.flows.declare.errors import SKIPPED
@@ -28,33 +26,46 @@ from millrace.flows.declare.flow import Flow
 from millrace.flows.errors.letter import SOURCE
 from millrace.flows.records import VALUE_CONVERTER, Failure, Record
 from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes, redriven
+from millrace.flows.sinks.memory import Folder, below, create_folder
 from millrace.flows.sources.kafka.columns import REASON, RECORD, record_columns, records_of
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host.incarnations import Kept, again_of, newest_offsets, sink_folder
+from millrace.storage.store import store_at
 
 if TYPE_CHECKING:
     from millrace.flows.errors.topic import ErrorTopic
 
+UNDECODED: Final = "undecoded"
+"""Folder beside a stream's checkpoints."""
+_SUFFIX: Final = ".arrow"
 
-def undecoded_folder(settings: Settings, stream: str) -> Path:
+
+def undecoded_folder(settings: Settings, stream: str) -> Folder:
     """Where the tasks of a stream put records that do not decode."""
-    return Kept(settings, stream).folder / "undecoded"
+    return below(Kept(settings, stream).folder, UNDECODED)
 
 
-def again_folder(settings: Settings, stream: str) -> Path:
+def again_folder(settings: Settings, stream: str) -> Folder:
     """Return where redrives put records that the present incarnation of a stream is to read again."""
     kept = Kept(settings, stream)
-    return sink_folder(kept.checkpoint(kept.state)) / "again"
+    return below(sink_folder(kept.checkpoint(kept.state)), "again")
 
 
-def waiting(folder: Path, past: int) -> dict[int, list[str]]:
+def waiting(folder: Folder, past: int) -> dict[int, list[str]]:
     """Return the ids of the letters whose records wait, by the number of the redrive; those up to `past` are read."""
+    store = store_at(folder)
     found = {}
-    for path in sorted(folder.glob("[0-9]*.arrow")):
-        if int(path.stem) > past:
-            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-                found[int(path.stem)] = json.loads(reader.schema.metadata[b"letters"])
+    for number in _numbers(folder):
+        if number > past and (body := store.read(f"{number}{_SUFFIX}")) is not None:
+            with pa.ipc.open_file(body) as reader:
+                found[number] = json.loads(reader.schema.metadata[b"letters"])
     return found
+
+
+def _numbers(folder: Folder) -> list[int]:
+    """Return the numbers of the redrives whose records are in `folder`."""
+    stems = (name.removesuffix(_SUFFIX) for name in store_at(folder).list("") if name.endswith(_SUFFIX))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def letters_from(stream: str, records: Sequence[Record]) -> pa.Table:
@@ -77,15 +88,14 @@ def queue(settings: Settings, stream: str, letters: pa.Table) -> int:
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, table.schema) as writer:
         writer.write_table(table)
-    make_folder(folder)
-    replace_file(folder / f"{number}.arrow", out.getvalue().to_pybytes(), synced=True)
+    create_folder(folder)
+    store_at(folder).replace(f"{number}{_SUFFIX}", out.getvalue().to_pybytes())
     return len(letters)
 
 
 def next_number(settings: Settings, stream: str) -> int:
     """Return the number of the stream's next redrive of its source's letters."""
-    numbers = (int(path.stem) for path in again_folder(settings, stream).glob("[0-9]*.arrow"))
-    return max([_past(settings, stream), *numbers]) + 1
+    return max([_past(settings, stream), *_numbers(again_folder(settings, stream))]) + 1
 
 
 def _past(settings: Settings, stream: str) -> int:
@@ -101,6 +111,8 @@ class Undecoded:
     def __init__(self, settings: Settings, stream: Flow) -> None:
         self._settings, self._name = settings, stream.name
         self._folder = undecoded_folder(settings, stream.name)
+        self._store = store_at(self._folder)
+        self._reads_topics = isinstance(stream.row_source, KafkaSource)
         self._into = stream.row_source.dead_letters if isinstance(stream.row_source, KafkaSource) else None
         self._topic: ErrorTopic | None = None
         if self._into is None and stream.errors_in_topic:
@@ -109,8 +121,12 @@ class Undecoded:
             self._topic = ErrorTopic(stream)
         self._kept = self._into is None and self._topic is None
         """Whether the files are the letters."""
-        self._collected: list[Path] = []
-        self._known = {path.name for path in self._folder.glob("*.arrow")} if self._kept else set()
+        self._collected: list[str] = []
+        self._known = set(self._names()) if self._kept else set()
+
+    def _names(self) -> list[str]:
+        """Return the names of the tasks' files; a source that is no topic has none."""
+        return [name for name in self._store.list("") if name.endswith(_SUFFIX)] if self._reads_topics else []
 
     def collect(self, batch_id: int) -> int:
         """Return the number of records that tasks have put aside since the last call. Raises what their place does.
@@ -118,10 +134,11 @@ class Undecoded:
         With a collection or a topic they are there when this returns.
         """
         found, again = 0, set[str]()
-        for path in sorted(self._folder.glob("*.arrow")):
-            if path.name in self._known:
+        for name in self._names():
+            body = None if name in self._known else self._store.read(name)
+            if body is None:
                 continue
-            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            with pa.ipc.open_file(body) as reader:
                 table = reader.read_all()
                 found += table.num_rows
                 if self._topic is not None:
@@ -130,12 +147,12 @@ class Undecoded:
                     with connect(settings=self._settings) as db:
                         rows = _letters(self._name, batch_id, table)
                         db.collection(self._into).upsert(rows)
-                    again |= set(rows["id"].to_pylist()) if path.name.startswith("again-") else set()
+                    again |= set(rows["id"].to_pylist()) if name.startswith("again-") else set()
             if self._kept:
-                self._known.add(path.name)
+                self._known.add(name)
             else:
-                self._collected.append(path)
-        if not self._kept:
+                self._collected.append(name)
+        if not self._kept and self._reads_topics:
             self._went_in(batch_id, again)
         return found
 
@@ -143,10 +160,13 @@ class Undecoded:
         """Delete the letters whose records the batch read again, but for those that are letters `again`."""
         kept = Kept(self._settings, self._name)
         checkpoint, folder = kept.checkpoint(kept.state), again_folder(self._settings, self._name)
+        found = waiting(folder, 0)
+        if not found:
+            return
         before, now = again_of(checkpoint, batch_id - 1), again_of(checkpoint, batch_id)
-        for number, ids in waiting(folder, 0).items():
+        for number, ids in found.items():
             if number <= before:  # its batch is committed: nobody reads it again
-                (folder / f"{number}.arrow").unlink()
+                store_at(folder).delete([f"{number}{_SUFFIX}"])
             elif self._into is not None and number <= now and (gone := [name for name in ids if name not in again]):
                 with connect(settings=self._settings) as db:
                     db.collection(str(self._into)).delete(gone)
@@ -158,8 +178,8 @@ class Undecoded:
 
     def done(self) -> None:
         """Remove the files of records that are letters and counted. Until then they come again with their batch."""
-        for path in self._collected:
-            path.unlink(missing_ok=True)
+        if self._collected:
+            self._store.delete(self._collected)
         self._collected.clear()
 
 

@@ -57,6 +57,7 @@ from millrace.coord.store_factory import open_cluster_store
 from millrace.flows.sinks.collection.lane import LANES, close_lane
 from millrace.flows.sources.capture.shared_spool import FOLDER as SPOOLS
 from millrace.flows.sources.capture.shared_spool import move_spools
+from millrace.flows.spark_host.incarnations import streams_below
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backup.deployment_id import ensure_deployment_id
 from millrace.operations.backup.files import FileGone, exclusive_lock
@@ -580,8 +581,8 @@ def _cancel(settings: Settings, place: TablesPlace, mover: _Mover, params: MoveP
 def _remove_old(settings: Settings, place: TablesPlace, params: MoveParams, progress: Progress) -> MoveReport:
     """Remove the tables from earlier places, the oldest first.
 
-    Raises MoveRefused while a move is unfinished or a place is not known to be this deployment's, and BackupBusy while
-    somebody reads there.
+    Raises MoveRefused while a move is unfinished, a place is not known to be this deployment's, or a stream has its
+    checkpoint there, and BackupBusy while somebody reads there.
     """
     if place.target is not None:
         raise MoveRefused("a move is unfinished: run it again, or give it up (--cancel)")
@@ -592,6 +593,11 @@ def _remove_old(settings: Settings, place: TablesPlace, params: MoveParams, prog
         _check_left(root, deployment, empty=not any(_files_to_remove(old, root)))
         if TablePins(old.pins_uri).oldest() is not None:
             raise BackupBusy(f"a reader or an operation still uses the tables at {root.uri}: try again when it is done")
+        if left := streams_below(settings, old.tables_uri):
+            raise MoveRefused(
+                f"the checkpoints of streams lie at {root.uri}: {', '.join(left)}. A stream takes its own along when it"
+                " starts: start each once, then try again"
+            )
         progress.update(f"removing the tables at {root.uri}")
         for names in _files_to_remove(old, root):
             removed += len(names)

@@ -27,6 +27,8 @@ _LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options for a JVM that only plans and does bookkeeping. Its optimising compiler took a fifth of a core in the first
 minutes of a streaming job and gained nothing, since Python processes the rows."""
 
+_TIDY_IN_STORE = "300s"
+"""Instead of a minute: an idle stream costs a listing of each partition of its state, 600 a day."""
 _UNPACKED = "environment"
 """Folder of the unpacked environment in an executor's folder."""
 _PYTHON = "millrace-python"
@@ -68,10 +70,14 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
 
 
 def _tables(settings: Settings) -> dict[str, str]:
-    """Return how Spark reaches the tables' object store, for readers that name a table by its URI alone."""
+    """Return how Spark reaches the tables' object store, for readers that name a table by its URI alone.
+
+    Streams have their state there, which Spark tidies by listing it again and again.
+    """
     if not settings.tables.startswith("s3://"):
         return {}
-    return {f"spark.hadoop.{name}": value for name, value in store_at(settings.tables).spark_options.items()}
+    found = {f"spark.hadoop.{name}": value for name, value in store_at(settings.tables).spark_options.items()}
+    return found | {"spark.sql.streaming.stateStore.maintenanceInterval": _TIDY_IN_STORE}
 
 
 def _code(settings: Settings) -> dict[str, str]:

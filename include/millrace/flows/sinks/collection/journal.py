@@ -26,6 +26,7 @@ lane finds it (millrace.flows.sinks.collection.lane).
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import logging
 import secrets
@@ -33,27 +34,28 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, DeadlineExceeded, ProducerFenced, StreamBusy
 from millrace.base.failpoint import hit
-from millrace.base.files import make_folder, replace_json, sync
+from millrace.base.files import sync
 from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.transaction import TXN_ENDED
 from millrace.flows.sinks.collection.atomic import begun_again, is_commit, transaction_of
-from millrace.flows.sinks.memory import Noted
+from millrace.flows.sinks.memory import Folder, Noted, create_folder, keep_note, read_note
 from millrace.message.ids import pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
+from millrace.storage.store import store_at
 from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.reasons import Reason
@@ -371,18 +373,16 @@ class Journal:
 
 
 class FolderJournal:
-    """The journal of a Spark query's sink, in a folder of the query's checkpoint."""
+    """The journal of a Spark query's sink, in a folder of the query's checkpoint.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    In an object store the query's own hold excludes other processes (millrace.flows.spark_host.incarnations).
+    """
+
+    def __init__(self, folder: Folder, name: str) -> None:
         """Raises StreamBusy while another process holds `folder`; `name` is said then."""
-        make_folder(folder)
+        create_folder(folder)
         self._folder = folder
-        self._lock = (folder / "lock").open("ab")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise StreamBusy(f"another process writes to {name!r} from {folder}: end it first") from None
+        self._lock = _held(folder, name) if isinstance(folder, Path) else None
         self.producer_id = _identity(folder)
 
     def noted(self) -> Noted:
@@ -395,6 +395,12 @@ class FolderJournal:
             return before
 
     def load(self) -> InFlight | None:
+        if not isinstance(self._folder, Path):
+            body = store_at(self._folder).read(_NAME)
+            if body is None:
+                return None
+            with pa.ipc.open_file(body) as reader:
+                return read_batch(reader)[0]
         path = self._folder / _NAME
         if not path.exists():
             return None
@@ -402,6 +408,11 @@ class FolderJournal:
             return read_batch(reader)[0]
 
     def keep(self, batch: InFlight) -> None:
+        if not isinstance(self._folder, Path):
+            body = io.BytesIO()
+            write_batch(body, batch, {})
+            store_at(self._folder).replace(_NAME, body.getvalue())
+            return
         draft = self._folder / f".{_NAME}"
         with pa.OSFile(str(draft), "wb") as file:
             write_batch(file, batch, {})
@@ -413,10 +424,21 @@ class FolderJournal:
         noted.keep(self._folder, synced=False)
 
     def close(self) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
-def write_batch(file: pa.NativeFile, batch: InFlight, more: Mapping[str, Any]) -> None:
+def _held(folder: Path, name: str) -> IO[bytes]:
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise StreamBusy(f"another process writes to {name!r} from {folder}: end it first") from None
+    return file
+
+
+def write_batch(file: pa.NativeFile | io.BytesIO, batch: InFlight, more: Mapping[str, Any]) -> None:
     """Write `batch` with its entries, and the facts `more`, as an Arrow file."""
     facts = {
         "batch": batch.noted.batch_id, "rows": batch.noted.acknowledged, "rejected": batch.noted.rejected,
@@ -500,15 +522,13 @@ def _entries(messages: Sequence[MutableMessage]) -> list[list[MutableMessage]]:
     return [*group_messages(each for each in messages if not is_commit(each)), *group_messages(ends)]
 
 
-def _identity(folder: Path) -> int:
+def _identity(folder: Folder) -> int:
     """The producer's id, made when the folder is new."""
-    path = folder / "producer.json"
-    try:
-        return int(json.loads(path.read_text())["producer_id"])
-    except FileNotFoundError:
-        made = secrets.randbits(61) + 1
-        replace_json(path, {"producer_id": made}, synced=True)
-        return made
+    found = read_note(folder, "producer.json")
+    if found is None:
+        found = {"producer_id": secrets.randbits(61) + 1}
+        keep_note(folder, "producer.json", found)
+    return int(found["producer_id"])
 
 
 def _decoded(entry: bytes, places: Sequence[Sequence[int] | None] | None) -> list[MutableMessage]:

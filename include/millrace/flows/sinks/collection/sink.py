@@ -23,7 +23,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -43,7 +42,6 @@ from millrace.base.errors import (
     SinkRefused,
 )
 from millrace.base.failpoint import hit
-from millrace.base.files import make_folder
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.collection import Collection
@@ -91,7 +89,7 @@ from millrace.flows.sinks.collection.placed import (
     rows_in,
 )
 from millrace.flows.sinks.collection.poison import MOST, in_order, letters, redriven, shortened, sift
-from millrace.flows.sinks.memory import Noted
+from millrace.flows.sinks.memory import Folder, Noted, create_folder
 from millrace.flows.sinks.sink import Verdicts, require_some
 from millrace.message import builders
 from millrace.message.ids import collection_id_of, pchannel_of
@@ -145,7 +143,7 @@ class CollectionSink(Closeable):
         settings: Settings,
         collection: str,
         *,
-        memory: Path | None = None,
+        memory: Folder | None = None,
         mode: Mode = "append",
         guarantee: Guarantee = "exactly once",
         partition: str | None = None,
@@ -198,7 +196,7 @@ class CollectionSink(Closeable):
         self._plain: Producer | None = None
         self._noted = Noted()
         if memory is not None:
-            make_folder(memory)
+            create_folder(memory)
             self._connect()
 
     def _connect(self) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -28,7 +27,7 @@ from millrace.flows.batch import Batch
 from millrace.flows.guarantee import Guarantee, require_guarantee
 from millrace.flows.records import Action, Record
 from millrace.flows.sinks.delta.model import DeltaSink as Declared
-from millrace.flows.sinks.memory import name_in
+from millrace.flows.sinks.memory import Folder, name_in
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts
 from millrace.storage.commit import AppTransaction, CommitPart, add_columns, commit_fenced, has_timestamp_ntz
@@ -64,7 +63,7 @@ class DeltaSink:
         uri: str,
         *,
         flow: str = "",
-        memory: Path | None = None,
+        memory: Folder | None = None,
         guarantee: Guarantee = "exactly once",
         merge_schema: bool = False,
     ) -> None:

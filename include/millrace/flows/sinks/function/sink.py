@@ -8,17 +8,15 @@ comes again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.failpoint import hit
-from millrace.base.files import make_folder
 from millrace.flows.batch import Batch
 from millrace.flows.guarantee import Guarantee, require_guarantee
-from millrace.flows.sinks.memory import Noted
+from millrace.flows.sinks.memory import Folder, Noted, create_folder
 from millrace.flows.sinks.sink import Verdicts
 
 if TYPE_CHECKING:
@@ -29,11 +27,11 @@ class FunctionSink:
     """Calls a function for each micro-batch of a Spark query."""
 
     def __init__(
-        self, memory: Path, function: Callable[[DataFrame, int], object], *, guarantee: Guarantee = "at least once"
+        self, memory: Folder, function: Callable[[DataFrame, int], object], *, guarantee: Guarantee = "at least once"
     ) -> None:
         """`memory` is the sink's folder."""
         require_guarantee(guarantee, "function")
-        make_folder(memory)
+        create_folder(memory)
         self._memory = memory
         self._function = function
         self._once = guarantee == "at most once"

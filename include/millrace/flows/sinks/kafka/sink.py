@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
@@ -43,7 +42,7 @@ from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import BINARY, TASK_PUT, Action, Failure, Record
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
 from millrace.flows.sinks.kafka.transactions import MAX_FAILURES, Transactions
-from millrace.flows.sinks.memory import name_in
+from millrace.flows.sinks.memory import Folder, name_in
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.sink import Verdicts, require_some
 
@@ -78,7 +77,7 @@ class KafkaSink:
         self,
         declared: Declared,
         *,
-        memory: Path | None = None,
+        memory: Folder | None = None,
         key: str | None = None,
         guarantee: Guarantee = "at least once",
         flush: Flush = Flush(),  # noqa: B008 - frozen
@@ -122,7 +121,7 @@ class KafkaSink:
     @classmethod
     def of_rows(
         cls,
-        memory: Path,
+        memory: Folder,
         topic: str,
         cluster: KafkaCluster | str,
         *,

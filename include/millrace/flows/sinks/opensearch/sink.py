@@ -11,7 +11,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from millrace.flows.batch import Batch
 from millrace.flows.conversion import documents_of, iso_text
 from millrace.flows.documents import Refused
 from millrace.flows.records import TASK_PUT, Action, Failure
-from millrace.flows.sinks.memory import begun
+from millrace.flows.sinks.memory import Folder, begun
 from millrace.flows.sinks.models import Flush
 from millrace.flows.sinks.opensearch import bulk as bulks
 from millrace.flows.sinks.opensearch.bulk import Busy, Item, TooLarge, Verdict, send
@@ -78,7 +77,7 @@ class OpenSearchSink:
         *,
         flush_items: int,
         flush_bytes: int,
-        memory: Path | None = None,
+        memory: Folder | None = None,
         key: Sequence[str] = (),
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,

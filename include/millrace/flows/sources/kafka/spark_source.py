@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -40,7 +38,6 @@ from pyspark.sql.types import StructType
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import InvalidSettings
-from millrace.base.files import replace_file
 from millrace.flows.declare.errors import SKIPPED, SKIPPED_WORDS
 from millrace.flows.sources.kafka.columns import RecordRows, Tombstones, Undecoded, records_of, undecoded_rows
 from millrace.flows.sources.kafka.model import KafkaSource
@@ -48,12 +45,14 @@ from millrace.flows.sources.kafka.planner import UNBOUNDED, LaneRange, Place, Pl
 from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.source import task_of
 from millrace.runtime.spark.worker_gc import freeze_modules
+from millrace.storage.store import store_at
 
 FORMAT: Final = "millrace_topics"
 PART_RECORDS: Final = 10_000
 PART_BYTES: Final = 8 << 20
 """Of a range what becomes one Arrow batch."""
 PROBE_BYTES: Final = 1 << 20
+_SUFFIX: Final = ".arrow"
 
 
 def options_of(
@@ -63,7 +62,7 @@ def options_of(
     columns: Mapping[str, str],
     record: Sequence[str],
     tombstones: Tombstones = "error",
-    undecoded: Path | None = None,
+    undecoded: object = None,
     max_bytes: int | None = None,
     max_records: int | None = None,
 ) -> dict[str, str]:
@@ -81,7 +80,7 @@ def options_of(
     return found
 
 
-def skip_options(positions: Mapping[str, Sequence[int]], file: Path) -> dict[str, str]:
+def skip_options(positions: Mapping[str, Sequence[int]], file: object) -> dict[str, str]:
     """Return the options for records that are to be skipped: these, and those that `file` names when they are read."""
     return {"skip": json.dumps({lane: list(each) for lane, each in positions.items()}), "skip_file": str(file)}
 
@@ -212,16 +211,22 @@ class TopicsRead:
 
     def newest_again(self) -> int:
         """Return the number of the newest redrive; 0 if there is none."""
-        return max((int(each.stem) for each in Path(self._again).glob("[0-9]*.arrow")), default=0) if self._again else 0
+        names = store_at(self._again).list("") if self._again else []
+        stems = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+        return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
     def again(self, start: Place, end: Place) -> list[RecordsAgain]:
         """Return a task for each redrive between two places."""
         numbers = range(start.again + 1, end.again + 1)
-        return [RecordsAgain(str(Path(self._again) / f"{each}.arrow"), each) for each in numbers]
+        return [RecordsAgain(f"{self._again}/{each}{_SUFFIX}", each) for each in numbers]
 
     def read_again(self, task: RecordsAgain) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the records of a redrive, in order."""
-        with pa.memory_map(task.path) as file, pa.ipc.open_file(file) as reader:
+        folder, _, name = task.path.rpartition("/")
+        body = store_at(folder).read(name)
+        if body is None:
+            raise FileNotFoundError(task.path)
+        with pa.ipc.open_file(body) as reader:
             records = records_of(reader.read_all())
         found, bad = self.rows().rows(sorted(records, key=lambda each: (each.topic, each.partition, each.offset)))
         if found.num_rows:
@@ -233,8 +238,9 @@ class TopicsRead:
         """Return the positions of the lane's records that are to be skipped."""
         more: Mapping[str, Sequence[int]] = {}
         if self._skip_file:
-            with suppress(FileNotFoundError):
-                more = json.loads(Path(self._skip_file).read_text(encoding="utf-8"))["records"]
+            folder, _, name = self._skip_file.rpartition("/")
+            found = store_at(folder).read(name)
+            more = {} if found is None else json.loads(found)["records"]
         return {*self._skip.get(lane, ()), *more.get(lane, ())}
 
     def record_size(self, few: LaneRange) -> float:
@@ -256,7 +262,7 @@ class TopicsRead:
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table)
-        replace_file(Path(self._undecoded) / f"{name}.arrow", out.getvalue().to_pybytes(), synced=True)
+        store_at(self._undecoded).replace(f"{name}{_SUFFIX}", out.getvalue().to_pybytes())
 
 
 class TopicsPartition(InputPartition):

@@ -1,0 +1,237 @@
+"""Declared streams on workers that share nothing with the driver, which goes with its folder and begins elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+
+import millrace
+from millrace.base.deadline import Deadline, poll_until
+from millrace.base.package import ROOT
+from millrace.base.settings import Settings
+from millrace.brokers.etcd import EtcdServer
+from millrace.brokers.kafka import KafkaBroker
+from millrace.client.database import Database, connect
+from millrace.flows.sinks.collection.poison import LETTERS
+from millrace.flows.sinks.delta.sink import OUTPUTS
+from millrace.flows.spark_host.incarnations import newest_batch
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.rpc.wire import TOKEN_VARIABLE
+from millrace.runtime.child_processes import ChildProcess
+from millrace.storage.table import table_at
+from tests.crash.kill_rig import end_server
+from tests.network_namespaces import HOST
+from tests.spark_cluster import Cluster, cluster, command_of, tasks_run_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SCHEMA = CollectionSchema(
+    (
+        FieldSpec("id", "int64", False),
+        FieldSpec("k", "string", False),
+        FieldSpec("at", "timestamp", False),
+        FieldSpec("v", "int64", False),
+    ),
+    "id",
+)
+ROWS = 8000
+START = datetime(2024, 3, 1, tzinfo=UTC)
+PATTERN = (
+    "PARTITION BY k ORDER BY at, id MEASURES FIRST(A.id) AS first, LAST(B.id) AS last"
+    " PATTERN (A B B) WITHIN INTERVAL '1' HOUR DEFINE B AS v > PREV(v)"
+)
+DECLARATIONS = """
+flows:
+  - name: copied
+    group: all
+    source: {kind: collection, collection: numbers, columns: [id, k, v]}
+    sink: {kind: delta, table: copied}
+  - name: hourly
+    group: all
+    source:
+      kind: collection
+      collection: numbers
+      columns: [k, at, v]
+      watermark: {column: at, delay: 1 hour}
+    transform:
+      sql: >-
+        select k, window.start as hour, count(*) as rows, sum(v) as total
+        from numbers group by k, window(at, '1 hour')
+      output_mode: update
+    sink: {kind: collection, collection: hourly, mode: upsert, create: true, key: "k, hour"}
+  - name: rises
+    group: all
+    source:
+      kind: collection
+      collection: numbers
+      columns: [id, k, at, v]
+      watermark: {column: at, delay: 1 hour}
+    transform:
+      operator:
+        pattern:
+          match_recognize: >-
+            {pattern}
+    sink: {kind: collection, collection: rises, create: true}
+  - name: arrived
+    group: all
+    source: {kind: kafka, bootstrap: ["{kafka}"], topics: [sent], columns: {n: int64}}
+    sink: {kind: collection, collection: arrived, create: true}
+    errors: {collection: dead}
+"""
+
+
+class Rig:
+    """A cluster, a node without Spark that fills the tables, and one machine after another for the driver."""
+
+    def __init__(self, spark: Cluster, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        declared = folder / "flows.yaml"
+        text = DECLARATIONS.replace("{kafka}", spark.kafka.address).replace("{pattern}", PATTERN)
+        declared.write_text(text, encoding="utf-8")
+        etcd = stack.enter_context(EtcdServer(folder / "etcd", settings=spark.settings, host=HOST))
+        self._shared = replace(
+            spark.settings, meta_store=etcd.url, session_seconds=5.0, flow_declarations=str(declared), pchannels=2
+        )
+        self.home = self._machine("home")
+        plain = replace(self.home, spark_master="", spark_environment="")
+        self._process("service", plain, ["-m", "millrace.service", "--name", "service"])
+        self._process("node", replace(plain, node="node"), ["-m", "millrace.node.cluster"])
+
+    def _machine(self, name: str) -> Settings:
+        settings = replace(self._shared, data_dir=self._folder / name / "data")
+        settings.run_path.mkdir(parents=True, mode=0o700)
+        settings.data_dir.chmod(0o700)
+        self._stack.callback(end_server, settings)
+        return settings
+
+    def _process(self, name: str, settings: Settings, command: list[str]) -> ChildProcess:
+        env = {**settings.environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        process = ChildProcess([sys.executable, *command], log_file=self._folder / f"{name}.log", env=env)
+        self._stack.callback(process.kill)
+        return process
+
+    @contextmanager
+    def driver(self, name: str, *more: str) -> Iterator[ChildProcess]:
+        """Run the streams on a new machine. At the end it is gone with all that lay there."""
+        settings = self._machine(name)
+        process = self._process(name, settings, [str(ROOT.parent / "jobs" / "stream.py"), "all", *more])
+        try:
+            yield process
+        finally:
+            process.kill()
+            end_server(settings)
+            shutil.rmtree(settings.data_dir)
+
+
+def numbers(ids: range) -> pa.Table:
+    return pa.table(
+        {
+            "id": list(ids),
+            "k": [f"k{each % 7}" if each < ROWS else "end" for each in ids],
+            "at": pa.array([_time(each) for each in ids], pa.timestamp("us", "UTC")),
+            "v": [each * each % 101 for each in ids],
+        }
+    )
+
+
+def _time(number: int) -> datetime:
+    """Return the time of a row; those after ROWS are far behind, so that the watermark passes all others."""
+    return START + (timedelta(seconds=3 * number) if number < ROWS else timedelta(days=number - ROWS + 2))
+
+
+def send(db: Database, kafka: KafkaBroker, ids: range, *, step: int = 500) -> None:
+    for first in range(ids.start, ids.stop, step):
+        db["numbers"].insert(numbers(range(first, min(first + step, ids.stop))))
+    producer = Producer({"bootstrap.servers": kafka.address, "acks": "all"})
+    for each in ids:
+        producer.produce("sent", json.dumps({"n": each}), str(each))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def batches(settings: Settings) -> dict[str, int]:
+    """Return the newest completed micro-batch of each stream."""
+    names = ("copied", "hourly", "rises", "arrived")
+    return {name: newest_batch(f"{settings.tables_uri}/streams/{name}/1") for name in names}
+
+
+def wait_for_more(settings: Settings, before: dict[str, int], process: ChildProcess) -> dict[str, int]:
+    """Wait until each stream has completed another micro-batch."""
+
+    def more() -> bool:
+        assert process.running(), process.tail()
+        return all(number > before[name] for name, number in batches(settings).items())
+
+    assert poll_until(more, Deadline.after(240), interval=1.0), f"{batches(settings)}\n{process.tail()}"
+    return batches(settings)
+
+
+def copied_ids(settings: Settings) -> list[int]:
+    table = table_at(settings.table_uri(f"{OUTPUTS}/copied"))
+    return sorted(table.dataset().to_table(["id"])["id"].to_pylist())
+
+
+def test_a_driver_goes_with_its_folder_and_its_streams_go_on_elsewhere(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows by Spark's state, a keyed operator, a topic and a Delta table: nothing lost, nothing doubled."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token-that-all-machines-have")
+    with cluster(tmp_path, settings, monkeypatch) as (spark, _), ExitStack() as stack:
+        rig = Rig(spark, tmp_path, stack)
+        db = stack.enter_context(connect(settings=replace(rig.home, spark_master="", spark_environment="")))
+        db.catalog.ensure_pchannels(2)
+        db.catalog.create_collection("numbers", SCHEMA, vchannels=2)
+        db.catalog.create_collection("dead", LETTERS)
+        send(db, spark.kafka, range(3000))
+        bad = Producer({"bootstrap.servers": spark.kafka.address})
+        bad.produce("sent", b"no json")
+        assert bad.flush(60) == 0
+        done = dict.fromkeys(batches(rig.home), -1)
+        with rig.driver("first") as process:
+            done = wait_for_more(rig.home, done, process)
+            commands = [command_of(each) for each in psutil.process_iter()]
+            assert not any(os.environ["AWS_SECRET_ACCESS_KEY"] in each for each in commands)
+            send(db, spark.kafka, range(3000, 4000))
+        send(db, spark.kafka, range(4000, 6000))
+        with rig.driver("second") as process:
+            done = wait_for_more(rig.home, done, process)
+            send(db, spark.kafka, range(6000, 7000))
+            done = wait_for_more(rig.home, done, process)
+            send(db, spark.kafka, range(7000, ROWS))
+            db["numbers"].insert(numbers(range(ROWS, ROWS + 1)))
+            wait_for_more(rig.home, done, process)
+        db["numbers"].insert(numbers(range(ROWS + 1, ROWS + 2)))
+        with rig.driver("third", "--available-now") as process:
+            assert process.wait(deadline=300) == 0, process.tail()
+        _check(db, rig.home, numbers(range(ROWS + 2)))
+        assert all(tasks_run_in(folder) for folder in spark.folders)
+
+
+def _check(db: Database, settings: Settings, sent: pa.Table) -> None:
+    assert copied_ids(settings) == list(range(ROWS + 2))
+    assert sorted(db["arrived"].read()["n"].to_pylist()) == list(range(ROWS))
+    assert [each["stream"] for each in db["dead"].read().to_pylist()] == ["arrived/source"]
+    asked = duckdb.connect().from_arrow(sent)
+    wanted = asked.query("f", "select k, date_trunc('hour', at), count(*), sum(v) from f group by 1, 2").fetchall()
+    assert rows(db["hourly"].read(columns="k, hour, rows, total")) == sorted(wanted)
+    matches = millrace.match_recognize(sent, PATTERN)
+    assert matches.num_rows > 100
+    assert rows(db["rises"].read(columns="k, first, last")) == rows(matches.select(["k", "first", "last"]))
+
+
+def rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in table.to_pylist())
