@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import PropertyMock, patch
 
 import psutil
 import pytest
@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from millrace.base.errors import MetaUnavailable
 from millrace.base.process import current_process, find_process
 from millrace.base.settings import Settings
 from millrace.flows import supervisor as supervision
@@ -314,6 +315,9 @@ def test_a_supervisor_of_a_group_runs_those_of_its_streams_that_are_not_paused(t
     assert (host.run_id, host.wanted()) == ("stream-both", ("one", "two"))
     Kept(settings, "one").pause(paused=True)
     assert host.wanted() == ("two",)
+    silent = PropertyMock(side_effect=MetaUnavailable("no answer"))
+    with patch.object(Kept, "state", silent):
+        assert host.wanted() == ("two",), "a meta store that is away stops no stream"
     Kept(settings, "two").pause(paused=True)
     assert host.wanted() is None
     command = host.command(0, tmp_path / "r.json")

@@ -15,10 +15,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from millrace.base.errors import MillraceError, PipelineBusy, StreamBusy
+from millrace.base.errors import MetaUnavailable, MillraceError, PipelineBusy, StreamBusy
 from millrace.base.process import all_processes
 from millrace.base.settings import Settings
 from millrace.flows.declare.configuration import Configuration
@@ -211,13 +212,19 @@ class StreamHost:
         group = [each for each in declared_flows(settings, host="spark").values() if each.job == job]
         mine = group or [declared_flow(settings, job, host="spark")]
         self._kept = [Kept(settings, each.name) for each in mine]
+        self._wanted: tuple[str, ...] | None = tuple(each.name for each in mine)
         self.bounded = any(each.scheduled for each in mine)
         self.restarts = _restarts(bounded=self.bounded)
         self._job = _SparkJob(settings, self.run_id, streams.app_name(job), progress)
 
     def wanted(self) -> tuple[str, ...] | None:
-        """A paused stream has no query. A driver starts its queries together, so it is restarted without it."""
-        return tuple(each.name for each in self._kept if not each.state.paused) or None
+        """A paused stream has no query. A driver starts its queries together, so it is restarted without it.
+
+        While the meta store is unavailable, the last answer stays: whether the driver may go on is its lease's to say.
+        """
+        with suppress(MetaUnavailable):
+            self._wanted = tuple(each.name for each in self._kept if not each.state.paused) or None
+        return self._wanted
 
     def command(self, number: int, result: Path) -> list[str]:
         """Return the driver's command."""
