@@ -18,6 +18,8 @@ import psutil
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 import millrace
 from millrace.base.deadline import Deadline, poll_until
@@ -196,6 +198,8 @@ def test_a_driver_goes_with_its_folder_and_its_streams_go_on_elsewhere(
         db.catalog.ensure_pchannels(2)
         db.catalog.create_collection("numbers", SCHEMA, vchannels=2)
         db.catalog.create_collection("dead", LETTERS)
+        admin = AdminClient({"bootstrap.servers": spark.kafka.address})
+        admin.create_topics([NewTopic("sent", 2, 1)])["sent"].result(30)
         send(db, spark.kafka, range(3000))
         bad = Producer({"bootstrap.servers": spark.kafka.address})
         bad.produce("sent", b"no json")
