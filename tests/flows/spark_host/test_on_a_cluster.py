@@ -230,7 +230,7 @@ def _check(db: Database, settings: Settings, sent: pa.Table) -> None:
     assert sorted(db["arrived"].read()["n"].to_pylist()) == list(range(ROWS))
     assert [each["stream"] for each in db["dead"].read().to_pylist()] == ["arrived/source"]
     asked = duckdb.connect().from_arrow(sent)
-    wanted = asked.query("f", "select k, date_trunc('hour', at), count(*), sum(v) from f group by 1, 2").fetchall()
+    wanted = asked.query("f", "select k, date_trunc('hour', \"at\"), count(*), sum(v) from f group by 1, 2").fetchall()
     assert rows(db["hourly"].read(columns="k, hour, rows, total")) == sorted(wanted)
     matches = millrace.match_recognize(sent, PATTERN)
     assert matches.num_rows > 100
