@@ -99,6 +99,6 @@ def test_every_machine_learns_where_the_tables_are(settings: Settings, store: Me
 
 
 def test_a_place_of_a_newer_build_names_the_release(tmp_path: Path) -> None:
-    newer = json.loads(TablesPlace("s3://box/new").encode()) | {"form": 2, "release": "9.1"}
+    newer = json.loads(TablesPlace("s3://box/new").encode()) | {"form": 99, "release": "9.1"}
     with pytest.raises(UnsupportedVersion, match=r"run Millrace 9\.1"):
         TablesPlace.decode(json.dumps(newer).encode())
