@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import InvalidArgument, InvalidSettings
+from millrace.base.settings import Settings
+from millrace.base.settings.place import TablesPlace
+from millrace.coord.machine.tables_place import change_place
+from millrace.operations.entry import _settings
 from millrace.operations.operation import Operation, OperationParams, OperationReport
 from millrace.operations.registry import find_job, find_operation, operations
 from tests.airflow_home import HOME, ROOT
@@ -145,6 +149,18 @@ def test_a_folder_and_a_dag_file_are_all_that_a_new_operation_takes_and_a_file_a
         "role": "operate",
         "dag": ["greet", "Greet: says hello.", ["greet", "millrace"], ["name"], ["greet"]],
     }
+
+
+def test_an_operation_of_a_machine_on_which_nothing_else_runs_finds_tables_that_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = f"sqlite:///{tmp_path}/meta.db"
+    for name, value in {"DATA": str(tmp_path / "there"), "META_STORE": meta, "TABLES": str(tmp_path / "old")}.items():
+        monkeypatch.setenv(f"MILLRACE_{name}", value)
+    here = Settings(data_dir=tmp_path / "here", meta_store=meta, tables=str(tmp_path / "old"))
+    new = str(tmp_path / "new")
+    change_place(here, lambda place: TablesPlace(new, (place.uri,)))
+    assert _settings().tables == new
 
 
 def test_a_job_that_nobody_declares_is_refused_with_those_there_are() -> None:

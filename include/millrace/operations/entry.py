@@ -23,10 +23,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millrace.base.data_folder import prepare_data_folder, restrict_umask
-from millrace.base.errors import MillraceError
+from millrace.base.errors import MetaUnavailable, MillraceError
 from millrace.base.extras import require_modules
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.coord.machine.tables_place import reading_place
 from millrace.operations.operation import Operation, OperationParams, OperationReport
 from millrace.runtime.process_setup import lower_priority
 from millrace.runtime.progress import Progress
@@ -49,7 +50,7 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         chosen = operation.params.parse(json.loads(arguments.params))
-        report = run_in_process(operation, Settings.load(), chosen, Progress(arguments.progress))
+        report = run_in_process(operation, _settings(), chosen, Progress(arguments.progress))
     except (MillraceError, json.JSONDecodeError) as error:
         logging.getLogger(__name__).exception("failed")
         code = error.code if isinstance(error, MillraceError) else "INVALID_ARGUMENT"
@@ -67,6 +68,19 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
         return 1
     _finish(arguments.result, {"ok": True, "report": report.to_json()})
     return 0
+
+
+def _settings() -> Settings:
+    """Load the settings. In a cluster the tables may have moved while no process of this machine copied that."""
+    settings = Settings.load()
+    if not settings.meta_store:
+        return settings
+    try:
+        with reading_place(settings) as read:
+            read()
+    except MetaUnavailable as error:
+        logging.getLogger(__name__).warning("the tables are taken to be where this machine knows them: %s", error)
+    return Settings.load()
 
 
 def run_in_process(

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from millrace.base.errors import MetaAmbiguous
+from millrace.base.errors import MetaAmbiguous, TablesMoved
 from millrace.base.settings import Settings
+from millrace.base.settings.place import TablesPlace
+from millrace.coord.machine.tables_place import change_place
 from millrace.flows.range_host.crashes import RangeWatch, suspects_of
 from millrace.flows.range_host.documents import SKIP, DocumentCopies, change_document, forget_documents
 from millrace.flows.range_host.status import commands_path, flow_folder
@@ -54,6 +56,14 @@ def test_a_pause_reaches_each_machine_and_outlives_the_one_on_which_it_was_asked
         want(here, FLOW, restart="failed")
         copies.refresh()
     assert read_wanted(there, FLOW) == Wanted(False, "failed", 2, 1)
+
+
+def test_a_machine_on_which_nothing_else_runs_hears_that_the_tables_moved(here: Settings, there: Settings) -> None:
+    change_place(here, lambda place: TablesPlace("s3://box/new", ("",)))
+    there.check_place()
+    refresh(there)
+    with pytest.raises(TablesMoved):
+        there.check_place()
 
 
 def test_where_a_worker_ended_is_known_to_the_next_machine_until_a_lane_has_passed_it(

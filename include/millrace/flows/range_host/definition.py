@@ -117,11 +117,12 @@ class FlowRun(LoopDefinition[Work, Done]):
         """Make the table of positions and the error topic; note where partitions begin that have no position."""
         source = self.flow.source
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
+        with DocumentCopies(self.settings, self.flow.name) as documents:  # as a former machine left them
+            documents.refresh()
+        self.settings.check_place()
         sink_of(self.flow.sink, self.settings, flow=self.flow.name, flush=self.flow.flush).close()
         table = ensure_positions(positions_uri(self.settings, self.flow.name))
         note_flow(self.settings, self.flow)
-        with DocumentCopies(self.settings, self.flow.name) as documents:  # as a former machine left them
-            documents.refresh()
         known = read_positions(table)
         places = self.places()
         try:

@@ -22,6 +22,7 @@ from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.files import replace_file
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
+from millrace.coord.machine.tables_place import copy_place
 from millrace.flows.range_host.status import flow_folder
 from millrace.meta.store import Delete, Entry, MetaStore, Put, RevisionEquals
 
@@ -62,6 +63,7 @@ class DocumentCopies(Closeable):
         """Raises MetaUnavailable, UnsupportedVersion."""
         from millrace.coord.store_factory import open_cluster_store
 
+        self._settings = settings
         self._folder = flow_folder(settings, flow)
         self._prefix = f"{PREFIX}{flow}/"
         self._store: MetaStore | None = open_cluster_store(settings, SystemClock()) if settings.meta_store else None
@@ -69,9 +71,13 @@ class DocumentCopies(Closeable):
         """Revisions of what was copied."""
 
     def refresh(self) -> None:
-        """Take over what other machines changed. Raises MetaUnavailable, MetaAmbiguous."""
+        """Take over what other machines changed, and where the tables lie by now: no other process may run here.
+
+        Raises MetaUnavailable, MetaAmbiguous, UnsupportedVersion.
+        """
         if self._store is None:
             return
+        copy_place(self._settings, self._store)
         found = self._listed(self._store)
         mark = self._folder / SHARED_MARK
         if not mark.exists():
