@@ -55,6 +55,10 @@ class Killed(BaseException):
     pass
 
 
+def killed(*args: object) -> None:
+    raise Killed
+
+
 @pytest.fixture
 def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("MILLRACE_CACHE", str(tmp_path / "cache"))
@@ -343,9 +347,6 @@ def test_a_removal_that_is_killed_before_the_record_ends_when_it_is_repeated(
 ) -> None:
     world = opened(settings_in(tmp_path / "data"))
 
-    def killed(*args: object) -> None:
-        raise Killed
-
     try:
         move(world.settings, to=f"{box}/new")
         world = again(world)
@@ -366,9 +367,6 @@ def test_a_claim_that_is_killed_before_the_record_holds_no_place(
     box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = opened(settings_in(tmp_path / "data"))
-
-    def killed(*args: object) -> None:
-        raise Killed
 
     try:
         with monkeypatch.context() as patch:
