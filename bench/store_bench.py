@@ -49,7 +49,10 @@ def parts(folder: Path, quick: bool) -> dict[str, Callable[[], dict[str, Any]]]:
 
 @contextmanager
 def _gateway(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Run the store; yield the URI for tables, and its access log. This process and its children reach it."""
+    """Run the store; yield the URI for tables, and its access log. This process and its children reach it.
+
+    The URI is the folder's own: a process keeps the clients of a URI, with the port of the server that it had.
+    """
     log = folder / "requests.log"
     folder.mkdir(parents=True)
     settings = replace(Settings.load(), data_dir=folder / "server")
@@ -57,7 +60,7 @@ def _gateway(folder: Path) -> Iterator[tuple[str, Path]]:
         before = dict(os.environ)
         os.environ.update(running.client_environment)
         try:
-            yield running.url, log
+            yield f"{running.url}-{folder.name}", log
         finally:
             os.environ.clear()
             os.environ.update(before)

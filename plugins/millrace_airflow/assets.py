@@ -2,7 +2,7 @@
 
     with DAG("mine", schedule=[segments_flushed]): ...
 
-``segments_flushed`` is told by a watcher in the triggerer, which reads the streaming flusher's progress; the others are
+``segments_flushed`` comes from a watcher in the triggerer, which reads the streaming flusher's progress; the others are
 outlets of Millrace's own DAGs. Each event carries, as its extra, what happened: the segments and their collections, the
 tick of the checkpoint, the suites that passed.
 """

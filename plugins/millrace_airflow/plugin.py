@@ -20,7 +20,7 @@ JOB_LOGS = LazyApp(make_app)
 
 
 def plugin_middleware(app: App) -> PluginMiddleware:
-    """What stands in front of Airflow's web server; a function, for Airflow shows the arguments of a middleware as
+    """Return the middleware of Airflow's web server. It is a function: Airflow shows the arguments of a middleware as
     JSON."""
     return PluginMiddleware(app, prefix=URL_PREFIX, ready=(PAGES.build, JOB_LOGS.build))
 

@@ -1,9 +1,9 @@
 """Who may start what: Airflow's simple roles as Millrace's, and for each DAG of Millrace the role that may run it.
 
 Airflow's own rule is that a *user* may trigger any DAG; but some of ours read paths of the service's user, give data
-up, or replace it. So they need *op*. The rule stands for whatever changes a DAG, its runs and its tasks (trigger,
-clear, mark, pause, approve), through pages, REST API and Millrace's own pages alike, since all of them ask the auth
-manager. DAGs of yours stay as Airflow has them.
+up, or replace it. So they need *op*. The rule applies to everything that changes a DAG, its runs and its tasks
+(trigger, clear, mark, pause, approve), through pages, REST API and Millrace's own pages alike, since all of
+them ask the auth manager. DAGs of yours stay as Airflow has them.
 """
 
 from __future__ import annotations

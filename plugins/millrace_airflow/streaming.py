@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class StreamingJobOperator(ResumableJobMixin, BaseOperator):
     """Starts a streaming job or adopts the one that runs, watches it for a while, and leaves it running.
 
-    One job for each run id and data folder, whoever starts it. While it watches: progress in the task's log; a job that
+    One job for each run id and data folder. While it watches: progress in the task's log; a job that
     failed, was lost, or hangs (no heartbeat, or one micro-batch for too long) is started again, after a pause that
     doubles up to five minutes and is remembered over tasks; an error that a restart cannot cure fails the task. When
     the DAG is paused, or the task is killed, the job is stopped between two micro-batches. The task ends after

@@ -84,7 +84,7 @@ class LocalServer(ABC):
 
     @property
     def server_environment(self) -> dict[str, str]:
-        """What the server is told by environment variables, such as secrets, which a command line would show."""
+        """The server's environment variables: secrets, which a command line would show."""
         return {}
 
     @property

@@ -139,9 +139,7 @@ class AppendClient(Closeable):
         """Make a time tick, of exactly `tick` if given; see :meth:`millrace.node.append.host.AppendHost.time_tick`."""
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist, "tick": tick, "source_id": source_id}
         found = self.call(calls.TICK, request, seconds=deadline)
-        if (
-            "last_confirmed" not in found
-        ):  # a server of an earlier build: whoever starts at the beginning misses nothing
+        if "last_confirmed" not in found:  # a server of an earlier build: starting at the beginning misses nothing
             begin = MessageId(0, 0, 0, 0)
             return TimeTick(int(found["tick"]), begin, begin, persist)
         confirmed, own = (MessageId(*found[name]) for name in ("last_confirmed", "id"))

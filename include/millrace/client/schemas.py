@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # not needed by programs that change no schema
     from millrace.message.schema_changes import SchemaChange
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
-"""Source of a schema; `Any` stands for a DataFrame of any library."""
+"""Source of a schema; `Any` is a DataFrame of any library."""
 
 _BY_CLASS: Final[dict[Any, str]] = {
     bool: "bool",

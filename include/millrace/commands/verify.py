@@ -106,7 +106,7 @@ def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str
                 raise
             parked = f"{error.code}: {error}"
         if parked:
-            found.setdefault(name, f"{ChannelParked.code}: the append host stands still: {parked}")
+            found.setdefault(name, f"{ChannelParked.code}: the append host does not advance: {parked}")
     return found
 
 
@@ -119,7 +119,7 @@ def stuck_channels(settings: Settings, ask: GetDefinitions) -> dict[str, str]:
         except MillraceError as error:
             if error.retriable:
                 raise
-            found[name] = f"{ChannelParked.code}: the chain stands still: {error.code}: {error}"
+            found[name] = f"{ChannelParked.code}: the chain does not advance: {error.code}: {error}"
     return found
 
 

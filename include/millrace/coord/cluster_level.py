@@ -44,7 +44,7 @@ _ATTEMPTS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class UpgradeStatus:
-    """Where an upgrade of a cluster stands."""
+    """The progress of a cluster's upgrade."""
 
     level: int
     newest: int
@@ -71,7 +71,7 @@ def cluster_level(store: MetaStore) -> int:
 
 
 def upgrade_status(store: MetaStore) -> UpgradeStatus:
-    """Return where an upgrade stands. Raises what :func:`cluster_level` raises."""
+    """Return the progress of an upgrade. Raises what :func:`cluster_level` raises."""
     return UpgradeStatus(cluster_level(store), NEWEST, _node_levels(store))
 
 

@@ -245,8 +245,8 @@ class MetaStorePositions:
         entry = self._store.get(_key(POSITION_PREFIX, group, pchannel))
         same = entry is not None and int(entry.value) == tick
         if _revision(entry) != held.at and same and state is not None:
-            stands = self._store.get(_key(QUEUE_PREFIX, group, pchannel))
-            same = stands is not None and stands.value == state
+            current = self._store.get(_key(QUEUE_PREFIX, group, pchannel))
+            same = current is not None and current.value == state
         if _revision(entry) != held.at and not same:
             raise GroupBusy(
                 f"another consumer moved group {group!r} on {pchannel} while this one was silent: messages that this"

@@ -195,7 +195,7 @@ class ClusterStats:
 class CatalogStats:
     """Return the number of VChannels and the collections of each PChannel, read again only after the catalog changed.
 
-    While the catalog cannot be read, the previous answer stands in.
+    While the catalog cannot be read, the previous answer is returned.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """``make run NODES=3``: the demo's load on a cluster whose nodes are killed, suspended, drained and added meanwhile.
 
 The first node is a Spark driver; the others run without Spark. Each fault starts when the cluster has recovered from
-the previous one. At the end the demo prints every move and how long its PChannel stood still, and the summary checks
+the previous one. At the end the demo prints every move and how long its PChannel was down, and the summary checks
 every row as it does with one node.
 """
 
@@ -173,9 +173,9 @@ class FaultInjector(threading.Thread):
             table.columns[column].justify = "right"
         for role, moves in self.moves.items():
             for move in moves.observed():
-                stood = "-" if move.downtime_seconds is None else f"{move.downtime_seconds:.2f} s"
+                downtime = "-" if move.downtime_seconds is None else f"{move.downtime_seconds:.2f} s"
                 handed = f"{move.assigned_at - move.decided_at:.2f} s"
-                table.add_row(move.pchannel, role, str(move.term), move.cause, move.source, move.to, handed, stood)
+                table.add_row(move.pchannel, role, str(move.term), move.cause, move.source, move.to, handed, downtime)
         self._console.print(table)
         self._console.print(
             "Handover: from the decision until the new owner is ready; producers wait that long if appends moved."

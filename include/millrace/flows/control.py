@@ -42,7 +42,7 @@ def stream_job(job: str) -> JobSpec:
 
 
 def run_id_of(flow: NamedFlow) -> str:
-    """Return the run id of a flow's supervisor: one, whoever starts it."""
+    """Return the run id of a flow's supervisor, the same for every starter."""
     return observed.run_id(flow.name) if flow.stream is None else streams.run_id(flow.stream.job)
 
 

@@ -1,4 +1,4 @@
-"""What a kind of source or sink tells of itself. Imports nothing heavy.
+"""The description of a kind of source or sink. Imports nothing heavy.
 
 A kind is a folder: a module with its declaration and its KIND, the code that KIND names, and its page in docs/. KIND
 names the code as ``module:function``, and the registry imports it when a flow runs: a module with a KIND is imported

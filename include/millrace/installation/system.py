@@ -81,7 +81,7 @@ def _nothing() -> None:
 
 
 def _silent(_words: str) -> None:
-    """The default listener, which ignores what it is told."""
+    """Ignore the words: the default listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Installation:
         )
 
     def processes(self) -> list[ProcessInfo]:
-        """Return every process of the installation, including the log server, whoever started it."""
+        """Return every process of the installation, including the log server."""
         everything = all_processes()
         found = {each.pid: each for each in installation_processes(self._mark)}
         server = self.log_server()
@@ -408,7 +408,7 @@ class Installation:
         return [each for each in installation_processes(self._mark) if each.pid not in spared]
 
     def log_server(self) -> ProcessInfo | None:
-        """Return the server of the embedded log, whoever started it."""
+        """Return the server of the embedded log, if it runs."""
         record = running_log_server(self.settings.log_path)
         return find_process(record.pid) if record is not None else None
 

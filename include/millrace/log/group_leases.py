@@ -1,7 +1,7 @@
 """Leases of a log's consumer groups: of several consumers of a group, one reads a channel; the others are refused.
 
 The process that serves a log to all consumers of its groups has the leases in memory. After it restarts, a consumer
-has its lease again with its next renewal; one that lost it to another consumer in between is told so then.
+gets its lease back with its next renewal, or an error if another consumer has taken it in between.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _struct(names: list[str], types: list[FieldType]) -> FieldType:
     for name in names:
         folded = check_name(name, "a struct's field").casefold()
         if folded in seen:
-            raise InvalidArgument(f"field {name!r} stands twice in a struct (names differ by more than case)")
+            raise InvalidArgument(f"field {name!r} appears twice in a struct (names differ by more than case)")
         seen.add(folded)
     return FieldType("struct", tuple(types), tuple(names))
 

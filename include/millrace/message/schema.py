@@ -210,7 +210,7 @@ class CollectionSchema:
         for field in self.fields:
             folded = field.name.casefold()
             if folded in seen:
-                raise InvalidArgument(f"field {field.name!r} stands twice (names differ by more than case)")
+                raise InvalidArgument(f"field {field.name!r} appears twice (names differ by more than case)")
             seen.add(folded)
         if self.checks or any(field.computed is not None for field in self.fields):
             from millrace.message.expression.rules import bind_rules

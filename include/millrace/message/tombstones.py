@@ -24,7 +24,7 @@ from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA
 
 MAX_TOMBSTONES: Final = 64
-"""Maximum tombstones in the readable part of one PChannel's log: each stands for a lost entry that a person
+"""Maximum tombstones in the readable part of one PChannel's log: each marks a lost entry that a person
 explained."""
 MAX_AUTHOR_BYTES: Final = 128
 MAX_REASON_BYTES: Final = 512

@@ -209,7 +209,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
             elif channel.seen >= 0:
                 msg.position = channel.position(log_id, self._last)
                 detail = (
-                    f"its time is {ts}, and the channel's time tick {channel.seen} stood before it"
+                    f"its time is {ts}, and the channel's time tick {channel.seen} came before it"
                     if ts
                     else "it has no time"
                 )

@@ -1,4 +1,4 @@
-"""Find, signal and end processes, whoever started them: known by id and start time, ended with deadlines.
+"""Find, signal and end processes of any origin, known by id and start time, with deadlines.
 
 An id is given out again, so a process is pinned by a descriptor and compared with what was seen before it is signalled.
 """

@@ -1,4 +1,4 @@
-"""A coordinator as a program: it leads or stands by, and serves people and programs over HTTP meanwhile.
+"""A coordinator as a program: it leads or waits as a standby, and serves people and programs over HTTP.
 
     python -m millrace.service [--name NAME]
 

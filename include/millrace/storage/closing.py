@@ -1,4 +1,4 @@
-"""Closing a table: no writer commits to it any more, whoever it is, and every reader still reads it.
+"""Closing a table: no writer commits to it any more, and every reader still reads it.
 
 The commit that closes a table adds the writer feature CLOSED to its protocol, by put-if-absent, as any other commit. So
 each commit is before it, and part of what the table held when it was closed, or fails: Millrace's committers then raise

@@ -4,8 +4,9 @@ Names are relative to the table, with ``/`` between folders. Promises:
 
 - A file is complete or absent, and durable once its :class:`OutputFile` is synced.
 - A name is never written twice: two attempts never share one.
-- :meth:`TableStore.delta` commits a version once, whoever tries.
-- A name of :meth:`ConditionalStore.put_if_absent` is written once, whoever tries. Only publishing needs that call.
+- :meth:`TableStore.delta` commits a version once, even with competing writers.
+- A name of :meth:`ConditionalStore.put_if_absent` is written once, even with competing writers. Only
+  publishing needs that call.
 - Every call ends: a remote store has its own time limit, after which it raises StoreUnreachable, an OSError.
 
 A failure does not mean that nothing happened.
@@ -161,8 +162,8 @@ class ConditionalStore(TableStore, Protocol):
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create the small file `name` with `data`. Returns False, and changes nothing, if the name is taken.
 
-        The file is durable, and complete for whoever sees its name. Of several callers one gets True. After an OSError
-        the file may be there.
+        The file is durable, and complete for every reader that sees its name. Of several callers one gets
+        True. After an OSError the file may be there.
         """
         ...
 

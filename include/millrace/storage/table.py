@@ -623,7 +623,7 @@ def create_table(
             commit_properties=CommitProperties(max_commit_retries=0),
         )
     except DeltaError as error:
-        failed = error  # usually another process was first: version 0 exists once, whoever wrote it
+        failed = error  # usually another process was first: version 0 exists once
     table = open_table(uri)
     if table is None:
         raise failed or TableNotFound(f"there is no table at {uri}")

@@ -63,7 +63,7 @@ def dml_mask(version: int) -> Bools:
 
 
 def reason_code(reason: Reason) -> int:
-    """Return the number that stands for `reason` while a run is judged."""
+    """Return the code of `reason` while a run is judged."""
     return REASONS.index(reason) + 1
 
 

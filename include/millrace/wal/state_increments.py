@@ -2,8 +2,8 @@
 
 An increment has the parts of the state that are not VChannels, and of each VChannel that changed the fields, segments,
 transactions, producers and partitions that changed. The states share what did not change, so making one costs what
-changed. Applied to its base it gives the later state exactly; applied to another state it gives nonsense, so whoever
-stores increments names their bases (millrace.tables.wal.state_rows).
+changed. Applied to its base it gives the later state exactly; applied to another state it gives nonsense, so stored
+increments name their bases (millrace.tables.wal.state_rows).
 """
 
 from __future__ import annotations

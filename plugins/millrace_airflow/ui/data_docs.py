@@ -1,7 +1,7 @@
 """The Data Docs of the quality checks, behind the login: pages of one folder, with scripts and foreign assets switched
 off.
 
-They are HTML that shows values of rows. Under Airflow's address a script among them would act for whoever looks, so
+They are HTML that shows values of rows. Under Airflow's address a script among them would act for the reader, so
 none runs.
 """
 

@@ -1,4 +1,4 @@
-"""What stands around Airflow's login: a brake on guessing.
+"""Limits guessing at Airflow's login.
 
 A plain ASGI middleware for Airflow's whole web server (``fastapi_root_middlewares``): its own login compares passwords
 as often as it is asked to.

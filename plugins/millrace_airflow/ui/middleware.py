@@ -2,8 +2,7 @@
 triggers are checked.
 
 A plain ASGI middleware (``fastapi_root_middlewares``). Airflow takes any name as a parameter of a run, and what is
-wrong between two of them comes out when the run has a worker; so a trigger of a DAG of Millrace is checked here,
-whoever sends it.
+wrong between two of them comes out when the run has a worker; so each trigger of a DAG of Millrace is checked here.
 """
 
 from __future__ import annotations

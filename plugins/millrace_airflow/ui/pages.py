@@ -221,7 +221,7 @@ def _add_searches(made: APIRouter, observer: Observer, show: Callable[..., HTMLR
         ask: Callable[[], WalQuery],
         before: str,
     ) -> HTMLResponse:
-        """The page of a search; what is wrong with its fields stands at them, over no results."""
+        """The page of a search. Errors of its fields are shown at them, without results."""
         wrong: dict[str, str] = {}
         try:
             found = search(ask())
@@ -267,7 +267,7 @@ def asked(query: Callable[..., WalQuery]) -> Callable[..., Callable[[], WalQuery
 
 
 def _sampled(ask: Callable[[], RowSample]) -> dict[str, Any]:
-    """The rows that `ask` gives; a typed error stands at its field, where it can be corrected."""
+    """The rows that `ask` gives. A typed error is shown at its field."""
     try:
         return {"sample": ask()}
     except MillraceError as error:

@@ -115,7 +115,7 @@ _CODE: Final = re.compile(r"(?<!`)`(?!\s)([^`\n]+)(?<!\s)`(?!`)")
 
 
 def code(value: Any) -> Markup:
-    """Text in which what stands in backticks is code."""
+    """Text whose parts in backticks are code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(value))))
 
 

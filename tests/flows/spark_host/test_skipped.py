@@ -67,7 +67,7 @@ def test_a_record_waits_until_the_flow_has_passed_it(settings: Settings) -> None
 @pytest.mark.parametrize(
     ("lane", "position", "row", "words"),
     [
-        ("t-0", 9, None, "has passed 9 of t-0: it stands at 10"),
+        ("t-0", 9, None, "has passed 9 of t-0: it is at 10"),
         ("t-9", 9, None, "has no lane 't-9': it has t-0, t-1"),
         ("stream-s", 3, 0, "has passed the micro-batch 3"),
         ("t-0", 10, 0, "has no lane 't-0' of rows: it has stream-s"),

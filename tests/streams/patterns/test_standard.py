@@ -298,7 +298,7 @@ def test_the_builder_makes_the_same_query() -> None:
         ("ORDER BY t MEASURES (SELECT 1) AS x PATTERN (A)", "no meaning"),
         ("ORDER BY t MEASURES v AS x, v + 1 AS x PATTERN (A)", "twice"),
         ("ORDER BY t MEASURES v AS x PATTERN (A) PATTERN (B)", "twice"),
-        ("PATTERN (A) ORDER BY t", "begins with|stands behind"),
+        ("PATTERN (A) ORDER BY t", "begins with|follows"),
         ("ORDER BY t MEASURES v AS x AFTER MATCH SKIP TO FIRST Z PATTERN (A)", "no such variable"),
         ("ORDER BY t MEASURES v AS x ALL ROWS PER MATCH WITH UNMATCHED ROWS PATTERN ({- A -})", "exclude each other"),
         ("ORDER BY t MEASURES v AS x PATTERN (A) SUBSET A = (A)", "the name of a variable"),

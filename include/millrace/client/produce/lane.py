@@ -311,8 +311,8 @@ class Lane:
             names = unknown_vchannels(sent)
             if not names:
                 return sent
-            stood = standing(self.pchannel, self._identity.id, after)
-            left, newest = match_applied(sent, {name: first[name] for name in names}, stood)
+            applied = standing(self.pchannel, self._identity.id, after)
+            left, newest = match_applied(sent, {name: first[name] for name in names}, applied)
             hit("produce.forgotten")
             with self.lock.held():
                 epochs = self._renewed(FetchEpochs(newest))

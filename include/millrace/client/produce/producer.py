@@ -298,10 +298,10 @@ class Producer(Closeable):
         return None if newer == definition else newer
 
     def renewed_after(self, written: Written, definition: CollectionInfo) -> CollectionInfo | None:
-        """Return the definition by which to make a call by name once more, or None if its result stands.
+        """Return the definition by which to make a call by name once more, or None if its result is final.
 
         The catalog is asked if a newer definition may remove a rejection. If a part of the call took effect, its result
-        stands, and the next call has the newer definition. Raises the errors of :meth:`renewed`.
+        is final, and the next call has the newer definition. Raises the errors of :meth:`renewed`.
         """
         if not any(map(_may_be_outdated, written.rejections)):
             return None

@@ -57,7 +57,7 @@ def unknown_vchannels(sent: Iterable[OutboundEntry]) -> set[str]:
 def match_applied(
     sent: Sequence[OutboundEntry],
     numbers: Mapping[str, tuple[int, int]],
-    stood: Iterable[AppliedMessage],
+    applied: Iterable[AppliedMessage],
 ) -> tuple[list[MessageRef], dict[str, int]]:
     """Answer the messages on the VChannels of `numbers` that took effect.
 
@@ -67,7 +67,7 @@ def match_applied(
     Raises AppendUnresolved if the WAL has other messages.
     """
     known: dict[str, dict[int, list[AppliedMessage]]] = {}
-    for each in sorted(stood, key=lambda each: (each.epoch, each.sequence)):
+    for each in sorted(applied, key=lambda each: (each.epoch, each.sequence)):
         if each.vchannel in numbers and (each.epoch, each.sequence) >= numbers[each.vchannel]:
             known.setdefault(each.vchannel, {}).setdefault(each.epoch, []).append(each)
     rest: dict[str, list[MessageRef]] = {name: [] for name in numbers}

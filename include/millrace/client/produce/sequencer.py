@@ -344,7 +344,7 @@ class Sequencer:
                 yield Settle(sending)
 
     def _draw(self, again: deque[OutboundEntry], stamped: bool) -> Generator[Action, Any, MillraceError | None]:
-        """Append the next entry, if any, to `again`; return why it could not be numbered as it should be."""
+        """Append the next entry, if any, to `again`; return why it could not be numbered."""
         sending: OutboundEntry | None = yield PULL
         if sending is None:
             return None

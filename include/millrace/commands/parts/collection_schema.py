@@ -108,7 +108,7 @@ def make_schema(
     """Return the schema of `fields`, or of the columns of `source` overridden by `fields`. Raises InvalidArgument."""
     given = {spec.name: spec for spec in map(parse_field, fields)}
     if len(given) < len(fields):
-        raise InvalidArgument("a --field stands twice")
+        raise InvalidArgument("a --field is given twice")
     read = [] if source is None else fields_of(source, given, kind=kind, form=form)
     specs = {spec.name: spec for spec in read} | given
     if not specs:

@@ -202,7 +202,7 @@ def _taken(context: typer.Context) -> tuple[str, ...]:
 
 
 def _is_given(context: Any, name: str) -> bool:
-    """Return whether the option stands on the command line, as opposed to a default or an environment variable."""
+    """Return whether the option was given on the command line, as opposed to a default or an environment variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -319,7 +319,7 @@ def command_group(
 ) -> CommandGroup:
     """Register a group of commands with the program, and return it. ``@group.command()`` adds a command.
 
-    A `hidden` group stands in no help.
+    A `hidden` group is not in any help.
     """
     made = CommandGroup(help=words, cls=cls, no_args_is_help=True, rich_markup_mode="markdown")
     root.add_typer(made, name=name, rich_help_panel=panel, hidden=hidden)

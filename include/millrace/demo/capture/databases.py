@@ -106,7 +106,7 @@ class SourceDatabase(ABC):
     def __init__(self, server: LocalServer, rows: int | None, seed: int) -> None:
         self.server = server
         self.between = threading.Lock()
-        """Held during a transaction: whoever holds it sees the database between two."""
+        """Held during a transaction, so its holder sees the database between two."""
         self.transactions = 0
         self.altered = False
         self._random = random.Random(seed)

@@ -229,7 +229,7 @@ def _write_through_faults(
 def _moment(flow: CaptureFlow, stop: threading.Event) -> Moment:
     """Note what the database has between two transactions, and wait for the tick of the last one.
 
-    Nothing is written meanwhile: under load, one tick stands for several transactions.
+    Nothing is written meanwhile: under load, one tick covers several transactions.
     """
     end = Deadline.after(CATCH_UP_SECONDS)
     with flow.database.between:

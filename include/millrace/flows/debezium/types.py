@@ -241,7 +241,7 @@ def declared_converter(kind: str) -> tuple[Convert, bool]:
 
 
 def is_unavailable(value: Any) -> bool:
-    """Return whether `value` stands for one that the database did not log."""
+    """Return whether `value` is a placeholder for a value that the database did not log."""
     if isinstance(value, str):
         return value in (UNAVAILABLE, _UNAVAILABLE_TEXT)
     if isinstance(value, bytes):

@@ -72,7 +72,7 @@ def is_forbidden(host: str) -> bool:
 def leads_astray(host: str) -> bool:
     """Return whether `host` is such an address, or a name that resolves to one now.
 
-    Asks the resolver. Unresolvable names are left to whoever connects.
+    Asks the resolver. An unresolvable name fails when something connects to it.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -153,7 +153,7 @@ class Configuration(Part):
 
 
 def sealed(token: bytes) -> str:
-    """How a secret that is encrypted stands in a file."""
+    """Return the spelling of an encrypted secret in a file."""
     return f"${{sealed:{token.decode()}}}"
 
 

@@ -48,7 +48,7 @@ FieldPath: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length
 
 
 class Template(NamedTuple):
-    """``{carrier}-{flight}``: texts, and the paths of what stands between them."""
+    """``{carrier}-{flight}``: texts, and the paths between them."""
 
     texts: tuple[str, ...]
     paths: tuple[tuple[str, ...], ...]

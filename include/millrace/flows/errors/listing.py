@@ -70,7 +70,7 @@ def error_page(settings: Settings, flow: Flow, selection: Selection, *, before: 
     group = f"{flow.consumer_group}-look"
     topics = Topics(source, group)
     search = _Search(flow.name, selection, limit)
-    stands = _cursor(before)
+    cursor = _cursor(before)
     total, more = 0, False
     try:
         ends = topics.ends()
@@ -78,14 +78,14 @@ def error_page(settings: Settings, flow: Flow, selection: Selection, *, before: 
             low, high = ends[task_of(topic, partition)]
             total += high - low
             begin, end = selection.bounds(partition) or (low, low)
-            low, high = max(low, begin), min(high, end, stands.get(partition, high))
+            low, high = max(low, begin), min(high, end, cursor.get(partition, high))
             if low < high and not search.over:
                 reader = Reader(source, group, topic, partition)
                 try:
                     high = search.backwards(reader, low, high)
                 finally:
                     reader.close()
-            stands[partition] = high
+            cursor[partition] = high
             more = more or low < high
     finally:
         topics.close()
@@ -93,7 +93,7 @@ def error_page(settings: Settings, flow: Flow, selection: Selection, *, before: 
         topic=flow.errors_topic,
         total=total - search.others,
         errors=search.found,
-        next=",".join(str(Place(*each)) for each in sorted(stands.items())) if more else None,
+        next=",".join(str(Place(*each)) for each in sorted(cursor.items())) if more else None,
         complete=not more or len(search.found) >= limit,
     )
 

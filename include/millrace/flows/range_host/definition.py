@@ -352,11 +352,11 @@ class FlowPlanner(Planner[Work, int]):
             if task in rests or (only is not None and task not in only):
                 continue
             known = positions.get(task)
-            stands = ends.low if known is None else known.position
-            end = ends.high if target is None else min(ends.high, target.get(task, stands))
+            position = ends.low if known is None else known.position
+            end = ends.high if target is None else min(ends.high, target.get(task, position))
             end = min(end, limits.get(task, end))
-            # One that stands beyond the end is planned, too: its task says what is wrong with it.
-            if stands < end or stands > ends.high:
+            # A position beyond the end is planned, too: its task reports the fault.
+            if position < end or position > ends.high:
                 found.append(PendingRange(task, 0 if known is None else known.commits, end))
         return found
 
@@ -370,20 +370,20 @@ class FlowPlanner(Planner[Work, int]):
             task = task_of(topic, partition)
             if task in ends:
                 known = positions.get(task)
-                stands = (
+                position = (
                     self._seen[task].low
                     if known is None and task in self._seen
                     else 0
                     if known is None
                     else known.position
                 )
-                if stands != ends[task]:
+                if position != ends[task]:
                     its = health.get(task, Health())
                     share = 1 << min(its.failures + its.recoveries, _SMALLEST_SHARE)
-                    end = max(ends[task], stands + 1)
+                    end = max(ends[task], position + 1)
                     skip = skipped.get(task, frozenset())
                     topic_id = ids.get(topic, "")
-                    found.append(Work(topic, partition, stands, end, known, max_bytes, life, topic_id, share, skip))
+                    found.append(Work(topic, partition, position, end, known, max_bytes, life, topic_id, share, skip))
         return found
 
     def ends(self) -> dict[str, int]:
@@ -411,7 +411,7 @@ class FlowPlanner(Planner[Work, int]):
         """The tasks that this worker may plan; None: all.
 
         The group's word alone is not enough: a worker that was stopped for longer than the session hears late that
-        its partitions are another's. So whoever gets a task claims it first, by a commit of the same position, and
+        its partitions are another's. So a new owner claims a task first, by a commit of the same position, and
         plans it only from its own newest commit. A task that another claimed is claimed back after a session, if the
         group still leaves it here.
         """

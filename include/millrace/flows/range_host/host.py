@@ -1,4 +1,4 @@
-"""The range loop in the calling process, until it is told to stop or, bounded, to where the topics end now.
+"""The range loop in the calling process, until it is stopped or, bounded, to where the topics end now.
 
 For tests and small deployments; ``jobs/pipeline.py`` hands the same definition to Spark.
 """

@@ -1,7 +1,7 @@
 """How a flow is doing, from what its worker, its supervisor and its run say: one place for CLI, API, UI and graph.
 
 A flow's folder has ``flow.json``: what it reads and writes, and the declaration's file, so that it can be listed
-and addressed by name. Whoever starts or deploys it writes the file.
+and addressed by name. Starting or deploying the flow writes the file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _STATES: Final = {
 
 
 def run_id(flow: str) -> str:
-    """The run id of a flow's worker: one, whoever starts it."""
+    """The run id of a flow's worker, the same for every starter."""
     return f"pipeline-{flow}"
 
 

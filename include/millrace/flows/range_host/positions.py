@@ -47,7 +47,7 @@ COLUMNS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a task stands, and what it has done since it began."""
+    """The position of a task, and its counts since it began."""
 
     task: str
     position: int
@@ -217,7 +217,7 @@ def change_positions(settings: Settings, flow: str, offsets: Mapping[str, int]) 
     for task, offset in offsets.items():
         before = known.get(task)
         moved = (before or Position(task, 0)).moved(offset).uncounted()
-        # Whoever sets it knows the topic that there is now.
+        # The position is of the topic that exists now.
         moves.append((before, replace(moved, topic_id="", generation=moved.generation + 1)))
     if moves:
         commit_positions(table, moves).raise_if_fenced()

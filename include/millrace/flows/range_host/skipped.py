@@ -37,7 +37,7 @@ def skip_record(settings: Settings, flow: str, lane: str, position: int) -> None
         lanes = ", ".join(sorted(standing)[:10]) or "none yet"
         raise InvalidArgument(f"{flow!r} has no lane {lane[:200]!r}: it has {lanes}")
     if position < standing[lane].position:
-        raise InvalidArgument(f"{flow!r} has passed {position} of {lane}: it stands at {standing[lane].position}")
+        raise InvalidArgument(f"{flow!r} has passed {position} of {lane}: it is at {standing[lane].position}")
 
     def change(before: bytes | None) -> bytes:
         known = _decoded(before)

@@ -22,7 +22,7 @@ from millrace.runtime.sandbox.worker import CallerConnection, serve
 SHOWN_BYTES: Final = 8 << 20
 """Of all documents behind all steps that one dry run shows."""
 SHOWN_LEVELS: Final = 200
-"""Of a document; whoever writes the answer down takes no more than 255."""
+"""Of a document; the answer's encoder takes no more than 255."""
 _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 

@@ -56,7 +56,7 @@ class Trying(Closeable):
 
 
 def _told_of(open_rows: Callable[[Lookup], Rows]) -> Callable[[Any], dict[str, Any]]:
-    """What the process apart is told of a lookup's rows."""
+    """Return the encoding of a lookup's rows for the other process."""
     rows: dict[str, Rows] = {}
 
     def reply(asked: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What sinks of every kind are told. What one kind alone is told is in the module `model` of its folder."""
+"""Declarations that all kinds of sinks share. Those of one kind are in the module `model` of its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How workers of one flow divide the lanes of its source: what one of them is told, and leases that tell it.
+"""How workers of one flow divide the lanes of its source: the share of a worker, and the leases behind it.
 
 Topics are divided by Kafka's own consumer group (millrace.flows.sources.kafka.membership). The lanes of any other
 source are divided by leases: each worker has a key in the meta store that the settings name, or else in a file of the
@@ -169,7 +169,7 @@ class LeasedMember:
             time.sleep(0.05)
 
     def commit(self, offsets: Iterable[tuple[str, int, int]]) -> None:
-        """Nobody is told."""
+        """Do nothing: no group records positions."""
 
     def close(self) -> None:
         """Leave: the lanes are others' at once. Idempotent."""

@@ -47,7 +47,7 @@ class KeyedInto:
         """The sinks are opened by their first batch."""
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return where the sink of the answers stands."""
+        """Return the positions of the sink for the answers."""
         return self.sink.standing(lanes)
 
     def write(self, batch: Batch, /) -> Taken:

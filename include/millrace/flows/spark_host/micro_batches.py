@@ -113,7 +113,7 @@ def start(
 
 
 def _closed_behind(query: StreamingQuery, sink: Sink) -> None:
-    """Whoever waits for the query hears of its failure; here it is enough that it ended."""
+    """Wait for the query's end. Its failure is raised where the query is awaited."""
     with suppress(Exception):
         query.awaitTermination()
     sink.close()

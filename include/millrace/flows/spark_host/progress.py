@@ -93,7 +93,7 @@ class Told(StreamingQueryListener):
         self._count("late", operated.late)
         if (
             operated.watermark is not None
-        ):  # else of a batch that an earlier process took: its state is told with the next
+        ):  # otherwise the batch is an earlier process's; the next one reports the state
             facts |= {
                 "state_rows": operated.state_rows,
                 "state_bytes": operated.state_bytes,

@@ -103,7 +103,7 @@ def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int |
             lanes = ", ".join(sorted(standing)[:10])
             raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r}: it has {lanes}")
         if at < standing.get(lane, 0):
-            raise InvalidArgument(f"{stream.name!r} has passed {at} of {lane}: it stands at {standing[lane]}")
+            raise InvalidArgument(f"{stream.name!r} has passed {at} of {lane}: it is at {standing[lane]}")
     waiting = _waiting(read_skipped(kept.folder), standing, newest)
     waiting.add(lane, at, row)
     if len(waiting) > MAX_SKIPPED:

@@ -84,7 +84,7 @@ def dag_id(job: str) -> str:
 
 
 def run_id(job: str) -> str:
-    """The run id of a job of streams: one, whoever starts it."""
+    """The run id of a job of streams, the same for every starter."""
     return f"stream-{job}"
 
 

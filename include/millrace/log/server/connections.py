@@ -229,7 +229,7 @@ class ConnectionGuard:
     def _shut_one(self) -> None:
         """Make room for the newest connection, or shut it."""
         newest = next(reversed(self._open))
-        # A connection that authenticated since the last look still stands among the unknown ones.
+        # A connection that authenticated since the last look is still among the unknown ones.
         unknown = [
             (each.since, key)
             for key, each in self._open.items()

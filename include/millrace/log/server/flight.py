@@ -264,7 +264,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         stop_asked: threading.Event | None = None,
         access_log: AccessLog | None = None,
     ) -> None:
-        """Start to listen. The call `shutdown` sets `stop_asked`; whoever made the server then closes it.
+        """Start to listen. The call `shutdown` sets `stop_asked`; the server's owner then closes it.
 
         The server closes `access_log`.
 

@@ -178,9 +178,9 @@ def node_from_json(value: object, fields: FieldTypes) -> Node:
         op, *given = step
         count = given.pop() if op in _VARIADIC and given else _ARITY.get(op, 0)
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(stack):
-            raise Malformed("an operation stands behind as many values as it takes")
+            raise Malformed("an operation follows as many values as it takes")
         if not all(isinstance(each, str) for each in given):
-            raise Malformed("what stands with an operation is text")
+            raise Malformed("the arguments of an operation are texts")
         taken = stack[len(stack) - count :]
         del stack[len(stack) - count :]
         levels = 1 + max((each for _, each in taken), default=0)

@@ -192,7 +192,7 @@ class AppendHost(Closeable):
         authorize: Callable[[pa.LargeBinaryArray], None] | None = None,
         principal: str = "",
     ) -> AppendOutcome:
-        """Append here as :meth:`append` does, whoever owns the PChannel.
+        """Append here as :meth:`append` does, regardless of the PChannel's owner.
 
         `authorize` and `principal` as in :meth:`submit_all`.
         """

@@ -401,7 +401,7 @@ class QueueLanes:
                 if not self._add(lane, piece, 0):
                     return False
         except BaseException:
-            # The reader stands after what it yielded, perhaps within a unit: begin again at the last whole one.
+            # The reader is past what it yielded, perhaps within a unit: restart at the last whole unit.
             reader.close()
             with self.changed:
                 lane.reader = lane.pieces = lane.rest = None

@@ -203,9 +203,8 @@ def _uncovered(base: WalPosition, entry: LogId) -> WalPosition:
     """Return `base`. Raises TombstoneRefused if it covers `entry`: then a host has judged it, and that is final."""
     if base.position is not None and base.position > entry:
         raise TombstoneRefused(
-            f"the wal table has committed {base.pchannel} up to {base.position}, and entry {entry} with it: "
-            "what was made of"
-            f" it stands. Run the build that judged it, then millrace unpark {base.pchannel}"
+            f"the wal table has committed {base.pchannel} up to {base.position}, and entry {entry} with it."
+            f" Its rows are final. Run the build that judged it, then millrace unpark {base.pchannel}"
         )
     return base
 

@@ -154,10 +154,10 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         for name, base in bases.items():
             found = self._found[name]
             end = found if target is None else min(found, target[name])
-            stands = base.position or EARLIEST
+            position = base.position or EARLIEST
             # A log that ends before the committed position is work too: the task reports LogRegressed, which parks
             # the PChannel.
-            if found < stands or (stands < end and self._has_rows(base, end)):
+            if found < position or (position < end and self._has_rows(base, end)):
                 ranges[name] = PendingRange(name, base.commits, end)
                 patience[name] = self._patience(name, followed=followed)
         if target is not None:
@@ -175,8 +175,8 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         plans = []
         generations = self._generations()
         for name, base in self._bases(ends).items():
-            stands = base.position or EARLIEST
-            if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
+            position = base.position or EARLIEST
+            if position < ends[name] or (ends[name] < position and self._regressed(name, position)):
                 peek = self._peeks.get(name)
                 known = peek is not None and peek.commits == base.commits and peek.end >= ends[name]
                 peeked = peek.bytes if peek is not None and known else None
@@ -210,10 +210,10 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         _logger.error("%s is parked: %s: %s", name, error.code, error)
         park(self._parked, Parked.of(name, RangeFailure.of(error)))
 
-    def _regressed(self, pchannel: str, stands: LogId) -> bool:
+    def _regressed(self, pchannel: str, position: LogId) -> bool:
         """Return whether a log ends before the committed position. A merely outdated `end` does not count."""
         try:
-            return self._log(pchannel).end() < stands
+            return self._log(pchannel).end() < position
         except MillraceError:
             return False  # the next micro-batch asks again
 

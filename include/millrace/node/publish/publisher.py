@@ -1,7 +1,8 @@
 """One publish of one collection: from the version that is published to the tick that its inner tables have reached.
 
 The versions are pinned in the order of a read (millrace.tables.read.plan): checkpoints, deletes, rows. The log alone
-decides what a version holds. Whoever publishes at tick T, from whatever version, gets the rows of ``read(at=T)``:
+decides what a version holds. A publisher at tick T gets the rows of ``read(at=T)``, whichever version
+it starts from:
 
 - A file that was not published yet is judged by all deletes and drops up to T that the tables still have. This covers
   what a flush wrote, and what a fold, a compaction or a repair wrote in place of other files: no position is mapped.

@@ -57,7 +57,7 @@ class DeploymentFileRemover:
                 self._limit_tombstones(table)
             self._due[table.uri] = table.version + REMOVE_COMMITS
             return self._remover.remove(table)
-        except Exception as error:  # the commit itself stands, and its caller must not take it for a failed one
+        except Exception as error:  # the commit succeeded; its caller must not see a failure
             _log.warning("cannot remove replaced files of %s now (%s): a later commit does", table.uri, error)
             return 0
 

@@ -28,7 +28,7 @@ DATE: Final = "date"
 """The partition column of every derived table: the UTC day of its bucket."""
 
 LOG_TIME: Final = "_log_time"
-"""Value of `event_time` that stands for the time at which a row became visible, by its time tick."""
+"""Value of `event_time` for the time at which a row became visible, by its time tick."""
 
 SLICES: Final = "slices"
 """Name of the table of slices. No derived table can have it."""

@@ -295,16 +295,16 @@ def _done_by(settings: Settings, table: str, run_id: str) -> dict[TimeSlice, Sli
 
 def _rebuild(work: _Work, part: TimeSlice) -> SliceReport:
     """Write one slice unless it is in place at this tick or a newer one, and record it."""
-    stands = _tick_of(work, part)
-    if stands < work.tick:
+    tick = _tick_of(work, part)
+    if tick < work.tick:
         written = _write(work, part)
         if written is not None:
             hit("backfill.written")
             return _recorded(work, written)
-        stands = _tick_of(work, part)
-    version = _find(work, lambda note: note.get("slice") == str(part) and note.get("at") == stands)
-    found = _standing(work, part, outcome="in place" if stands == work.tick else "kept newer", version=version)
-    return _recorded(work, found) if stands == work.tick else found
+        tick = _tick_of(work, part)
+    version = _find(work, lambda note: note.get("slice") == str(part) and note.get("at") == tick)
+    found = _standing(work, part, outcome="in place" if tick == work.tick else "kept newer", version=version)
+    return _recorded(work, found) if tick == work.tick else found
 
 
 def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
@@ -313,7 +313,7 @@ def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
     note = {"slice": str(part), "at": work.tick, "run_id": work.run_id}
     for _ in range(MAX_CONFLICTS):
         writer = SliceWriter(work.uri, part, bucket=work.table.bucket, app=work.app(part))
-        if writer.stands >= work.tick:
+        if writer.tick >= work.tick:
             return None
         seen = Observation()
         made = writer.write(frame.observe(seen, *digest_columns(frame.drop(DATE))))
@@ -371,8 +371,8 @@ def _standing(
     if table is None:
         return _slice_report(part, outcome, 0, None, -1)
     frame = spark_frame(work.spark, table.store, table.version)
-    stands = frame.where(_predicate(work.table, part)).drop(DATE)
-    found = stands.agg(*digest_columns(stands)).collect()[0]
+    rows = frame.where(_predicate(work.table, part)).drop(DATE)
+    found = rows.agg(*digest_columns(rows)).collect()[0]
     return _slice_report(part, outcome, found["rows"], found["hashes"], table.version)
 
 

@@ -62,7 +62,7 @@ class SliceWriter:
         self._base = self._table.find_app_version(app)
 
     @property
-    def stands(self) -> int:
+    def tick(self) -> int:
         """The tick of the slice's rows; 0 if it was never written."""
         return self._base or 0
 

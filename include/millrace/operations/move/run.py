@@ -15,8 +15,8 @@ operations and flows, from the moment in which the tables are closed until their
 A move that was killed is run again and continues. The record names the run that makes the move; the lock of the machine
 excludes no run on another one. A run whose name is no longer there stops, whatever it slept through: it looks before
 each table that it closes, before a file if the last look is a second ago, and before it removes anything. The switch is
-conditional. Since a table is closed by a commit, what the target holds is all that was ever committed to it, whoever
-was suspended meanwhile. Nothing of the old place is removed before a person asks (`remove_old`).
+conditional. Since a table is closed by a commit, the target holds all that was ever committed to it, even if
+a run was suspended meanwhile. Nothing of the old place is removed before a person asks (`remove_old`).
 
 Failpoints: ``move.claimed``, ``move.file`` before each file, ``move.pass`` after each pass, ``move.closing``,
 ``move.closed`` after each table, ``move.copied``, ``move.switched``, ``move.removing``.

@@ -85,8 +85,8 @@ def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> Non
     (made,) = writer.finish(found.state, WalPosition(table.version, pchannel, commits, last_tick, found.totals))
     hit("recovery.written")
     damaged = [name for name in state_files(table, pchannel) if name != made.path]
-    # The commit counts, although the PChannel does not advance: whoever still knows the former rows reads the new one,
-    # and an increment to the former ones is fenced.
+    # The commit counts, although the PChannel does not advance: a process that still knows the former rows reads the
+    # new one, and an increment to the former ones is fenced.
     moves = {
         pchannel: AppTransaction(last_tick, last_tick),
         pchannel + COMMIT_APP_SUFFIX: AppTransaction(commits, commits + 1),

@@ -1,7 +1,7 @@
-"""The calls on any flow, whichever host runs it and whoever manages it: list, show, resume, pause and stop.
+"""The calls on any flow, of any host and any manager: list, show, resume, pause and stop.
 
 A flow is a resource ``pipeline:NAME``. A pipeline of the service is moved by the service's own calls. A stream, or a
-pipeline of a file, is moved by millrace.flows.control; a stream runs the code of its transform, so whoever moves it
+pipeline of a file, is moved by millrace.flows.control; a stream runs the code of its transform, so its caller
 needs the role operate on the whole deployment.
 """
 

@@ -142,7 +142,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return caller
 
     def known(self, caller: Caller) -> Caller:
-        """The caller with his roles on pipelines. What the machine made is of whoever bears its name nowhere."""
+        """The caller with their roles on pipelines. The local administrator's name gives no roles."""
         name = caller.principal.name
         own = () if name == LOCAL_ADMIN.principal.name else self._store.grants_of(name)
         return Caller(Principal(name, (*caller.principal.grants, *own)), caller.key, caller.is_valid)
@@ -396,7 +396,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
                     self.deployment.stop(pipeline)
                 return
             self.deployment.ask(pipeline, paused=record.wanted == PAUSED)
-            if by_airflow(record):  # its DAG starts it, by what stands in the store
+            if by_airflow(record):  # its DAG starts it, by the store's record
                 self.deployment.write(self._pipeline(record))
                 return
             if runs or (not asked and self.deployment.gave_up(pipeline)):
@@ -475,7 +475,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return [asdict(event) for event in self._store.events(None, before=before, limit=limit)]
 
     def quotas(self) -> list[tuple[Quota, Quota]]:
-        """Return quota and usage of each account with pipelines or a quota; the account ``*`` stands for all others."""
+        """Return quota and usage of each account with pipelines or a quota; the account ``*`` is for all others."""
         known, used = {each.account: each for each in self._store.quotas()}, self._store.used()
         others = known.get("*", DEFAULT_QUOTA)
         names = sorted({"*", *known, *used})

@@ -40,7 +40,7 @@ class Reprocessing:
         self._settings, self._given, self._places = settings, store, places
         self.deployment, self.redrives = deployment, redrives
         self._noted: dict[str, str] = {}
-        """By pipeline the redrive whose end stands in the history."""
+        """By pipeline, the redrive whose end is in the history."""
 
     @property
     def _store(self) -> PipelineStore:
@@ -117,7 +117,7 @@ class Reprocessing:
         return None if newest is None else RedriveStatus.model_validate(newest.detail["redrive"])
 
     def cancel_redrive(self, caller: Caller, pipeline: str) -> RedriveStatus:
-        """End it between two batches; what it did stands."""
+        """End it between two batches; completed batches remain."""
         self._ready(pipeline)
         self._store.note(pipeline, who=caller.principal.name, what="cancel redrive")
         return self.redrives.cancel(pipeline)

@@ -72,8 +72,8 @@ def _taken(pipeline: Flow) -> Iterator[tuple[Role, str]]:
 def kept_secrets(was: Flow, declared: Any) -> dict[str, str]:
     """Return the secrets of `was` that remain valid under `declared`.
 
-    A part with another address, or another certificate authority, keeps none: otherwise whoever may change a pipeline
-    could read its secrets.
+    A part with another address, or another certificate authority, keeps none: otherwise a user who may change a
+    pipeline could read its secrets.
     """
     return {path: text for path, text in was.secrets().items() if _one_place(was, declared, path.split(".")[:-1])}
 

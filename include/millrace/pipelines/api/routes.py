@@ -39,7 +39,7 @@ def _over(role: Role, words: str) -> Requirement:
 
 CALLS: Final[Mapping[str, Requirement]] = {
     "pipelines_health": Requirement(
-        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipeline service, and what it stands on"
+        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipeline service and the servers that it needs"
     ),
     "pipelines_audit": Requirement(
         (Role.READ,), Scope.EVERYTHING, description="who did what to any pipeline, quota or key"
@@ -390,7 +390,7 @@ def _service(made: APIRouter, management: Management) -> None:
 
     @made.get("/pipelines-quotas")
     def pipelines_quotas() -> list[QuotaRow]:
-        """Quota and usage of each account; ``*`` stands for each account without a quota of its own."""
+        """Quota and usage of each account; ``*`` is for each account without a quota of its own."""
         return [
             QuotaRow(account=quota.account, quota=_values(quota), used=_values(used))
             for quota, used in management.quotas()
@@ -550,7 +550,7 @@ def _operate(made: APIRouter, management: Management) -> None:
 
     @made.delete("/pipelines/{pipeline}/redrive")
     def cancel_redrive(request: Request, pipeline: Id) -> RedriveStatus:
-        """End it between two batches; what it did stands."""
+        """End it between two batches; completed batches remain."""
         return management.cancel_redrive(_caller(request), pipeline)
 
 

@@ -111,7 +111,7 @@ class Redrives:
         return self._told(pipeline, run)
 
     def cancel(self, pipeline: str) -> RedriveStatus:
-        """End it between two batches; what it did stands. No effect where none runs or waits."""
+        """End it between two batches; completed batches remain. No effect if none runs or waits."""
         known = self.status(pipeline)
         if known.state is RedriveState.RUNNING:
             self._launcher.stop(run_id(pipeline))

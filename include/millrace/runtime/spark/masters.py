@@ -1,4 +1,4 @@
-"""What Spark is told about where tasks run: in this process, on a standalone master, on YARN, or on Kubernetes.
+"""Spark's settings for where tasks run: in this process, on a standalone master, on YARN, or on Kubernetes.
 
 Drivers are always in client mode: the driver is the job's process. What only its user knows, such as an image or a
 queue, is in a file of Spark's own properties (the setting `spark_properties`).

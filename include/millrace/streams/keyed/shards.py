@@ -1,4 +1,4 @@
-"""Which shard a row's key belongs to: a fixed hash, so that a shard's state finds its rows whoever cuts them."""
+"""Which shard a row's key belongs to: a fixed hash, so that every process sends a row to the same shard."""
 
 from __future__ import annotations
 

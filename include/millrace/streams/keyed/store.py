@@ -43,7 +43,7 @@ _IDS: Final = ("batches", "batch", "newest", "newest-right", "ended")
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where a stream stands."""
+    """The position of a stream."""
 
     batches: int
     batch: int
@@ -125,7 +125,7 @@ class KeyedTable:
             )
 
     def base(self) -> Base:
-        """Where the stream stands at the table's newest version."""
+        """Return the stream's position at the table's newest version."""
         self.table.refresh()
         batches, batch, left, right, ended = (self.table.app_version(each) for each in _IDS)
         found: dict[tuple[int, str], tuple[int, str]] = {}

@@ -44,7 +44,7 @@ class Clause:
         return [each.text.upper() for each in self._tokens]
 
     def name(self, place: int) -> str:
-        """A name as it is meant: in quotes as it stands, otherwise in upper case."""
+        """Return a name: verbatim if quoted, otherwise in upper case."""
         token = self._tokens[place]
         quoted = self._sql[token.start] == '"'
         return str(token.text) if quoted else str(token.text).upper()
@@ -56,7 +56,7 @@ class Clause:
         return Clause(self._sql, self._tokens[begin:end])
 
     def split(self) -> list[Clause]:
-        """What stands between the commas that are in no parentheses."""
+        """Split at the commas outside parentheses."""
         found: list[list[Any]] = [[]]
         depth = 0
         for token in self._tokens:
@@ -139,9 +139,9 @@ def clauses(sql: str) -> dict[str, Clause]:
         if clause in found:
             raise InvalidArgument(f"MATCH_RECOGNIZE has {' '.join(head)} twice")
         if number and order.index(clause) < order.index(heads[number - 1][1]):
-            raise InvalidArgument(f"MATCH_RECOGNIZE: {' '.join(head)} stands behind {' '.join(heads[number - 1][2])}")
+            raise InvalidArgument(f"MATCH_RECOGNIZE: {' '.join(head)} follows {' '.join(heads[number - 1][2])}")
         end = heads[number + 1][0] if number + 1 < len(heads) else len(tokens)
         if end == place + len(head) and clause not in ("rows",):
-            raise InvalidArgument(f"MATCH_RECOGNIZE: nothing stands behind {' '.join(head)}")
+            raise InvalidArgument(f"MATCH_RECOGNIZE: nothing follows {' '.join(head)}")
         found[clause] = Clause(sql, tokens[place + len(head) : end], head)
     return found

@@ -81,7 +81,7 @@ Expression: TypeAlias = Constant | Column | Classifier | Call | Reach | Aggregat
 
 
 def leaves(expression: Expression) -> Iterator[Leaf]:
-    """What a match expression reads, each where it stands."""
+    """Yield the leaves of a match expression, in order."""
     if isinstance(expression, Call):
         for each in expression.arguments:
             yield from leaves(each)

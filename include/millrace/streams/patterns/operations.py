@@ -9,7 +9,7 @@ give the same value, null or failure (docs/patterns.md):
   evaluated does not fail: an unused branch of CASE, arguments after the first value of COALESCE, the other side of a
   false in AND and of a true in OR.
 
-Timestamps have no zone in here: whoever calls brings them to UTC before.
+Timestamps have no zone here: the caller converts them to UTC.
 """
 
 from __future__ import annotations

@@ -143,12 +143,12 @@ def _inside(pattern: Pattern) -> tuple[Pattern, ...]:
 
 
 def check(pattern: Pattern) -> None:
-    """Absence stands at the end alone. Raises InvalidArgument."""
+    """Raise InvalidArgument if an absence is anywhere but at the end."""
     inner = pattern.parts[:-1] if isinstance(pattern, Sequence) else ()
     last = pattern.parts[-1] if isinstance(pattern, Sequence) else pattern
     below = [*inner, *(() if isinstance(last, Absent) else (last,))]
     if any(isinstance(each, Absent) for part in below for each in walk(part)):
-        raise InvalidArgument("[^ variable] stands at the end of the whole pattern alone, outside of parentheses")
+        raise InvalidArgument("[^ variable] is allowed only at the end of the whole pattern, outside parentheses")
 
 
 _TOKEN: Final = re.compile(
@@ -158,7 +158,7 @@ _TOKEN: Final = re.compile(
 
 
 def parse(text: str) -> Pattern:
-    """The pattern that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
+    """Return the pattern in `text`. Raises InvalidArgument that says what is wrong, and where."""
     if len(text) > MAX_LENGTH:
         raise InvalidArgument(f"a pattern has at most {MAX_LENGTH} characters")
     found = _Parser(text).whole()

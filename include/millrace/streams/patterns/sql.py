@@ -59,14 +59,14 @@ _UNITS: Final[Mapping[str, timedelta]] = {
 
 
 def parse(sql: str) -> MatchRecognize:
-    """The query that `sql` stands for: ``MATCH_RECOGNIZE (...)`` or what stands inside. Raises InvalidArgument."""
+    """Return the query in `sql`: ``MATCH_RECOGNIZE (...)``, or the text in its parentheses. Raises InvalidArgument."""
     found = clauses(sql)
     if "pattern" not in found:
         raise InvalidArgument("MATCH_RECOGNIZE: PATTERN (...) is missing")
     closing = found["pattern"].words
     if closing[-1:] != [")"] or len(closing) < 2:
         raise InvalidArgument(
-            "MATCH_RECOGNIZE: PATTERN (...) is not closed, or something stands between it and the next clause"
+            "MATCH_RECOGNIZE: PATTERN (...) is not closed, or there is text between it and the next clause"
         )
     pattern = parse_pattern(found["pattern"].part(0, -1).text)
     subsets = dict(_subset(each) for each in _split_subsets(found["subset"])) if "subset" in found else {}
@@ -255,7 +255,7 @@ class _Reader:
                 return self._navigated(inside, final=final)
             if type(inside) in _AGGREGATES:
                 return self._aggregate(inside, final=final)
-            raise InvalidArgument(f"{name[:-1]} stands before FIRST, LAST and aggregates alone")
+            raise InvalidArgument(f"{name[:-1]} is allowed only before FIRST, LAST and aggregates")
         if name == "MATCH_NUMBER" and not arguments:
             return MatchNumber()
         if name == "CLASSIFIER" and len(arguments) <= 1:

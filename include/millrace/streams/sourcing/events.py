@@ -32,7 +32,7 @@ from millrace.base.errors import EventUndecodable, InvalidArgument
 from millrace.base.extras import import_optional
 
 ERASED: Final = "$erased"
-"""The type of the event that stands for all events of an aggregate before it, which were erased."""
+"""The type of the event that replaces all earlier events of an aggregate, which were erased."""
 MAX_TYPE_VERSION: Final = (1 << 31) - 1
 
 T = TypeVar("T")

@@ -87,7 +87,7 @@ def _truncated(wal: str, pchannel: str, tick: int) -> PositionTruncated | None:
     if earliest is None or trimmed <= tick:
         return None
     return PositionTruncated(
-        f"the WAL of {pchannel} was trimmed up to tick {trimmed} while this reader stood at tick {tick}: read the "
+        f"the WAL of {pchannel} was trimmed up to tick {trimmed} while this reader was at tick {tick}: read the "
         f"collection at tick {trimmed} or later, and its changes from there",
         earliest=earliest,
     )

@@ -1,7 +1,7 @@
 """The runs of one rows table and their upkeep: which files they cover, adding files, merging, dropping.
 
 The index is derived and local (``tables/<collection id>/_index`` in the data folder): `manifest.json`, replaced whole
-and synced, names the runs. It is never needed: whoever looks a key up scans the files that no run covers. So three
+and synced, names the runs. It is optional: a lookup scans the files that no run covers. So three
 answers differ: a file that no run covers is *unknown* and scanned; entries of a covered file that is not live are
 *gone* and skipped; rows that a rewrite *moved* are found in their new file once it is covered, and by a scan before.
 

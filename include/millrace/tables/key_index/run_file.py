@@ -3,7 +3,7 @@
 An entry is 28 bytes: the 128-bit hash of the row's key, the tick from which on the row is visible, and the row's
 ordinal in the covered files, one after the other. Entries are sorted by the upper half of the hash, in blocks of
 BLOCK_ROWS, column by column inside a block. After the blocks come the first hash and the digest (XXH3-64) of each
-block, a JSON text (format, hash, rows, files), and a trailer: the bytes and the digest of what stands between blocks
+block, a JSON text (format, hash, rows, files), and a trailer: the bytes and the digest of the part between blocks
 and trailer, and MAGIC. So opening reads what follows the blocks, 1/900 of the file, and each block is checked when it
 is read.
 """

@@ -100,7 +100,7 @@ def confirm_ticks(
             try:
                 if ticks.get(name, 0) < max(1, target):
                     ticks[name] = client.tick(name, persist=False)
-                    if ticks[name] < target:  # a broker's log stands still without an entry
+                    if ticks[name] < target:  # the time of a broker's log does not advance without an entry
                         ticks[name] = client.tick(name)
                     unasked.pop(name, None)
             except MillraceError as error:

@@ -42,16 +42,16 @@ def check_state(table: WalTable, log: Log, pchannel: str) -> None:
     position is another error (LogRegressed), which the next reader raises.
     """
     position = table.position(pchannel)
-    stands = position.position
-    if position.has_checksum or stands is None:
+    committed = position.position
+    if position.has_checksum or committed is None:
         return
     start = previous_state(table, log, pchannel)
     if start is None:
         return
-    state, totals = replay_totals(log, *start, until=stands)
-    if state.position == stands and (state.to_bytes(), totals) != (position.state_bytes, position.totals):
+    state, totals = replay_totals(log, *start, until=committed)
+    if state.position == committed and (state.to_bytes(), totals) != (position.state_bytes, position.totals):
         raise StateDamaged(
-            f"the state row of {pchannel} does not match the log at {stands}: run the operation recovery (mode "
+            f"the state row of {pchannel} does not match the log at {committed}: run the operation recovery (mode "
             "repair), which recomputes it"
         )
 

@@ -5,7 +5,7 @@ Each commit adds one row. It is an increment to the row before, or to an earlier
 changed, a reader opens at most MAX_INCREMENTS + 1 small files, and a byte is rewritten a few times.
 
 An increment names its base by commit and digest. The digest of a row is that of its bytes and of its base's digest, so
-it stands for the whole chain: a row that is lost, changed or out of order makes the chain invalid, never another state.
+it covers the whole chain: a row that is lost, changed or out of order makes the chain invalid, never another state.
 Decoded states are cached by this digest, in this process; without the cache they are made of the rows again.
 """
 
@@ -139,7 +139,7 @@ def next_row(
 
 
 def remember(row: NextRow, state: ChannelState) -> None:
-    """Cache the state of a row that may be committed, for whoever continues from it in this process."""
+    """Cache the state of a row that may be committed, for later commits of this process."""
     _decoded.put(row.digest, state.copy())
 
 

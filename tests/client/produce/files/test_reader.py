@@ -154,7 +154,7 @@ def test_what_a_parser_of_json_passes_over_in_silence_makes_a_bad_row(form: Inpu
         {"id": 5, "price": float("inf")},
     ]
     assert [(each.line, each.why) for each in bad] == [
-        (1, "the name 'price' stands twice in an object"),
+        (1, "the name 'price' appears twice in an object"),
         (2, "the number 1e400 is greater than a float holds"),
         (3, "the number -123456789012345678901234567890e300 is greater than a float holds"),
     ]

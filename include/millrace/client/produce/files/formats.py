@@ -96,7 +96,7 @@ def format_of(path: Path, given: InputFormat | None = None) -> InputFormat:
 def expand_paths(sources: Iterable[Path], given: InputFormat | None = None) -> list[Path]:
     """Return the files that `sources` name, in order.
 
-    A source is a file, a pattern (``day=*/*.csv``), or a folder, which stands for all files below it with a known
+    A source is a file, a pattern (``day=*/*.csv``), or a folder, which means all files below it with a known
     suffix, sorted by name.
 
     Raises InvalidArgument if a source names no file.

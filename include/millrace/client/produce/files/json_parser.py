@@ -79,7 +79,7 @@ class JsonObjectParser:
                     raise wrong("the array has no end: the file was cut off")
                 more()
             elif behind == "]":
-                raise wrong("something stands behind the array's end")
+                raise wrong("there is text after the array's end")
             elif not behind or (held[at] == "]" and behind != ",") or (held[at] == "," and behind == "value"):
                 behind, at = held[at], at + 1  # the first is the bracket of the array
             elif behind == "value":
@@ -121,7 +121,7 @@ class JsonObjectParser:
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in found if names.count(name) > 1)
-            self._fault = f"{f'the name {twice!r:.60}' if self._quote else 'a name'} stands twice in an object"
+            self._fault = f"{f'the name {twice!r:.60}' if self._quote else 'a name'} appears twice in an object"
         return found
 
     def _number(self, text: str) -> float:

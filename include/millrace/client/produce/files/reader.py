@@ -119,7 +119,7 @@ def read_batches(
 
 
 def _rules(raw: RawRows, schema: CollectionSchema) -> RowRules:
-    """Return the rules for a file's rows; a column of nulls stands for one that the file lacks."""
+    """Return the rules for a file's rows; a column that the file lacks becomes nulls."""
     from millrace.client.produce.defaults_and_checks import apply_rules_to_file
 
     absent = {

@@ -6,8 +6,8 @@ the positions of documents before that which the collection refused.
 
 - To open a lane is to claim it: the next file repeats the newest one. From then on the former owner's next file has a
   number that is taken, so it can journal nothing, and what it has journaled the new owner sends under the same numbers.
-- A batch is decided when its file is there. Nothing of it is sent before, and all of it is sent afterwards, by whoever
-  owns the lane.
+- A batch is decided when its file is there. Nothing of it is sent before, and all of it is sent afterwards, by the
+  lane's owner.
 - Each lane has a producer id of its own, so that workers of one flow do not fence each other at the chain.
 
 A file that is superseded is removed. A writer that was suspended may create a number that was removed; it therefore

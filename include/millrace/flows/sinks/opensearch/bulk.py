@@ -172,7 +172,7 @@ def send(
         raise Busy(_told(error)) from None
     except TransportError as error:
         known = is_answer(error)
-        # Of what is no answer of OpenSearch's nothing is told: it may be of a server that is nobody's business here.
+        # The text of another server's answer is not shown: it may be internal to that server.
         status, told = error.status_code, _told(error) if known else f"HTTP {error.status_code}, not by OpenSearch"
         if status in AGAIN or error.error in _BLOCKED:
             raise Busy(told, internal=status == _INTERNAL) from None

@@ -1,6 +1,6 @@
 """The index of each document, where a sink writes into many: a name by date and by fields, and behind an alias.
 
-Whoever knows Logstash's ``index => "flights-%{[origin]}-%{+YYYY.MM.dd}"`` writes ``index_base: flights`` and
+Logstash's ``index => "flights-%{[origin]}-%{+YYYY.MM.dd}"`` is ``index_base: flights`` and
 ``index_suffix: "-{origin}-{+YYYY.MM.dd}"``. The date is the record's own time, in UTC.
 """
 

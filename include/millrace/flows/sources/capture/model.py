@@ -18,7 +18,7 @@ class TablesOfDatabase(Part):
 
         @property
         def place(self) -> str:
-            """What stands before a table's name in its topic: its database, or its schema."""
+            """The prefix of a table's name in its topic: its database, or its schema."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:

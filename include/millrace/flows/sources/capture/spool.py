@@ -43,9 +43,9 @@ VERSION: Final = 2
 MAX_TICKS: Final = 10_000
 """Recorded ticks that are kept, the newest ones."""
 _LARGE: Final = "'definitions', 'rereading'"
-"""Facts (`Spool.fact`) that grow with the tables: whoever asks where the capture stands does not decode them."""
+"""Facts (`Spool.fact`) that grow with the tables. Reading the capture's position does not decode them."""
 _SHARED: Final = "shared"
-"""The fact of how much of which shared spool this one has, and where it stood then."""
+"""The fact of how much of which shared spool this one has, and its position then."""
 _TOLD_TICK: Final = "told_tick"
 _OWN: Final = frozenset({"bytes", "error", "lag_bytes", "lag_seconds", "read_at", "target", _SHARED, _TOLD_TICK})
 """Facts of one machine: what it keeps, and how it is."""
@@ -109,7 +109,7 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a capture stands."""
+    """The position of a capture."""
 
     partition: Any = None
     offset: Any = None
@@ -280,7 +280,7 @@ class Spool(Closeable):
             self._lock.close()
 
     def standing(self) -> Standing:
-        """Return where the capture stands, of one moment."""
+        """Return the capture's position, read in one statement."""
         rows = self._db.execute(f"select name, value from state where name not in ({_LARGE})")
         found = {name: json.loads(value) for name, value in rows}
         high = found.get("boundary", 0) if found.get("complete") else found.get("begun", 0)

@@ -73,7 +73,7 @@ class FilesSource(Part):
     after: Literal["keep", "delete"] = words("what happens to a file that was read", default="keep")
     start: Literal["earliest", "latest"] = words("the files that are there first, or only new ones", default="earliest")
     every_seconds: float = words(
-        "longest pause between looks; where the system tells of changes they are seen at once", default=5, ge=0.05,
+        "longest pause between looks; with notifications of the system, changes are seen at once", default=5, ge=0.05,
         le=86_400,
     )  # fmt: skip
     page_rows: int = words("rows that are stored at once", default=5_000, ge=1, le=1_000_000)

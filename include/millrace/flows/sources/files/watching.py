@@ -104,7 +104,7 @@ class FilesPoller(Poller[None]):
             time.sleep(_LOOK_SECONDS)
 
     def wait(self, stop: threading.Event, seconds: float, /) -> None:
-        """Until the system tells of a change, if it can; else for the whole time."""
+        """Wait for a notification of the system, or for `seconds` if there are none."""
         try:
             import watchfiles
         except ModuleNotFoundError:

@@ -1,6 +1,6 @@
 """A runner's place in Kafka's consumer group, which divides a source's partitions among all runners of a flow.
 
-The runner itself is the member: its loop polls, and no thread stands beside it. The member never reads a record; the
+The runner itself is the member: its loop polls, without a thread. The member never reads a record; the
 tasks read what they are assigned. ``sessionTimeoutMs`` and ``maxPollIntervalMs`` mean what they mean to every
 consumer: a runner that is dead or stopped for the one, or whose loop does not come round within the other, loses its
 partitions. A runner that starts again under the same `instance` name within the session keeps them (static membership).

@@ -359,8 +359,8 @@ class Server(Database):
         return ",".join(f"{name}={modifier}" for name, modifier in found)
 
     def before_change(self, now: Standing) -> None:
-        # The engine makes a slot that is missing, without a word. Until it got an acknowledgement, a slot that stands
-        # after the offset is another one.
+        # The engine silently makes a missing slot. Before the first acknowledgement, a slot after the offset is
+        # another one.
         if now.offset is not None:
             self._look(now)
             with self.connect() as db:
@@ -456,7 +456,7 @@ class Server(Database):
             )
         if confirmed is not None and int(confirmed) > place:
             raise CaptureLost(
-                f"{name}: the replication slot {self.slot} stands at {_lsn(int(confirmed))}, after the capture's"
+                f"{name}: the replication slot {self.slot} is at {_lsn(int(confirmed))}, after the capture's"
                 f" position {_lsn(place)}: it was made anew, or moved"
             )
 

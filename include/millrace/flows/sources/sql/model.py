@@ -40,7 +40,7 @@ class SqlDatabase(Part):
 
     @property
     def place(self) -> str:
-        """What stands before a table's name in its topic."""
+        """The prefix of a table's name in its topic."""
         if self.engine == "postgres":
             return self.namespace
         return PurePath(self.database).stem if self.engine == "sqlite" else self.database
