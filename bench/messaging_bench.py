@@ -313,7 +313,7 @@ def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         "a store of many aggregates": partial(aggregates, folder, count=20_000 if quick else 1_000_000),
         "event sourcing": partial(sourcing, folder, commands=4_000 if quick else 40_000, keys=1_000),
         "kafka": partial(kafka, folder, messages=messages),
-        **queues_bench.parts(folder, quick),
+        **queues_bench.parts(folder / "queues", quick),
     }
 
 
