@@ -20,6 +20,8 @@ from tests.sim import members, tasks
 COMMON = ("kill", "pause", "store", "restart", "switch", "leave", "cut")
 """What happens in worlds of both kinds."""
 SOAK, PART = 20_000, 100
+FOUND = [145417011]
+"""Seeds of members that once broke a law."""
 
 
 def play_members(seeds: Iterable[int]) -> tuple[Counter[str], int]:
@@ -45,6 +47,10 @@ def test_of_a_shared_group_nothing_is_lost_and_a_lane_has_one_committer(part: in
     events, again = play_members(range(part * 25, part * 25 + 25))
     assert min(events[kind] for kind in COMMON) > 10, events
     assert again, "lanes were lost with messages in flight, which came again"
+
+
+def test_seeds_that_once_broke_a_law_of_members_hold_it() -> None:
+    play_members(FOUND)
 
 
 def test_the_same_for_a_group_on_one_machine(tmp_path: Path) -> None:

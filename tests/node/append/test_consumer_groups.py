@@ -524,3 +524,43 @@ def test_a_lane_that_another_server_had_is_not_kept_by_a_move_that_comes_too_lat
             each.renew()
             server.release_silent()
     assert lane in member("third", 1).sync({}).held
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_member_that_missed_an_answer_gets_its_lane_anew_though_the_claim_looks_like_its_own(released: bool) -> None:
+    """Another member had the lane in between; with its old claim it could never move the lane, nor give it up."""
+    clock = group_world.Hand()
+    store = group_world.Store(clock, random.Random(1))
+    positions = [group_world.Positions(store) for _ in range(2)]
+    servers = [
+        group_world.Server(Path("unused"), lambda: ["dml_0"], positions=lambda each=each: each, clock=clock)  # type: ignore[misc]
+        for each in positions
+    ]
+    lane = "dml_0_7v0"
+
+    def member(name: str, server: int) -> GroupMember:
+        return GroupMember(servers[server].handle, "mail", [lane], name=name, clock=clock)
+
+    first = member("first", 0)
+    claims = followed(first.sync({}))
+    first.move({lane: 2})
+    positions[0].link.cut = True
+    clock.now += group_world.SESSION + 1
+    if released:
+        clock.now += group_world.LEASE
+    servers[0].release_silent()
+    assert bool(servers[0]._places) is not released
+    second = member("second", 1)
+    assert lane in second.sync({}).held
+    second.move({lane: 5})
+    second.leave()
+    assert lane in member("first", 1).sync(claims).held, "an answer that the first never gets"
+    positions[0].link.cut = False
+    positions[0].renew()
+    assert followed(first.sync(claims)) == claims, "the store says that the first has the lane"
+    with pytest.raises(GroupBusy, match="tick 5"):
+        first.move({lane: 3})
+    found = first.sync(claims).held[lane]
+    assert (found.claim != claims[lane], found.tick) == (True, 5)
+    first.move({lane: 6})
+    assert servers[1].describe()["groups"][0]["positions"] == {lane: 6}

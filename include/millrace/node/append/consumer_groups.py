@@ -667,6 +667,14 @@ class ConsumerGroups:
         self._open().unlock(*place)
         self._changed(place[0])
 
+    def _end_claim(self, group: str, lane: str, holder: str) -> None:
+        """Release a claim, whichever server it is from."""
+        self._give((group, lane))
+        positions = self._open()
+        if positions.claims(group).get((group, lane)) == holder:
+            positions.lock(group, lane, holder=holder)
+            positions.unlock(group, lane)
+
     def _lose(self, place: tuple[str, str]) -> None:
         """Forget a claim that another server had meanwhile.
 
@@ -729,9 +737,12 @@ class ConsumerGroups:
             self._take(group, lane, holder, lease=self._member_lease(group, holder), adopted=True)
             self._places[group, lane].number = moves[lane][0] or 0
         stands = self._stands(group, *moves)
-        for lane, (_, to) in moves.items():
-            if stands.get(lane, to) > to:
-                raise _moved(group, lane, stands[lane])
+        if passed := [lane for lane, (_, to) in moves.items() if stands.get(lane, to) > to]:
+            # Another member had the lane, and this one missed it: the store's claim names a holder and has no number.
+            # Under the old claim it could neither move the lane nor give it up, so its next claim is a new one.
+            for lane in passed:
+                self._end_claim(group, lane, holder)
+            raise _moved(group, passed[0], stands[passed[0]])
         ticks = {lane: to for lane, (_, to) in moves.items()}
         with self._guard:
             self._pending[group] = self._pending.get(group, {}) | ticks
