@@ -45,11 +45,6 @@ ADMIN = Caller(Principal.admin("ops"))
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, cache_dir=tmp_path / "cache")
-
-
-@pytest.fixture
 def catalog(settings: Settings) -> Iterator[Coordinator]:
     log = ChainLog()
     with Coordinator(settings, log=log, append=log) as made:  # type: ignore[arg-type]

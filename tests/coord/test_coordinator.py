@@ -7,8 +7,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,22 +23,6 @@ from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
 from millrace.wal.chain import CHAIN_VERSION
 from tests.coord.ddl.rig import SCHEMA, ChainLog, Killed
-
-
-@pytest.fixture
-def log() -> ChainLog:
-    return ChainLog()
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, cache_dir=tmp_path / "cache")
-
-
-@pytest.fixture
-def coordinator(settings: Settings, log: ChainLog) -> Iterator[Coordinator]:
-    with Coordinator(settings, log=log, append=log) as made:  # type: ignore[arg-type]
-        yield made
 
 
 def reopened(settings: Settings, log: ChainLog) -> Coordinator:

@@ -5,7 +5,7 @@ It is made once, and has the first one's result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,11 +48,9 @@ class LosesAnswers:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    log = ChainLog()
-    with Coordinator(Settings(data_dir=tmp_path), log=log, append=log) as made:  # type: ignore[arg-type]
-        made.ensure_pchannels(2)
-        yield made
+def coordinator(coordinator: Coordinator) -> Coordinator:
+    coordinator.ensure_pchannels(2)
+    return coordinator
 
 
 def broadcasts(coordinator: Coordinator) -> list[str]:

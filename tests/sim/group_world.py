@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -119,7 +120,7 @@ class Consumer(Protocol):
 C = TypeVar("C", bound=Consumer)
 
 
-class World(Generic[C]):
+class World(ABC, Generic[C]):
     """Servers and consumers to which things happen by chance."""
 
     KINDS: ClassVar[dict[str, int]] = {}
@@ -127,6 +128,7 @@ class World(Generic[C]):
 
     def __init__(self, seed: int, folder: Path | None) -> None:
         """With a `folder`, one server on one machine; else two servers on a meta store."""
+        self.seed = seed
         self.chance = random.Random(seed)
         self.clock = Hand()
         self.folder = folder
@@ -138,6 +140,28 @@ class World(Generic[C]):
         self.servers: list[Server] = []
         for number in range(1 if folder else 2):
             self.start_server(number)
+
+    def play(self, *, consumers: int, steps: int) -> None:
+        """Let things happen to so many consumers, then let everything be well again.
+
+        Raises AssertionError, with the seed, if a law is broken.
+        """
+        for _ in range(consumers):
+            self.do_join()
+        try:
+            for _ in range(steps):
+                self.step()
+            self.settle()
+        except AssertionError as error:
+            raise AssertionError(f"seed {self.seed}: {error}") from error
+
+    @abstractmethod
+    def do_join(self) -> None:
+        """Let a consumer come, if there are not too many."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let everything be well again, and check what must hold then."""
 
     def start_server(self, number: int) -> None:
         """Start a server, or start it again after a kill."""

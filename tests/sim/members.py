@@ -62,7 +62,9 @@ class World(group_world.World[Model]):
         self.times: Counter[tuple[str, int]] = Counter()
         self.stood = dict.fromkeys(LANES, 0)
 
-    def join(self) -> None:
+    def do_join(self) -> None:
+        if len(self.models) == 9:
+            return
         self.made += 1
         model = Model(None, self.chance.randrange(len(self.servers)))  # type: ignore[arg-type]
 
@@ -128,10 +130,6 @@ class World(group_world.World[Model]):
         for lane in LANES:
             self.ends[lane] += self.chance.randrange(3)
 
-    def do_join(self) -> None:
-        if len(self.models) < 9:
-            self.join()
-
     def do_leave(self) -> None:
         if (model := self.one()) is not None and len(self.models) > 1:
             self.do_commit(model)
@@ -181,7 +179,7 @@ class World(group_world.World[Model]):
         """Everything is well again: everything is processed, and the lanes are divided."""
         self.recover()
         if not self.models:
-            self.join()
+            self.do_join()
         for _ in range(60):
             self.pass_time(1.0)
             for model in self.models:
@@ -211,12 +209,5 @@ def play(seed: int, folder: Path | None = None, *, steps: int = 150) -> World:
     """Play one seed, with two servers or, with a `folder`, on one machine. Raises AssertionError."""
     with group_world.looks(seed):
         world = World(seed, folder)
-        for _ in range(3):
-            world.join()
-        try:
-            for _ in range(steps):
-                world.step()
-            world.settle()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        world.play(consumers=3, steps=steps)
         return world

@@ -237,12 +237,5 @@ def play(seed: int, folder: Path | None = None, *, order: str = "", steps: int =
     """Play one seed, with two servers or, with a `folder`, on one machine. Raises AssertionError."""
     with small_windows(), group_world.looks(seed):
         world = World(seed, folder, order=order)
-        for _ in range(3):
-            world.do_join()
-        try:
-            for _ in range(steps):
-                world.step()
-            world.settle()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        world.play(consumers=3, steps=steps)
         return world

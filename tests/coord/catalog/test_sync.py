@@ -9,7 +9,6 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,21 +41,10 @@ EMAIL = FieldSpec("email", "string", True)
 
 
 @pytest.fixture
-def log() -> ChainLog:
-    return ChainLog()
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, cache_dir=tmp_path / "cache")
-
-
-@pytest.fixture
-def coordinator(settings: Settings, log: ChainLog) -> Iterator[Coordinator]:
-    with Coordinator(settings, log=log, append=log) as made:  # type: ignore[arg-type]
-        made.ensure_pchannels(2)
-        made.create_collection("c", SCHEMA, vchannels=2)
-        yield made
+def coordinator(coordinator: Coordinator) -> Coordinator:
+    coordinator.ensure_pchannels(2)
+    coordinator.create_collection("c", SCHEMA, vchannels=2)
+    return coordinator
 
 
 def foreign_field(log: ChainLog, vchannel: str, *, field: FieldSpec = Q, version: int = 2) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,17 +26,6 @@ from millrace.wal.definitions import PChannelDefinitions
 from tests.coord.ddl.rig import SCHEMA, ChainLog, Killed
 
 COUNTS = st.dictionaries(st.integers(0, 40).map(lambda number: f"dml_{number}"), st.integers(0, 9), min_size=1)
-
-
-@pytest.fixture
-def log() -> ChainLog:
-    return ChainLog()
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path, log: ChainLog) -> Iterator[Coordinator]:
-    with opened(tmp_path, log) as made:
-        yield made
 
 
 def opened(folder: Path, log: ChainLog) -> Coordinator:
