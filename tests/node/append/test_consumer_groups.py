@@ -491,76 +491,107 @@ def test_a_file_that_moves_into_a_meta_store_brings_the_states_of_queues(tmp_pat
     assert found.queue_states("work") == {"p0_1v0": b"bits"}
 
 
+class TwoServers:
+    """Two servers on a meta store, each of which may be cut off it."""
+
+    def __init__(self, *lanes: str) -> None:
+        self.clock = group_world.Hand()
+        store = group_world.Store(self.clock, random.Random(1))
+        self.positions = [group_world.Positions(store) for _ in range(2)]
+        self.servers = [
+            group_world.Server(Path("unused"), lambda: ["dml_0"], positions=lambda each=each: each, clock=self.clock)  # type: ignore[misc]
+            for each in self.positions
+        ]
+        self._lanes = lanes or ("dml_0_7v0",)
+
+    def member(self, name: str, server: int) -> GroupMember:
+        return GroupMember(self.servers[server].handle, "mail", self._lanes, name=name, clock=self.clock)
+
+    def stands(self) -> dict[str, int]:
+        found: dict[str, int] = self.servers[1].describe()["groups"][0]["positions"]
+        return found
+
+
 def test_a_lane_that_another_server_had_is_not_kept_by_a_move_that_comes_too_late() -> None:
     """To see that it comes too late, the move acquires the claim again, under a lease that lives."""
-    clock = group_world.Hand()
-    store = group_world.Store(clock, random.Random(1))
-    positions = [group_world.Positions(store) for _ in range(2)]
-    servers = [
-        group_world.Server(Path("unused"), lambda: ["dml_0"], positions=lambda each=each: each, clock=clock)  # type: ignore[misc]
-        for each in positions
-    ]
-    lane = "dml_0_7v0"
-
-    def member(name: str, server: int) -> GroupMember:
-        return GroupMember(servers[server].handle, "mail", [lane], name=name, clock=clock)
-
-    first = member("first", 0)
+    two, lane = TwoServers(), "dml_0_7v0"
+    first = two.member("first", 0)
     assert lane in first.sync({}).held
     first.move({lane: 5}, later=True)
-    positions[0].link.cut = True
-    clock.now += group_world.SESSION + 1
-    second = member("second", 1)
+    two.positions[0].link.cut = True
+    two.clock.now += group_world.SESSION + 1
+    second = two.member("second", 1)
     assert lane in second.sync({}).held
     second.move({lane: 7})
     second.leave()
-    positions[0].link.cut = False
-    positions[0].renew()
-    servers[0].flush()
-    assert servers[1].describe()["groups"][0]["positions"] == {lane: 7}
+    two.positions[0].link.cut = False
+    two.positions[0].renew()
+    two.servers[0].flush()
+    assert two.stands() == {lane: 7}
     for _ in range(30):  # the first server lives, and its member does not come back
-        clock.now += 1.0
-        for each, server in zip(positions, servers, strict=True):
+        two.clock.now += 1.0
+        for each, server in zip(two.positions, two.servers, strict=True):
             each.renew()
             server.release_silent()
-    assert lane in member("third", 1).sync({}).held
+    assert lane in two.member("third", 1).sync({}).held
 
 
 @pytest.mark.parametrize("released", [True, False])
 def test_a_member_that_missed_an_answer_gets_its_lane_anew_though_the_claim_looks_like_its_own(released: bool) -> None:
     """Another member had the lane in between; with its old claim it could never move the lane, nor give it up."""
-    clock = group_world.Hand()
-    store = group_world.Store(clock, random.Random(1))
-    positions = [group_world.Positions(store) for _ in range(2)]
-    servers = [
-        group_world.Server(Path("unused"), lambda: ["dml_0"], positions=lambda each=each: each, clock=clock)  # type: ignore[misc]
-        for each in positions
-    ]
-    lane = "dml_0_7v0"
-
-    def member(name: str, server: int) -> GroupMember:
-        return GroupMember(servers[server].handle, "mail", [lane], name=name, clock=clock)
-
-    first = member("first", 0)
+    two, lane = TwoServers(), "dml_0_7v0"
+    first = two.member("first", 0)
     claims = followed(first.sync({}))
     first.move({lane: 2})
-    positions[0].link.cut = True
-    clock.now += group_world.SESSION + 1
+    two.positions[0].link.cut = True
+    two.clock.now += group_world.SESSION + 1
     if released:
-        clock.now += group_world.LEASE
-    servers[0].release_silent()
-    assert bool(servers[0]._places) is not released
-    second = member("second", 1)
+        two.clock.now += group_world.LEASE
+    two.servers[0].release_silent()
+    assert bool(two.servers[0]._places) is not released
+    second = two.member("second", 1)
     assert lane in second.sync({}).held
     second.move({lane: 5})
     second.leave()
-    assert lane in member("first", 1).sync(claims).held, "an answer that the first never gets"
-    positions[0].link.cut = False
-    positions[0].renew()
+    assert lane in two.member("first", 1).sync(claims).held, "an answer that the first never gets"
+    two.positions[0].link.cut = False
+    two.positions[0].renew()
     assert followed(first.sync(claims)) == claims, "the store says that the first has the lane"
     with pytest.raises(GroupBusy, match="tick 5"):
         first.move({lane: 3})
     found = first.sync(claims).held[lane]
     assert (found.claim != claims[lane], found.tick) == (True, 5)
     first.move({lane: 6})
-    assert servers[1].describe()["groups"][0]["positions"] == {lane: 6}
+    assert two.stands() == {lane: 6}
+
+
+def test_a_move_that_came_too_late_is_not_tried_again_though_the_store_fails_at_the_next_lane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under a new claim it would take the group back."""
+    lanes = ["dml_0_7v0", "dml_0_7v1"]
+    two = TwoServers(*lanes)
+    first = two.member("first", 0)
+    assert first.sync({}).held.keys() == set(lanes)
+    first.move(dict.fromkeys(lanes, 5), later=True)
+    two.positions[0].link.cut = True
+    two.clock.now += group_world.SESSION + 1
+    second = two.member("second", 1)
+    assert second.sync({}).held.keys() == set(lanes)
+    second.move(dict.fromkeys(lanes, 7))
+    second.leave()
+    two.positions[0].link.cut = False
+    two.positions[0].renew()
+    move, tried = two.positions[0].move, list[dict[str, int]]()
+
+    def fails(group: str, ticks: dict[str, int]) -> None:
+        tried.append(ticks)
+        if ticks == {lanes[1]: 5} and len(tried) == 3:
+            raise MetaUnavailable("not there")
+        move(group, ticks)
+
+    monkeypatch.setattr(two.positions[0], "move", fails)
+    for _ in range(3):
+        two.servers[0].flush()
+        assert two.stands() == dict.fromkeys(lanes, 7)
+    assert tried[:3] == [dict.fromkeys(lanes, 5), {lanes[0]: 5}, {lanes[1]: 5}]

@@ -528,13 +528,7 @@ class ConsumerGroups:
             wanted = {name: self._lanes_in(state, name, value) for name, value in members.items()}
             for lane, place in self._of(group).items():
                 if claims.get(lane) != place.holder:  # the store's lease ended, and perhaps another server has it
-                    with self._guard:
-                        moves = {name: tick for name, tick in self._pending.pop(group, {}).items() if name != lane}
-                        if moves:
-                            self._pending[group] = moves
-                    self._forget((group, lane))
-                    positions.unlock(group, lane)
-                    self._changed(group)
+                    self._lose((group, lane))
             view = state.view = _View(now, wanted, claims)
         return view
 
@@ -676,10 +670,15 @@ class ConsumerGroups:
             positions.unlock(group, lane)
 
     def _lose(self, place: tuple[str, str]) -> None:
-        """Forget a claim that another server had meanwhile.
+        """Forget a claim that another server had meanwhile, and its moves that are not written yet.
 
         A move acquires it again to see so: under this process's lease, which lives, it would keep the lane from others.
         """
+        group, lost = place
+        with self._guard:  # first: a move that is tried again under a new claim takes the group back
+            moves = {lane: tick for lane, tick in self._pending.pop(group, {}).items() if lane != lost}
+            if moves:
+                self._pending[group] = moves
         self._forget(place)
         self._open().unlock(*place)
         self._changed(place[0])
@@ -778,8 +777,7 @@ class ConsumerGroups:
         if self._metrics is not None:
             self._metrics.consumer_position_commits_total.inc()
         with self._guard:
-            if self._pending.get(group) is ticks:
-                del self._pending[group]
+            self._pending.pop(group, None)
         return lost
 
     def _flush_often(self) -> None:
