@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pymysql
 import pytest
+import sqlalchemy as sa
 
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidSettings, LeaseNotFound, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
@@ -24,8 +26,9 @@ from millrace.brokers.server import LocalServer
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord, Owner
 from millrace.meta.factory import ClosableMetaStore, open_meta_store
-from millrace.meta.sql_engine import mariadb_engine, transaction, upgrade_exclusively
-from millrace.meta.store import Put, RevisionEquals
+from millrace.meta.sql import SqlStore
+from millrace.meta.sql_engine import IDLE_SECONDS, mariadb_engine, transaction, upgrade_exclusively
+from millrace.meta.store import Entry, Put, RevisionEquals
 from millrace.rpc.assignments import AssignmentCache
 from tests import running_brokers
 from tests.meta.stores import new_database
@@ -228,6 +231,100 @@ def test_a_writer_that_was_suspended_in_the_midst_keeps_nobody_from_writing() ->
         assert store.commit([Put("a", b"")]) == 1
         with pytest.raises(pymysql.err.OperationalError):
             cursor.execute("select 1")
+
+
+class Ending:
+    """Ends a MariaDB store's connection at the server before one of its next statements, once."""
+
+    def __init__(self, server: MariaDbServer, engine: sa.Engine) -> None:
+        username, password = server.credentials
+        self._admin = pymysql.connect(host="127.0.0.1", port=server.port["client"], user=username, password=password)
+        self.left = 0
+        """Statements until then. 0: never, or it is done."""
+        sa.event.listen(engine, "before_cursor_execute", self._before)
+
+    def _before(self, _connection: object, cursor: Any, *_: object) -> None:
+        self.left -= self.left > 0
+        if self.left == 1:
+            self.left = 0
+            with self._admin.cursor() as admin:
+                admin.execute(f"kill connection {cursor.connection.thread_id()}")
+
+    def close(self) -> None:
+        self._admin.close()
+
+
+@pytest.mark.parametrize("statement", range(1, 7))
+def test_a_call_whose_connection_the_server_ended_takes_effect_once(statement: int) -> None:
+    """At each of its statements: at the first, the connection ended in the pool."""
+    server = running_brokers.mariadb()
+    database = new_database(server)
+    with opened(server, database=database) as store:
+        assert isinstance(store, SqlStore)
+        lease = store.grant(SECONDS)
+        assert store.commit([Put("a", b"1"), Put("b", b"1", lease)]) == 1
+        with contextlib.closing(Ending(server, store._engine)) as ending:
+            calls: list[tuple[Callable[[], object], object]] = [
+                (lambda: store.commit([Put("a", b"2")], when=[RevisionEquals("a", 1)]), 2),
+                (lambda: store.commit([Put("a", b"3")], when=[RevisionEquals("a", 1)]), None),
+                (lambda: store.get("a"), Entry("a", b"2", 1, 2, 0)),
+                (lambda: [each.key for each in store.list("").entries], ["a", "b"]),
+                (lambda: [each.key for each in store.changes("", after=1).events], ["a"]),
+                (lambda: store.grant(SECONDS), lease + 1),
+                (lambda: store.renew(lease), None),
+                (lambda: store.compact(1), None),
+                (lambda: store.revoke(lease), None),
+                (lambda: store.list("").revision, 3),
+            ]
+            for call, result in calls:
+                ending.left = 1 + statement
+                assert call() == result
+                ending.left = 0
+
+
+def test_a_server_that_ends_each_connection_is_unavailable() -> None:
+    server = running_brokers.mariadb()
+    with opened(server, database=new_database(server)) as store:
+        assert isinstance(store, SqlStore)
+        with contextlib.closing(Ending(server, store._engine)) as ending:
+            sa.event.listen(store._engine, "connect", lambda *_: setattr(ending, "left", 2))
+            ending.left = 2
+            with pytest.raises(MetaUnavailable, match="nothing was done"):
+                store.get("a")
+
+
+def test_tables_are_made_though_the_server_ends_the_connection_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does with a process that stands still on a busy machine."""
+    server = running_brokers.mariadb()
+    made: list[Ending] = []
+    statements = iter([3, 9, 15])
+
+    def engine(*arguments: str) -> sa.Engine:
+        found = mariadb_engine(*arguments)
+        made.append(Ending(server, found))
+        made[-1].left = next(statements)
+        return found
+
+    monkeypatch.setattr("millrace.meta.sql.mariadb_engine", engine)
+    for _ in range(3):
+        with opened(server, database=new_database(server)) as store:
+            assert store.get("a") is None
+        made[-1].close()
+
+
+@pytest.mark.slow
+def test_a_process_that_stood_still_in_a_transaction_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = running_brokers.mariadb()
+    with opened(server, database=new_database(server)) as store:
+        assert isinstance(store, SqlStore)
+        stops = iter([0.0, IDLE_SECONDS + 1.0])
+
+        def stop(*_: object) -> None:
+            time.sleep(next(stops, 0.0))
+
+        sa.event.listen(store._engine, "after_cursor_execute", stop)
+        assert store.commit([Put("a", b"1")], when=[RevisionEquals("a", 0)]) == 1
+        assert next(stops, None) is None, "it stood still"
 
 
 def test_tables_that_were_made_in_part_are_completed_and_a_newer_builds_are_left_alone() -> None:

@@ -20,7 +20,13 @@ import sqlalchemy as sa
 from millrace.base.closeable import Closeable
 from millrace.base.errors import LeaseNotFound
 from millrace.base.files import make_folder
-from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade_exclusively
+from millrace.meta.sql_engine import (
+    mariadb_engine,
+    on_a_new_connection,
+    sqlite_engine,
+    transaction,
+    upgrade_exclusively,
+)
 from millrace.meta.store import (
     RETAINED_REVISIONS,
     Delete,
@@ -44,7 +50,10 @@ _COMPACT_EVERY: Final = 256
 
 
 class SqlStore(Closeable):
-    """A MetaStore in a SQL database. Thread-safe; each call is one transaction."""
+    """A MetaStore in a SQL database. Thread-safe; each call is one transaction.
+
+    A call whose connection the server had ended is repeated once, on a new connection.
+    """
 
     def __init__(
         self,
@@ -69,8 +78,7 @@ class SqlStore(Closeable):
         self._watch_at = monotonic()
         self._engine = sqlite_engine(url) if url.startswith("sqlite") else mariadb_engine(url, username, password)
         try:
-            with self._transaction(reads=self._engine.dialect.name != "sqlite") as db:
-                upgrade_exclusively(db)
+            self._upgrade()
         except BaseException:
             self._engine.dispose()
             raise
@@ -83,18 +91,25 @@ class SqlStore(Closeable):
         make_folder(path.parent)
         return cls(f"sqlite:///{path}", monotonic, retained_revisions=retained_revisions)
 
+    @on_a_new_connection
+    def _upgrade(self) -> None:
+        with self._transaction(reads=self._engine.dialect.name != "sqlite") as db:
+            upgrade_exclusively(db)
+
     def close(self) -> None:
         self._engine.dispose()
 
     def _transaction(self, *, reads: bool = False) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine, read_only=reads)
 
+    @on_a_new_connection
     def get(self, key: str) -> Entry | None:
         self._watch_leases()
         with self._transaction(reads=True) as db:
             row = db.execute(sa.select(ENTRY).where(ENTRY.c.key == key)).first()
         return None if row is None else _entry(row)
 
+    @on_a_new_connection
     def list(self, prefix: str, *, revision: int | None = None) -> Listing:
         self._watch_leases()
         with self._transaction(reads=True) as db:
@@ -113,6 +128,7 @@ class SqlStore(Closeable):
             query = sa.select(HISTORY).join(newest, on).where(HISTORY.c.value.is_not(None)).order_by(HISTORY.c.key)
             return Listing(revision, tuple(_entry(row) for row in db.execute(query)))
 
+    @on_a_new_connection
     def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         check_commit(then, when)
         self._watch_leases()
@@ -148,6 +164,7 @@ class SqlStore(Closeable):
             _compact(db, revision - self._kept)
         return revision
 
+    @on_a_new_connection
     def grant(self, seconds: float) -> int:
         check_seconds(seconds)
         with self._transaction() as db:
@@ -156,6 +173,7 @@ class SqlStore(Closeable):
             db.execute(sa.insert(LEASE).values(id=lease, seconds=seconds, renewals=0))
         return lease
 
+    @on_a_new_connection
     def renew(self, lease: int) -> None:
         self._watch_leases()
         with self._transaction() as db:
@@ -163,6 +181,7 @@ class SqlStore(Closeable):
             if found.rowcount == 0:
                 raise LeaseNotFound(f"the lease {lease} has ended")
 
+    @on_a_new_connection
     def revoke(self, lease: int) -> None:
         with self._transaction() as db:
             self._end(db, lease)
@@ -195,6 +214,7 @@ class SqlStore(Closeable):
                 if db.execute(sa.select(LEASE.c.renewals).where(LEASE.c.id == lease)).scalar() == renewals:
                     self._end(db, lease)
 
+    @on_a_new_connection
     def changes(self, prefix: str, *, after: int) -> EventBatch:
         self._watch_leases()
         with self._transaction(reads=True) as db:
@@ -205,6 +225,7 @@ class SqlStore(Closeable):
             found = (Event(row.modified, row.key, None if row.value is None else _entry(row)) for row in rows)
             return EventBatch(state.revision, tuple(found))
 
+    @on_a_new_connection
     def compact(self, revision: int) -> None:
         with self._transaction() as db:
             state = _state(db)

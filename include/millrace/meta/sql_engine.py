@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -20,6 +22,11 @@ Otherwise a process suspended during a write would block all other writers.
 """
 UPGRADE_SECONDS: Final = 60
 """How long a process waits for another one that creates or migrates the tables."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log: Final = logging.getLogger(__name__)
 
 READ_ONLY_OPTIONS: Final = {"millrace_reads": True}
 """The options of a connection that does not write and so does not wait for its turn."""
@@ -52,6 +59,27 @@ def transaction(engine: sa.Engine, *, read_only: bool = False) -> Iterator[sa.Co
                 ) from error
     except sa.exc.DBAPIError as error:
         raise MetaUnavailable(f"the meta store cannot be used now ({error.orig}); nothing was done") from error
+
+
+def on_a_new_connection(call: Callable[P, T]) -> Callable[P, T]:
+    """Repeat `call` once if the server had ended its connection before the commit, so that nothing was done.
+
+    A server ends idle connections of a pool, all of them when it restarts, and those of a process that stood still for
+    IDLE_SECONDS in a transaction. The second failure is raised.
+    """
+
+    @wraps(call)
+    def repeated(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return call(*args, **options)
+        except MetaUnavailable as error:
+            cause = error.__cause__
+            if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated):
+                raise
+            _log.info("the meta store's server had ended a connection, trying a new one: %s", cause.orig)
+        return call(*args, **options)
+
+    return repeated
 
 
 def sqlite_engine(url: str) -> sa.Engine:
@@ -123,8 +151,9 @@ def upgrade(
     config.set_main_option("script_location", migrations)
     config.attributes["connection"] = db
     steps = ScriptDirectory.from_config(config)
+    newest = steps.get_current_head()  # loads files: before the transaction begins, which may not stand idle
     found = MigrationContext.configure(db, opts={"version_table": version_table}).get_current_revision()
-    if found == steps.get_current_head():
+    if found == newest:
         return
     try:
         command.upgrade(config, "head")
@@ -144,4 +173,5 @@ def upgrade_exclusively(db: sa.Connection, upgrade: Callable[[sa.Connection], No
         upgrade(db)
         db.exec_driver_sql("commit")  # the version number must be visible before the lock is released
     finally:
-        db.execute(sa.text("select release_lock('millrace_meta')"))
+        if not db.invalidated:  # else the lock has ended with the connection
+            db.execute(sa.text("select release_lock('millrace_meta')"))
