@@ -108,10 +108,11 @@ class Appender(Generic[S]):
             for group, verdict in zip(groups, verdicts, strict=True):
                 queue = waiting[group.key]
                 if isinstance(verdict, MillraceError):
-                    if len(group.commands) > 1:
+                    if len(group.commands) > 1 and not verdict.retriable:  # it is the fault of one of them
                         alone.add(group.key)
                         continue
-                    group.commands[0].outcome = verdict
+                    for each in group.commands:
+                        each.outcome = verdict
                 elif verdict.answer is Answer.APPENDED:
                     read.pop(group.key, None)
                     lost.pop(group.key, None)

@@ -23,7 +23,7 @@ from enum import Enum, auto
 from typing import Final
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import AppendRejected
+from millrace.base.errors import AppendRejected, DeadlineExceeded
 from millrace.client.database import Database
 from millrace.client.produce.lane import deliver_single
 from millrace.message.ids import COORDINATOR_ID, pchannel_of
@@ -91,16 +91,20 @@ class ConditionalSender:
         self._database = database
         self._terms: dict[str, int] = {}
 
-    def send(self, messages: Sequence[MutableMessage]) -> list[Verdict | AppendRejected]:
+    def send(self, messages: Sequence[MutableMessage]) -> list[Verdict | AppendRejected | DeadlineExceeded]:
         """Append messages of one PChannel, each of another aggregate, and return the verdict about each, in order.
 
         An append whose answer was lost is repeated with the same numbers. Raises LogUnavailable or DeadlineExceeded if
-        none comes: each message is then in the log once or not at all.
+        none comes: each message is then in the log once or not at all. Returns DeadlineExceeded about a message that
+        the chain still wants with other numbers after the setting `append_deadline`: it is not in the log.
         """
-        found: list[Verdict | AppendRejected | None] = [None] * len(messages)
+        found: list[Verdict | AppendRejected | DeadlineExceeded | None] = [None] * len(messages)
         waiting = dict(enumerate(messages))
-        terms = 0
+        seconds = self._database.settings.append_deadline
+        end = Deadline.after(seconds)
+        attempts = terms = 0
         while waiting:
+            attempts += 1
             places = list(waiting)
             rows = self._sent([waiting[place] for place in places])
             stale = False
@@ -127,6 +131,14 @@ class ConditionalSender:
             if stale:
                 terms += 1
                 self._terms.pop(pchannel_of(messages[0].vchannel), None)
+            if end.expired():
+                for place, row in zip(places, rows, strict=True):
+                    if place in waiting:
+                        found[place] = DeadlineExceeded(
+                            f"the chain refused these events {attempts} times in {seconds:g} s, at last with"
+                            f" {row['reason']} ({row['detail']}): nothing was appended; repeat the command"
+                        )
+                break
         return [each for each in found if each is not None]
 
     def _sent(self, messages: Sequence[MutableMessage]) -> list[dict[str, object]]:

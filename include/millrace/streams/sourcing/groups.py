@@ -92,6 +92,8 @@ class Group(Generic[S]):
     version: int = field(init=False)
     """The aggregate's version after them."""
     size: int = 0
+    ids: set[UUID] = field(default_factory=set)
+    """The ids of the commands."""
     snapshot: dict[str, Any] | None = None
     """The snapshot that is due after them, once they are appended."""
 
@@ -105,7 +107,7 @@ class Group(Generic[S]):
             or one.command.erases
             or self.commands[-1].command.erases
             or self.size + one.size > MAX_ENTRY_BYTES
-            or any(each.command.id == one.command.id for each in self.commands)
+            or one.command.id in self.ids
         )
 
     def takes_all(self, other: Group[S]) -> bool:
@@ -117,8 +119,16 @@ class Group(Generic[S]):
             and all(each.command.expected_version is None and self.takes(each) for each in other.commands)
         )
 
+    def restart(self) -> None:
+        """Let the commands follow `begin` directly, and nothing else."""
+        commands, self.commands, self.size = self.commands, [], 0
+        self.start = self.version = self.begin.version
+        for each in commands:
+            self.add(each)
+
     def add(self, one: Encoded) -> None:
         one.tried = self.version
         self.commands.append(one)
+        self.ids.add(one.command.id)
         self.version += len(one.events)
         self.size += one.size

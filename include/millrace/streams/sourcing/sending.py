@@ -96,8 +96,8 @@ class GroupSender(Generic[S]):
             waiting = []
             for (key, (message, parts)), verdict in zip(messages.items(), verdicts, strict=True):
                 if isinstance(verdict, MillraceError):
-                    if len(parts) == 1:
-                        settled[id(parts[0])] = verdict
+                    if len(parts) == 1 or verdict.retriable:
+                        settled |= {id(each): copy(verdict) for each in parts}
                     else:  # it is the fault of one of them
                         for each in parts:
                             each.alone = True
@@ -239,13 +239,20 @@ def _messages_of(
     messages: dict[str, tuple[Group[S], list[Group[S]]]] = {}
     later: dict[str, list[Group[S]]] = {}
     for group in groups:
-        found = messages.get(group.key)
-        if found is None:
-            found = messages[group.key] = Group(group.key, group.begin, alone=group.alone), []
-        elif not found[0].takes_all(group):
-            later.setdefault(group.key, []).append(group)
+        if (found := messages.get(group.key)) is None:
+            if group.start != group.begin.version:
+                group.restart()
+            messages[group.key] = group, [group]
             continue
         message, parts = found
+        if not message.takes_all(group):
+            later.setdefault(group.key, []).append(group)
+            continue
+        if len(parts) == 1:  # the first one stays as it is
+            message = Group(group.key, message.begin)
+            for each in parts[0].commands:
+                message.add(each)
+            messages[group.key] = message, parts
         group.start = message.version
         for each in group.commands:
             message.add(each)
