@@ -27,7 +27,7 @@ from millrace.message import builders
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_columns, encode_entry
 from millrace.node.flush.definition import FlushLoop
-from millrace.node.ingest.committer import KEPT_STATES, WalCommitter
+from millrace.node.ingest.committer import RETAINED_STATES, WalCommitter
 from millrace.node.ingest.definition import IngestLoop
 from millrace.node.range_loop.definition import run_range
 from millrace.node.range_loop.schedule import START, RangeSchedule, StallBackoff
@@ -107,8 +107,8 @@ class _Node:
     def compress_time(self, factor: float) -> None:
         """Let replaced files go after `factor` times their retention."""
         retention = factor * self._settings.file_retention
-        remover = DeploymentFileRemover(self._settings, keep=KEPT_STATES, retention=retention)
-        self._committer = WalCommitter(self._table, keep_commits=KEPT_STATES, remover=remover)
+        remover = DeploymentFileRemover(self._settings, keep=RETAINED_STATES, retention=retention)
+        self._committer = WalCommitter(self._table, keep_commits=RETAINED_STATES, remover=remover)
         self._start_flusher(replace(self._settings, file_retention=max(60.0, retention)))  # the setting's least
 
     def commit(self, number: int) -> None:

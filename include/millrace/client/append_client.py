@@ -337,15 +337,15 @@ def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], answer
 
     Raises LogUnavailable if the answer breaks off, NotSupportedRemotely if an older server ignored the selection.
     """
-    rows, told = 0, None
+    rows, announced = 0, None
     try:
         for batch, metadata in parts:
             if answers and not (metadata or {}).get(answers):
                 raise NotSupportedRemotely(_OLDER)
-            rows, told = rows + batch.num_rows, (metadata or {}).get("rows")
+            rows, announced = rows + batch.num_rows, (metadata or {}).get("rows")
             if batch.num_rows:
                 yield batch
     except ConnectionLost as error:
         raise LogUnavailable(f"the server's answer broke off after {rows:,} rows ({error}): read again") from error
-    if rows != told:
+    if rows != announced:
         raise LogUnavailable(f"the server's answer broke off after {rows:,} rows: read again")

@@ -533,14 +533,14 @@ class Database(Closeable):
             producer_id=producer_id,
             resumed=resumed,
             reader=self._read_for,
-            standing=self._stood if self.local and resumed is not None else None,
+            standing=self._applied_messages if self.local and resumed is not None else None,
             spool=sender,
             metrics=metrics,
         )
         self._producers = [*(each for each in self._producers if not each.closed), producer]
         return producer
 
-    def _stood(self, pchannel: str, producer_id: int, after: int) -> Iterable[AppliedMessage]:
+    def _applied_messages(self, pchannel: str, producer_id: int, after: int) -> Iterable[AppliedMessage]:
         """Return a producer's messages in the WAL after a tick, up to now (AppliedLookup)."""
         from millrace.client.local_tables import applied_messages
 

@@ -126,10 +126,10 @@ def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, floa
 
     with FlightOrders(settings, seconds=_ANSWER) as orders, ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
 
-        def together(calls: Sequence[Callable[[], None]]) -> None:
+        def run_all(calls: Sequence[Callable[[], None]]) -> None:
             list(pool.map(lambda call: call(), calls))
 
-        asked = ClusterStats(dict, orders).poll(sorted(set(addresses)), together)
+        asked = ClusterStats(dict, orders).poll(sorted(set(addresses)), run_all)
     return {name: dict(said) for name, said in asked.items()}
 
 

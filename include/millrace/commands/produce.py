@@ -431,8 +431,8 @@ class BadRowsFile:
                     f"{file.name}, line {row.line}: {row.why}; this is one more than the"
                     f" {format_count(self._most, 'bad row')} that --max-bad allows. Its batch was not sent"
                 )
-            told = {"file": str(file), "line": row.line, "column": row.column, "value": row.value, "reason": row.why}
-            self._file.write((json.dumps(told, ensure_ascii=False) + "\n").encode())
+            record = {"file": str(file), "line": row.line, "column": row.column, "value": row.value, "reason": row.why}
+            self._file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
             self._count += 1
 
     def flush(self) -> int:

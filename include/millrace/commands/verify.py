@@ -85,8 +85,8 @@ def verify(context: JsonContext) -> None:
         if catalog:
             print_rows(catalog, columns=("collection", "id", "holds", "detail"), as_json=False, empty="")
         nothing = not (channels or collections or catalog)
-        told = f"There is nothing to check in {settings.data_dir} yet." if nothing else "Everything holds."
-        typer.echo(told if holds else "Something does not hold: see above.")
+        message = f"There is nothing to check in {settings.data_dir} yet." if nothing else "Everything holds."
+        typer.echo(message if holds else "Something does not hold: see above.")
     if not holds:
         raise typer.Exit(EXIT_VERIFICATION_FAILED)
 

@@ -54,13 +54,13 @@ def run_coordinator(
     try:
         with (
             FlightOrders(settings, seconds=settings.session_seconds / 2) as orders,
-            ThreadRunner("orders") as together,
+            ThreadRunner("orders") as run_all,
             following(settings, store),
         ):
             while not stop.wait(ROUND_SECONDS):
                 if leadership.epoch:
                     _log.info("%s leads", name)
-                    _lead(settings, leadership, clock, orders, together, stop)
+                    _lead(settings, leadership, clock, orders, run_all, stop)
                     _log.info("%s no longer leads", name)
     finally:
         stop.set()
@@ -78,7 +78,7 @@ def _lead(
     leadership: Leadership,
     clock: Clock,
     orders: FlightOrders,
-    together: RunAll,
+    run_all: RunAll,
     stop: threading.Event,
 ) -> None:
     epoch, seconds = leadership.epoch, settings.session_seconds
@@ -90,14 +90,14 @@ def _lead(
         orders,
         policy_of(settings),
         pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
-        run_all=together,
+        run_all=run_all,
         stats=stats,
         limits=rebalance_limits(settings),
         session_seconds=seconds,
         roles=moving_roles(settings.log),
     )
     asking = threading.Thread(
-        target=_ask_nodes, args=(leadership, epoch, balancer, stats, together, stop), name="statistics", daemon=True
+        target=_ask_nodes, args=(leadership, epoch, balancer, stats, run_all, stop), name="statistics", daemon=True
     )
     asking.start()
     try:
@@ -146,12 +146,12 @@ def _ask_nodes(
     epoch: int,
     balancer: Balancer,
     stats: ClusterStats,
-    together: RunAll,
+    run_all: RunAll,
     stop: threading.Event,
 ) -> None:
     """Poll node statistics in a thread of its own, so that an unresponsive node does not delay a round."""
     while leadership.epoch == epoch and not stop.wait(STATS_SECONDS):
-        stats.poll([info.address for info in list(balancer.nodes.values())], together)
+        stats.poll([info.address for info in list(balancer.nodes.values())], run_all)
 
 
 class ClusterStats:
@@ -174,7 +174,7 @@ class ClusterStats:
             for name in known.keys() | rates.keys()
         }
 
-    def poll(self, addresses: Sequence[str], together: RunAll) -> Mapping[str, Mapping[str, float]]:
+    def poll(self, addresses: Sequence[str], run_all: RunAll) -> Mapping[str, Mapping[str, float]]:
         """Ask the nodes at `addresses` for their ingest rates; return them by PChannel.
 
         A node that does not answer counts as 0.
@@ -187,7 +187,7 @@ class ClusterStats:
             except MillraceError as error:
                 _log.debug("no statistics from %s: %s", address, error)
 
-        together([partial(one, address) for address in addresses])
+        run_all([partial(one, address) for address in addresses])
         self._rates = found
         return found
 

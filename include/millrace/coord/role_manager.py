@@ -57,7 +57,7 @@ class RoleManager:
         """`run_all` runs the closing of all roles of an ended session."""
         self._session = session
         self._opener = opener
-        self._together = run_all
+        self._run_all = run_all
         self._lock = threading.Lock()
         self._slots: dict[tuple[str, str], _Slot] = {}
 
@@ -158,4 +158,4 @@ class RoleManager:
                 if not slot.busy:
                     slot.busy = True
                     mine.append(partial(self._settle, pchannel, role, slot))
-        self._together(mine)
+        self._run_all(mine)

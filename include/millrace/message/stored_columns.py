@@ -102,10 +102,10 @@ def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | N
     if not any(field.columns for field in schema.fields) and not schema.retired:
         return rows
     columns = {each.name for each in all_columns(schema)}
-    kept = [name for name in rows.column_names if name not in columns]
-    values = [*(_values(rows, field) for field in chosen), *(rows[name] for name in kept)]
+    others = [name for name in rows.column_names if name not in columns]
+    values = [*(_values(rows, field) for field in chosen), *(rows[name] for name in others)]
     return pa.table(
-        values, pa.schema([*(field.arrow() for field in chosen), *(rows.schema.field(name) for name in kept)])
+        values, pa.schema([*(field.arrow() for field in chosen), *(rows.schema.field(name) for name in others)])
     )
 
 

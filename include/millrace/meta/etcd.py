@@ -84,7 +84,7 @@ class EtcdStore(Closeable):
         self._members = list(address.members)
         self._prefix = address.prefix
         self._login = {"name": username, "password": password} if username else None
-        self._kept = retained_revisions
+        self._retained = retained_revisions
         self._lock = threading.Lock()
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         verify: Any = True if address.authority is None else _authority(address.authority)
@@ -275,9 +275,9 @@ class EtcdStore(Closeable):
             if revision - self._compacted_at < _COMPACT_EVERY:
                 return
             self._compacted_at = revision
-        if revision > self._kept:
+        if revision > self._retained:
             try:
-                self._compact(revision - self._kept)
+                self._compact(revision - self._retained)
             except (MetaUnavailable, MetaAmbiguous):
                 pass  # the commit took effect; the next one compacts
 

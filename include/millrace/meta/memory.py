@@ -40,7 +40,7 @@ class MemoryStore(Closeable):
 
     def __init__(self, monotonic: Callable[[], float], *, retained_revisions: int = RETAINED_REVISIONS) -> None:
         self._monotonic = monotonic
-        self._kept = retained_revisions
+        self._retained = retained_revisions
         self._lock = threading.RLock()
         self._revision = 0
         self._compacted = 0
@@ -121,8 +121,8 @@ class MemoryStore(Closeable):
             if change.lease:
                 self._leases[change.lease].keys.add(change.key)
             self._events.append(Event(revision, change.key, entry))
-        if revision - self._compacted > 2 * self._kept:
-            self._compact(revision - self._kept)
+        if revision - self._compacted > 2 * self._retained:
+            self._compact(revision - self._retained)
         return revision
 
     def grant(self, seconds: float) -> int:
@@ -178,6 +178,6 @@ class MemoryStore(Closeable):
         """Keep the last put of each key before `revision`: later listings are built from it."""
         first = bisect_right(self._events, revision, key=lambda event: event.revision)
         last = {event.key: event for event in self._events[:first]}
-        kept = [event for event in last.values() if event.entry is not None]
-        self._events[:first] = sorted(kept, key=lambda event: event.revision)
+        puts = [event for event in last.values() if event.entry is not None]
+        self._events[:first] = sorted(puts, key=lambda event: event.revision)
         self._compacted = revision

@@ -71,7 +71,7 @@ class SqlStore(Closeable):
         Raises UnsupportedVersion if a newer build wrote the tables.
         """
         self._monotonic = monotonic
-        self._kept = retained_revisions
+        self._retained = retained_revisions
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[int, float]] = {}
         """By lease, its renewal counter and the time since when it has that value."""
@@ -160,8 +160,8 @@ class SqlStore(Closeable):
             else:
                 db.execute(sa.update(ENTRY).where(ENTRY.c.key == change.key).values(**row))
             db.execute(sa.insert(HISTORY).values(key=change.key, **row))
-        if revision % _COMPACT_EVERY == 0 and revision - state.compacted > 2 * self._kept:
-            _compact(db, revision - self._kept)
+        if revision % _COMPACT_EVERY == 0 and revision - state.compacted > 2 * self._retained:
+            _compact(db, revision - self._retained)
         return revision
 
     @on_a_new_connection

@@ -130,15 +130,15 @@ def group_views(settings: Settings, log: LogProbe, lags: LaneLags) -> list[Group
     running = True
     try:
         with log.client() as client:
-            told: list[dict[str, Any]] = client.call(calls.CONSUMER_GROUPS, {})["groups"]
+            groups: list[dict[str, Any]] = client.call(calls.CONSUMER_GROUPS, {})["groups"]
     except LogUnavailable:
         running = False
-        told = [
+        groups = [
             {"group": group, "positions": lane_positions(ticks), "claims": {}, "members": []}
             for group, ticks in read_group_positions(settings).items()
         ]
-    wal = WalSnapshot.open(settings.wal_uri) if told else None
-    return [_view(each, lags.of(wal, each["positions"]), running=running) for each in told]
+    wal = WalSnapshot.open(settings.wal_uri) if groups else None
+    return [_view(each, lags.of(wal, each["positions"]), running=running) for each in groups]
 
 
 def group_lags(settings: Settings, lags: LaneLags) -> dict[tuple[str, str], tuple[int, float]]:
@@ -157,8 +157,8 @@ def group_lags(settings: Settings, lags: LaneLags) -> dict[tuple[str, str], tupl
     return found
 
 
-def _view(told: Mapping[str, Any], lags: Mapping[str, tuple[int, float]], *, running: bool) -> GroupView:
-    positions, claims = told["positions"], told["claims"]
+def _view(group: Mapping[str, Any], lags: Mapping[str, tuple[int, float]], *, running: bool) -> GroupView:
+    positions, claims = group["positions"], group["claims"]
     lanes = [
         GroupLane(
             lane=lane,
@@ -169,29 +169,29 @@ def _view(told: Mapping[str, Any], lags: Mapping[str, tuple[int, float]], *, run
         )
         for lane in sorted({*positions, *claims})
     ]
-    active = "active" if told["members"] or claims else "empty"
+    active = "active" if group["members"] or claims else "empty"
     return GroupView(
-        group=told["group"],
+        group=group["group"],
         state=active if running else "unknown",
-        members=[GroupMemberView(**each) for each in told["members"]],
+        members=[GroupMemberView(**each) for each in group["members"]],
         lanes=lanes,
         lag_messages=sum(each.lag_messages for each in lanes),
         lag_seconds=max((each.lag_seconds for each in lanes), default=0.0),
-        mode=told.get("mode", "stream"),
-        queue=None if told.get("queue") is None else _queue(told["queue"]),
+        mode=group.get("mode", "stream"),
+        queue=None if group.get("queue") is None else _queue(group["queue"]),
     )
 
 
-def _queue(told: Mapping[str, Any]) -> QueueView:
-    lanes = told["lanes"].values()
+def _queue(group: Mapping[str, Any]) -> QueueView:
+    lanes = group["lanes"].values()
     ready, in_flight, blocked, again = (
         sum(lane[what] for lane in lanes) for what in ("ready", "in_flight", "blocked", "redelivered")
     )
     oldest = min((lane["oldest_tick"] for lane in lanes if lane["oldest_tick"] is not None), default=None)
     age = 0.0 if oldest is None else max(0.0, time.time() - tick_physical_ms(oldest) / 1000)
     return QueueView(
-        collection=told["collection"],
-        order=told["order"],
+        collection=group["collection"],
+        order=group["order"],
         tasks=ready + in_flight + blocked,
         ready=ready,
         in_flight=in_flight,
@@ -200,5 +200,5 @@ def _queue(told: Mapping[str, Any]) -> QueueView:
         oldest_seconds=round(age, 3),
         full=sum(lane["full"] for lane in lanes),
         errors=sorted({lane["error"] for lane in lanes if lane["error"]}),
-        consumers=[QueueConsumerView(**each) for each in told["consumers"]],
+        consumers=[QueueConsumerView(**each) for each in group["consumers"]],
     )

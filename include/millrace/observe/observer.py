@@ -118,7 +118,7 @@ class Observer:
         found = channels.pchannel_views(
             self._positions(), flushed, log, parked, jobs[0], pchannel_owners(self._settings)
         )
-        wrong = health.findings(jobs, found, self._kept(), log_server=log.running, clock=log.clock)
+        wrong = health.findings(jobs, found, self._health_inputs(), log_server=log.running, clock=log.clock)
         state, words = health.overall_state(wrong, empty=not found)
         now = time.time()
         points = charts.with_current(self._samples.points("streaming-node"), jobs[0])
@@ -454,7 +454,7 @@ class Observer:
     def _positions(self) -> dict[str, WalPosition]:
         return self._cache.get("positions", FAST, lambda: self._with_wal(_positions))
 
-    def _kept(self) -> health.HealthInputs:
+    def _health_inputs(self) -> health.HealthInputs:
         return self._cache.get("kept", FAST, lambda: health.read_health_inputs(self._settings))
 
     def _log_view(self) -> LogView:

@@ -416,11 +416,11 @@ def _count_table(
     if base and deletes is not None:
         living += f" and not exists ({_hit(tables.key)} and d._time_tick <= {base})"
     # Fetch all rows: the connection registers no table while a result is open.
-    [(kept, value)] = db.execute(
+    [(counted, value)] = db.execute(
         f"select count(*), sum(hash({columns})::hugeint) from {source} r where {living}"
     ).fetchall()
     found.stored, found.table_digest = int(stored), int(value or 0) & _ROW_MASK
-    found.folded -= int(stored) - int(kept)
+    found.folded -= int(stored) - int(counted)
     found.deleted = found.folded
     lost = [f"({each})" for each in _drop_conditions(gone)]
     if deletes is not None:

@@ -66,27 +66,27 @@ def decode_bundle(values: pa.LargeBinaryArray, metadata: bytes) -> list[BundledA
 
 def encode_answers(answers: Sequence[AppendOutcome | bytes]) -> tuple[pa.RecordBatch, bytes]:
     """Return the rows and the metadata of the answer to a bundle; a failure is in wire form (failure_to_bytes)."""
-    told: list[Any] = []
+    outcomes: list[Any] = []
     rows = [OUTCOME_SCHEMA.empty_table()]
     for each in answers:
         if isinstance(each, bytes):
-            told.append(base64.b64encode(each).decode())
+            outcomes.append(base64.b64encode(each).decode())
         else:
-            told.append(len(each))
+            outcomes.append(len(each))
             rows.append(pa.Table.from_batches([each.rows]))
-    together = pa.concat_tables(rows).combine_chunks().to_batches()
+    merged = pa.concat_tables(rows).combine_chunks().to_batches()
     empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in OUTCOME_SCHEMA], schema=OUTCOME_SCHEMA)
-    return (together[0] if together else empty), to_json({"answers": told})
+    return (merged[0] if merged else empty), to_json({"answers": outcomes})
 
 
 def decode_answers(chunk: flight.FlightStreamChunk, count: int) -> list[Answer]:
     """Return the answers to the `count` appends of a bundle, in order. Raises ConnectionLost for another answer."""
-    told = None if chunk.app_metadata is None else from_json(chunk.app_metadata.to_pybytes()).get("answers")
-    if chunk.data is None or not isinstance(told, list) or len(told) != count:
+    outcomes = None if chunk.app_metadata is None else from_json(chunk.app_metadata.to_pybytes()).get("answers")
+    if chunk.data is None or not isinstance(outcomes, list) or len(outcomes) != count:
         raise ConnectionLost("the append host did not answer each append of a bundle")
     found: list[Answer] = []
     begin = 0
-    for each in told:
+    for each in outcomes:
         if isinstance(each, int):
             found.append(AppendOutcome(chunk.data.slice(begin, each)))
             begin += each

@@ -234,10 +234,10 @@ class Link:
         """Call one DoGet; return its batches and the metadata of the last. Raises its typed error or ConnectionLost."""
         _, parts = self.parts(request, timeout=timeout)
         found = list(parts)
-        told = found[-1][1]
-        if told is None:
+        metadata = found[-1][1]
+        if metadata is None:
             raise ConnectionLost("the log server sent an empty answer to a read")
-        return [batch for batch, _ in found], told
+        return [batch for batch, _ in found], metadata
 
     def parts(
         self, request: dict[str, Any], *, timeout: float
@@ -260,8 +260,8 @@ class Link:
             ended = False
             try:
                 for chunk in itertools.chain([first], reader):
-                    told = chunk.app_metadata
-                    yield chunk.data, None if told is None else from_json(told.to_pybytes())
+                    metadata = chunk.app_metadata
+                    yield chunk.data, None if metadata is None else from_json(metadata.to_pybytes())
                 ended = True
             except CONNECTION_FAILURES as error:
                 ended = True

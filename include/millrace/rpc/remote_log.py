@@ -51,10 +51,10 @@ class RemoteLogService(Closeable):
         start: bool,
         deadline: float,
         launch: ServerLaunch,
-        elsewhere: ServerRecord | None = None,
+        record: ServerRecord | None = None,
     ) -> None:
         self._folder = folder
-        self._elsewhere = elsewhere
+        self._record = record
         self._start = start
         self._launch = launch
         self.deadline = deadline
@@ -104,7 +104,7 @@ class RemoteLogService(Closeable):
                 f"{address!r} is not the address of a log server: write grpc://host:port or grpc+tls://host:port"
             )
         record = ServerRecord.remote(address, token, roots=str(roots), tls_name=tls_name)
-        service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), elsewhere=record)
+        service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), record=record)
         service.link(Deadline.after(deadline))
         return service
 
@@ -170,8 +170,8 @@ class RemoteLogService(Closeable):
         The server need not be the one that this service last used, which may have died. A later call would start
         another.
         """
-        if self._elsewhere is not None:
-            raise InvalidArgument(f"the log server at {self._elsewhere.address} runs on another host: stop it there")
+        if self._record is not None:
+            raise InvalidArgument(f"the log server at {self._record.address} runs on another host: stop it there")
         deadline = Deadline.after(timeout)
         cached = self._link
         if cached is not None:
@@ -212,7 +212,7 @@ class RemoteLogService(Closeable):
                     raise LogUnavailable("this log service is closed: connect again")
                 if self._link is not None:
                     return self._link
-                record = self._elsewhere or find_or_start(
+                record = self._record or find_or_start(
                     self._folder, start=self._start, deadline=deadline, launch=self._launch
                 )
                 link = Link(record, self._watchdog)

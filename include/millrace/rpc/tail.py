@@ -50,8 +50,8 @@ def messages_of(collection_id: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the messages that concern a collection: all but time ticks and the bodies of other collections."""
     kind = batch["type"].cast(pa.utf8())
     body, tick = pc.is_in(kind, pa.array(_BODIES)), pc.equal(kind, MessageType.TIME_TICK.name)
-    kept = pc.or_(pc.equal(batch["collection_id"], collection_id), pc.invert(body))
-    return batch.filter(pc.and_not(kept, tick))
+    selected = pc.or_(pc.equal(batch["collection_id"], collection_id), pc.invert(body))
+    return batch.filter(pc.and_not(selected, tick))
 
 
 class TailSource(Protocol):

@@ -128,7 +128,7 @@ class RequestLog:
         own = accept_request_id(given.decode("latin-1"))
         before, begun, status = REQUEST_ID.set(own), time.monotonic(), 500
 
-        async def told(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -136,7 +136,7 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_id)
         finally:
             level = logging.DEBUG if scope["method"] in ("GET", "HEAD") else logging.INFO
             spent = 1000 * (time.monotonic() - begun)

@@ -205,15 +205,15 @@ def dataset(
 
 
 def _wanted(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroupFilter) -> ds.Dataset:
-    kept = []
+    selected = []
     for name in names:
         fragment = _CHECKED.make_fragment(name, store.filesystem)
         numbers = groups(fragment.metadata)
         if len(numbers) == fragment.metadata.num_row_groups:
-            kept.append(fragment)
+            selected.append(fragment)
         elif numbers:
-            kept.append(fragment.subset(row_group_ids=numbers))
-    return ds.FileSystemDataset(kept, schema, _CHECKED, store.filesystem)
+            selected.append(fragment.subset(row_group_ids=numbers))
+    return ds.FileSystemDataset(selected, schema, _CHECKED, store.filesystem)
 
 
 def read_rows(
@@ -344,17 +344,17 @@ def _shown(
         wanted = set(range(footer.num_row_groups) if groups is None else groups(footer))
         if where is not None:
             wanted &= {each.id for each in fragment.subset(filter=where, schema=schema).row_groups}
-        kept, first = [], 0
+        group_ids, first = [], 0
         for number in range(footer.num_row_groups):
             rows = footer.row_group(number).num_rows
             low, high = np.searchsorted(positions, [first, first + rows])
             if number in wanted and high - low < rows:
-                kept.append(number)
+                group_ids.append(number)
                 places.append(positions[low:high] - first + total)
                 total += rows
             first += rows
-        if kept:
-            fragments.append(fragment.subset(row_group_ids=kept))
+        if group_ids:
+            fragments.append(fragment.subset(row_group_ids=group_ids))
     if not fragments:
         return
     gone = np.concatenate(places)

@@ -112,11 +112,11 @@ class FileRemover:
             gone = table.expire(before_ms=self._limit(self._publish_retention)) if free else []
             shared = [path for path in gone if path.startswith(f"{ROWS_FOLDER}/")]
             rows = open_table(f"{table.uri}/{ROWS_FOLDER}") if shared else None
-            kept: set[str] = set()
+            required: set[str] = set()
             if rows is not None:
                 found = {*rows.live_files(), *_replaced_after(rows, self._limit(self._retention))}
-                kept = {f"{ROWS_FOLDER}/{name}" for name in found}
-            doomed = [path for path in gone if path not in kept]
+                required = {f"{ROWS_FOLDER}/{name}" for name in found}
+            doomed = [path for path in gone if path not in required]
             table.store.delete(doomed)
         return len(doomed)
 

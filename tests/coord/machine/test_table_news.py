@@ -14,7 +14,7 @@ import pytest
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.settings import Settings
 from millrace.base.settings.place import TablesPlace, write_place
-from millrace.coord.machine.table_news import LEASE_SECONDS, PREFIX, TOLD, TableNews
+from millrace.coord.machine.table_news import LEASE_SECONDS, MAX_TABLES, PREFIX, TableNews
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.storage import log_mirror
@@ -119,7 +119,8 @@ def test_news_of_each_machine_reach_all_others_through_faults_and_restarts(machi
         machines.meta.dice = random.Random(dice.random())
         before: dict[tuple[str, str], bytes] = {}
         news = [
-            (dice.choice(names), f"collections/{dice.randrange(TOLD * 2)}") for _ in range(dice.choice([0, 1, 3, 300]))
+            (dice.choice(names), f"collections/{dice.randrange(MAX_TABLES * 2)}")
+            for _ in range(dice.choice([0, 1, 3, 300]))
         ]
         before = {(name, table): machines.text(name, table) for name in names for _, table in news}
         for name, table in news:
@@ -158,12 +159,12 @@ def test_one_table_costs_one_look_and_news_do_not_echo(machines: Machines) -> No
 def test_the_entry_of_a_machine_is_small_and_ends_with_it(machines: Machines, clock: Clock) -> None:
     for name in ("a", "b"):
         machines.add(name)
-    for number in range(TOLD * 3):
+    for number in range(MAX_TABLES * 3):
         machines.announce("a", f"collections/{number}")
     machines.round()
     entries = machines.meta.list(PREFIX).entries
     assert len(entries) == 2
-    assert max(len(each.value) for each in entries) < 64 * TOLD
+    assert max(len(each.value) for each in entries) < 64 * MAX_TABLES
     machines.news.pop("a").close()
     for _ in range(8):
         clock.now += LEASE_SECONDS / 4

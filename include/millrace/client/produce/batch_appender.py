@@ -293,12 +293,12 @@ class BatchAppender(Closeable):
         with self._changed:
             self._calls.pop(call, None)
             self._held -= call.size
-            told = self._room
-            if told:
+            waiting = self._room
+            if waiting:
                 self._room = deque()
             if self._waiters:
                 self._changed.notify_all()
-        for each in told:
+        for each in waiting:
             each()
 
     def _rows(

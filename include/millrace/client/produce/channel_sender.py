@@ -90,7 +90,7 @@ class ChannelSender:
         self._waiting: deque[WaitingCall] = deque()
         self._drawn: list[OutboundEntry] = []
         """Entries that were taken from the queue and are not settled."""
-        self._together = 0
+        self._shared_calls = 0
         """Calls of threads and tasks that shared the last entry: their callers are likely to come back."""
         self._gathering = 0
         """Pieces that a leader waits for."""
@@ -272,7 +272,7 @@ class ChannelSender:
                 return None
         elif own.ended:
             return None
-        if self._together > 1 and not self._drawn:
+        if self._shared_calls > 1 and not self._drawn:
             self._gather()
         with self._changed:
             queue = self._queue
@@ -301,7 +301,7 @@ class ChannelSender:
                 self._put_back(contents.pieces)
             raise
         sending.on_settled = self._settled
-        self._together = sum(piece.call.series is None for piece in contents.pieces)
+        self._shared_calls = sum(piece.call.series is None for piece in contents.pieces)
         self._drawn.append(sending)
         return sending
 
@@ -309,7 +309,7 @@ class ChannelSender:
         """Let the callers of the last message bring their next calls."""
         end, there = time.monotonic() + GATHER_SECONDS, -1
         self._gathered.clear()
-        self._gathering = self._together
+        self._gathering = self._shared_calls
         while there < len(self._queue.pieces) < self._gathering and time.monotonic() < end:
             there = len(self._queue.pieces)
             self._gathered.wait(_GATHER_STEP)

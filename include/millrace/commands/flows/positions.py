@@ -26,8 +26,8 @@ def show_offsets(context: JsonContext, name: Name) -> None:
     if flow.stream is not None:
         from millrace.flows.spark_host.incarnations import Kept, position
 
-        kept = Kept(settings, name)
-        found = position(kept.checkpoint(kept.state)) or {}
+        states = Kept(settings, name)
+        found = position(states.checkpoint(states.state)) or {}
     else:
         from millrace.flows.range_host.positions import positions_of
 

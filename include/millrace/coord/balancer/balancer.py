@@ -105,7 +105,7 @@ class Balancer:
         self._orders = orders
         self._policy = policy
         self._pchannels = pchannels
-        self._together = run_all
+        self._run_all = run_all
         self._stats = stats
         self.limits = limits or RebalanceLimits()
         self._session_seconds = session_seconds
@@ -160,7 +160,7 @@ class Balancer:
             self._plan(role)
         waiting = [key for key, record in self.manager.records.items() if record.state is AssignmentState.ASSIGNING]
         failures: list[BaseException] = []
-        self._together([partial(self._attempt, key, failures) for key in waiting])
+        self._run_all([partial(self._attempt, key, failures) for key in waiting])
         for failure in failures:
             raise failure
 

@@ -61,7 +61,7 @@ class Broadcaster:
         self._ledger = ledger
         self._sending = sending
         self._kinds = kinds
-        self._together = run_all
+        self._run_all = run_all
 
     def submit(
         self, plan: Callable[[], BroadcastDraft], *, request: str = "", expired: Callable[[], bool] = lambda: False
@@ -86,14 +86,14 @@ class Broadcaster:
                 if not 0 < len(set(drafted.targets)) == len(drafted.targets) <= MAX_TARGETS:
                     raise InvalidArgument(f"a broadcast goes to 1 to {MAX_TARGETS:,} different VChannels")
                 hit("ddl.planned")
-                kept = self._ledger.add(drafted, self._kinds[drafted.kind].check)
+                added = self._ledger.add(drafted, self._kinds[drafted.kind].check)
             except StalePlan:
                 continue
-            if isinstance(kept, BroadcastTask):
-                return self.complete(kept)
+            if isinstance(added, BroadcastTask):
+                return self.complete(added)
             # The ledger refused because open tasks use the same resources: complete those first, then plan again on the
             # new catalog.
-            self._settle(kept)
+            self._settle(added)
         raise DeadlineExceeded("other broadcasts on the same resources kept coming: nothing was stored, retry")
 
     def complete_conflicting(self, keys: Iterable[ResourceKey]) -> None:
@@ -181,7 +181,7 @@ class Broadcaster:
         errors: list[MillraceError] = []
         for targets in (waiting[:alone], waiting[alone:]):
             if targets and not errors:
-                self._together([partial(self._send_one, task, target, ticks, errors) for target in targets])
+                self._run_all([partial(self._send_one, task, target, ticks, errors) for target in targets])
         # Store the acknowledgements before the errors are raised, so that a retry sends only what is missing.
         if ticks:
             self._ledger.acknowledge(task.id, ticks)

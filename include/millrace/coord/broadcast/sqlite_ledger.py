@@ -58,7 +58,7 @@ class SqliteLedger:
         self, database: CoordinatorDb, *, max_closed: int = MAX_CLOSED, wall: Callable[[], float] = time.time
     ) -> None:
         self._db = database
-        self._kept = max_closed
+        self._max_closed = max_closed
         self._wall = wall
 
     # -- queries ------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class SqliteLedger:
     def _collect(self) -> None:
         """Delete closed tasks except the newest."""
         oldest = self._db.fetch_one(
-            "select id from broadcast where done order by id desc limit 1 offset ?", (self._kept - 1,)
+            "select id from broadcast where done order by id desc limit 1 offset ?", (self._max_closed - 1,)
         )
         if oldest is None:
             return

@@ -46,24 +46,24 @@ class ChannelManager:
     def change_all(self, records: Sequence[ChannelRecord]) -> None:
         """:meth:`change` for several records, many per commit: a thousand lost roles take a few round trips."""
         left = iter(records)
-        while together := list(islice(left, _AT_ONCE)):
+        while batch := list(islice(left, _AT_ONCE)):
             try:
                 revision = self._leadership.commit(
                     self._epoch,
-                    [Put(each.key, each.encode()) for each in together],
-                    when=[RevisionEquals(each.key, each.revision) for each in together],
+                    [Put(each.key, each.encode()) for each in batch],
+                    when=[RevisionEquals(each.key, each.revision) for each in batch],
                 )
             except MetaAmbiguous:
-                self._unsure.update(each.key for each in together)
-                for each in together:
+                self._unsure.update(each.key for each in batch)
+                for each in batch:
                     self._look(each.key)
                 continue
             if revision is None:  # one of them had changed
-                for each in together:
+                for each in batch:
                     self.change(each)
                 continue
-            self.records |= {each.key: replace(each, revision=revision) for each in together}
-            self._unsure.difference_update(each.key for each in together)
+            self.records |= {each.key: replace(each, revision=revision) for each in batch}
+            self._unsure.difference_update(each.key for each in batch)
 
     def change(self, record: ChannelRecord) -> ChannelRecord:
         """Replace the record that `record` was derived from; return the stored record, another one if it had changed.

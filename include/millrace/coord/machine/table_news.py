@@ -28,7 +28,7 @@ from millrace.storage.store import store_at
 PREFIX: Final = "news/"
 NEWS_SECONDS: Final = 0.5
 """Time between two rounds: the delay of news, and the least time between two puts of a machine."""
-TOLD: Final = 128
+MAX_TABLES: Final = 128
 """Tables that an entry names: those with the newest commits."""
 LEASE_SECONDS: Final = 600.0
 """Time after which the entry of a machine that is gone ends."""
@@ -60,7 +60,7 @@ class TableNews(PeriodicTask):
         self._lock = -1
         self._number = 0
         """Of the newest commit that this process put."""
-        self._told: dict[str, int] = {}
+        self._tables: dict[str, int] = {}
         """Tables with newest commits of this machine, by name relative to the root, with their numbers."""
         self._unsent = False
         self._seen: dict[str, tuple[int, int]] = {}
@@ -79,7 +79,7 @@ class TableNews(PeriodicTask):
         root = self._settings.tables_uri.rstrip("/")
         if root != self._root:
             self._root, self._first = root, True
-            self._told.clear()
+            self._tables.clear()
         if not is_mirrored(store_at(root)) or not self._carries():
             return
         self._send()
@@ -105,22 +105,22 @@ class TableNews(PeriodicTask):
                 continue  # another deployment's, by the same cache
             self._number += 1
             name = uri.removeprefix(f"{self._root}/")
-            self._told.pop(name, None)  # the newest last
-            self._told[name] = self._number
+            self._tables.pop(name, None)  # the newest last
+            self._tables[name] = self._number
             self._unsent = True
-        for name in [*self._told][:-TOLD]:
-            del self._told[name]
+        for name in [*self._tables][:-MAX_TABLES]:
+            del self._tables[name]
         if not self._unsent and self._now() - self._renewed < LEASE_SECONDS / 3:
             return
-        said: dict[str, Any] = {"number": self._number, "tables": self._told}
+        entry: dict[str, Any] = {"number": self._number, "tables": self._tables}
         # Repeating it after a lost answer is harmless: the entry says the same.
         try:
             self._keep_lease()
-            self._store.commit([Put(self._key, json.dumps(said).encode(), self._lease)])
+            self._store.commit([Put(self._key, json.dumps(entry).encode(), self._lease)])
         except LeaseNotFound:
             self._lease = 0
             self._keep_lease()
-            self._store.commit([Put(self._key, json.dumps(said).encode(), self._lease)])
+            self._store.commit([Put(self._key, json.dumps(entry).encode(), self._lease)])
         self._unsent = False
 
     def _keep_lease(self) -> None:

@@ -161,9 +161,9 @@ class GenerationLog:
         freed = 0
         service = self._service
         if number > span.first:
-            kept = [self._sealed_description(each) for each in range(span.first, number)]
+            descriptions = [self._sealed_description(each) for each in range(span.first, number)]
             service.file.change(lambda list_: list_.with_first(self.pchannel, number))
-            for older, described in zip(range(span.first, number), kept, strict=True):
+            for older, described in zip(range(span.first, number), descriptions, strict=True):
                 if described is not None:
                     freed += described.bytes
                     self.backend_log(older).truncate(described.end)

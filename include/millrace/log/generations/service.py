@@ -183,7 +183,7 @@ class GenerationsService(LeasesInProcess, Closeable):
 
     def groups(self) -> list[str]:
         """Return the consumer groups, sorted."""
-        return sorted({group for number in self._kept() for group in self.backend(number).groups()})
+        return sorted({group for number in self._retained_generations() for group in self.backend(number).groups()})
 
     def group_position(self, group: str, pchannel: str) -> LogId | None:
         """Return a group's position in a log; None if it never moved there.
@@ -225,7 +225,7 @@ class GenerationsService(LeasesInProcess, Closeable):
 
     def drop_group(self, group: str) -> None:
         """Remove a group with all its positions."""
-        for number in self._kept():
+        for number in self._retained_generations():
             self.backend(number).drop_group(group)
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class GenerationsService(LeasesInProcess, Closeable):
         finally:
             log.close()
 
-    def _kept(self) -> range:
+    def _retained_generations(self) -> range:
         """Return the generations in which any PChannel may have data."""
         generations = self.file.refresh()
         spans = [generations.span(name) for item in generations.items for name in item.ends]

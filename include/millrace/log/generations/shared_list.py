@@ -86,7 +86,7 @@ def shared_list(settings: Settings) -> SharedList | None:
     """Return the deployment's shared list; None if its tables lie on a disk, and the settings do not follow a move."""
 
     def uri() -> str | None:
-        scheme, elsewhere, _ = settings.tables_place.partition("://")
-        return settings.table_uri(_FOLDER) if elsewhere and scheme != "file" else None
+        scheme, separator, _ = settings.tables_place.partition("://")
+        return settings.table_uri(_FOLDER) if separator and scheme != "file" else None
 
     return SharedList(uri) if follows(settings) or uri() is not None else None

@@ -17,13 +17,13 @@ def _own_pybind11() -> Iterator[None]:
     every error of DuckDB would become a RuntimeError.
     """
     shared = _interpreter_dictionary()
-    kept = {key: shared.pop(key) for key in _registries(shared)}
+    hidden = {key: shared.pop(key) for key in _registries(shared)}
     try:
         yield
     finally:
         for key in _registries(shared):
             shared[f"millrace {key}"] = shared.pop(key)  # its libraries go on using it
-        shared.update(kept)
+        shared.update(hidden)
 
 
 def _interpreter_dictionary() -> dict[object, object]:

@@ -407,10 +407,10 @@ class ChannelLog:
                 if entry <= self._manifest.begin:
                     return 0
                 # Whole files only: entries before `entry` in the first kept file stay on disk, and `begin` hides them.
-                kept = bisect_left(self._segments, entry, key=lambda candidate: candidate.last)
-                if kept == len(self._segments) and self._fd >= 0:
-                    kept -= 1  # the active segment stays until it is closed
-                first = self._segments[kept].number if kept < len(self._segments) else self._next_number
+                boundary = bisect_left(self._segments, entry, key=lambda candidate: candidate.last)
+                if boundary == len(self._segments) and self._fd >= 0:
+                    boundary -= 1  # the active segment stays until it is closed
+                first = self._segments[boundary].number if boundary < len(self._segments) else self._next_number
                 manifest = replace(self._manifest, begin=entry, floor=self._last, first_segment=first)
             # The new beginning must be durable before any file goes: a crash in between then leaves extra
             # files, not too few.
@@ -418,7 +418,7 @@ class ChannelLog:
                 manifest.store(self._directory, self._disk)
             with self._lock:
                 self._manifest = manifest
-                doomed, self._segments = self._segments[:kept], self._segments[kept:]
+                doomed, self._segments = self._segments[:boundary], self._segments[boundary:]
                 for segment in doomed:
                     # A pinned file is recycled by its last reader (_unpin).
                     segment.dropped = True
@@ -452,23 +452,23 @@ class ChannelLog:
         with self._lock:
             self._check_open()
             target = self._manifest.begin
-            kept = sum(segment.end for segment in self._segments)
+            stored_bytes = sum(segment.end for segment in self._segments)
             oldest = self._now_ms() - longest
             for segment in self._segments[: -1 if self._fd >= 0 else None]:
                 # From the oldest file on, and never the active one: what remains is always one contiguous range.
-                above = most and kept > most
+                above = most and stored_bytes > most
                 old = longest and segment.last >> LOGICAL_BITS < oldest
                 if not (above or old):
                     break
                 target = segment.last + 1
-                kept -= segment.end
+                stored_bytes -= segment.end
         return self.truncate(LogId(0, min(target, _entry(allowed))))
 
     def describe(self) -> LogDescription:
         with self._lock:
             self._check_open()
-            kept = sum(segment.end for segment in self._segments)
-            return LogDescription(LogId(0, self._manifest.begin), LogId(0, self._last + 1), kept)
+            stored_bytes = sum(segment.end for segment in self._segments)
+            return LogDescription(LogId(0, self._manifest.begin), LogId(0, self._last + 1), stored_bytes)
 
     def stamp_floor(self) -> StampFloor | None:
         """See :meth:`millrace.log.protocol.StampPromising.stamp_floor`."""

@@ -244,11 +244,11 @@ class SegmentFiles:
                 path.unlink()
 
     def _trim(self) -> None:
-        kept: list[Path] = []
+        spares: list[Path] = []
         for path in self._spares:
-            if len(kept) < self._spare_files and path.stat().st_size == self._segment_bytes:
-                kept.append(path)
+            if len(spares) < self._spare_files and path.stat().st_size == self._segment_bytes:
+                spares.append(path)
             else:
                 path.unlink()
-        self._spares = kept
+        self._spares = spares
         (self._directory / "segment.new").unlink(missing_ok=True)

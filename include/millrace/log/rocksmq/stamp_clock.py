@@ -65,7 +65,7 @@ def boottime_ns() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _ClockState:
     """The state that one process leaves to the next: its last reading, in nanoseconds."""
 
     boot_id: str
@@ -110,23 +110,23 @@ class StampClock:
         self._base, self._since = 0, self._now  # the last stamp that was what is believed, and when
         self._held_since: int | None = None
         self._turned = False
-        kept = self._load()
-        if kept is not None:
-            self._go_on_from(kept)
-            self._promised = kept.promised
-            self._give_from(kept.promised)
+        state = self._load()
+        if state is not None:
+            self._go_on_from(state)
+            self._promised = state.promised
+            self._give_from(state.promised)
         self.now_ms()
 
-    def _go_on_from(self, kept: _Kept) -> None:
-        self._base, self._held_since = kept.stamp, kept.held_since
+    def _go_on_from(self, state: _ClockState) -> None:
+        self._base, self._held_since = state.stamp, state.held_since
         # The same boot: the steady clock continued, so the previous process's line is extended, whatever the wall clock
         # did meanwhile.
-        if self._boot and kept.boot_id == self._boot and kept.steady <= self._now:
-            self._offset, self._since = kept.believed - kept.steady, kept.steady
+        if self._boot and state.boot_id == self._boot and state.steady <= self._now:
+            self._offset, self._since = state.believed - state.steady, state.steady
             return
-        if kept.held_since is not None and kept.wall <= self._shown:
+        if state.held_since is not None and state.wall <= self._shown:
             # The wall clock was not set back since: its advance counts, its earlier leap does not.
-            self._offset -= kept.wall - kept.believed
+            self._offset -= state.wall - state.believed
         self._believe_stamp()
 
     def now_ms(self) -> int:
@@ -167,9 +167,9 @@ class StampClock:
                 ahead = round(PROMISE_SECONDS * _SECOND) if held else max(0, stamp - self._shown)
                 window = max(round(MIN_PROMISE_SECONDS * _SECOND), round(PROMISE_SECONDS * _SECOND) - ahead)
                 promised = max(self._promised, stamp + window)
-                kept = self._state(promised)
+                state = self._state(promised)
             # Only once it is on the disk may a stamp up to it be given as a floor.
-            self._store(kept, durable=True)
+            self._store(state, durable=True)
             with self._lock:
                 self._promised = promised
             hit("clock.promised")
@@ -244,11 +244,11 @@ class StampClock:
             return  # another thread writes it
         try:
             with self._lock:
-                kept = self._state(self._promised)
+                state = self._state(self._promised)
                 # Begin and end of a held leap must survive a power loss, and so must a promise: this replaces its file.
                 durable = self._turned or self._held_since is not None or self._promised > 0
                 self._turned = False
-            self._store(kept, durable=durable)
+            self._store(state, durable=durable)
             hit("clock.kept")
         except OSError as error:
             self._turned = True
@@ -256,20 +256,20 @@ class StampClock:
         finally:
             self._keeping.release()
 
-    def _state(self, promised: int) -> _Kept:
+    def _state(self, promised: int) -> _ClockState:
         """Return the state to store now. Called with the lock held."""
         self._keep_at = self._now + round(PERSIST_SECONDS * _SECOND)
         believed = self._now + self._offset
-        return _Kept(self._boot, self._now, self._shown, believed, self._given, self._held_since, promised)
+        return _ClockState(self._boot, self._now, self._shown, believed, self._given, self._held_since, promised)
 
-    def _store(self, kept: _Kept, *, durable: bool) -> None:
-        fields = {"version": _PROMISE_VERSION, **asdict(kept)}
-        if not kept.promised:
+    def _store(self, state: _ClockState, *, durable: bool) -> None:
+        fields = {"version": _PROMISE_VERSION, **asdict(state)}
+        if not state.promised:
             fields["version"] = _VERSION
             del fields["promised"]
         write_checksummed(self._path, json.dumps(fields, sort_keys=True).encode(), OsDisk(), durable=durable)
 
-    def _load(self) -> _Kept | None:
+    def _load(self) -> _ClockState | None:
         """Read the state file; None if there is none, or if this build cannot read it."""
         try:
             fields = json.loads(read_checksummed(self._path))
@@ -278,7 +278,7 @@ class StampClock:
                     "%s has version %s, which this build cannot read: accepting the wall clock", self._path, version
                 )
                 return None
-            return _Kept(**fields)
+            return _ClockState(**fields)
         except FileNotFoundError:
             return None
         except (OSError, LogCorrupted, ValueError, KeyError, TypeError, AttributeError) as error:

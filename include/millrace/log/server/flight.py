@@ -64,7 +64,7 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._active = 0
-        self._elsewhere = 0
+        self._extensions = 0
         self._closed = False
         self._quiet_since = time.monotonic()
 
@@ -89,7 +89,7 @@ class Gate:
     def track(self, change: int) -> None:
         """Record that work of extensions began (`change` > 0) or ended (< 0)."""
         with self._changed:
-            self._elsewhere += change
+            self._extensions += change
             self._quiet_since = time.monotonic()
 
     @contextmanager
@@ -109,7 +109,7 @@ class Gate:
     def idle_seconds(self) -> float:
         """Seconds without work; 0 while there is some."""
         with self._changed:
-            return 0.0 if self._active or self._elsewhere else time.monotonic() - self._quiet_since
+            return 0.0 if self._active or self._extensions else time.monotonic() - self._quiet_since
 
     def close(self, *, timeout: float) -> bool:
         """Refuse new work and wait for running work; False if that takes longer than `timeout` seconds."""

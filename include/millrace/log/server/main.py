@@ -251,8 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(folder, launch)
     except MillraceError as error:
-        told = f"{error.code}: {error}" if foreground else f"{STARTUP_ERROR}{error_to_bytes(error).decode()}"
-        sys.stderr.write(f"{told}\n")
+        message = f"{error.code}: {error}" if foreground else f"{STARTUP_ERROR}{error_to_bytes(error).decode()}"
+        sys.stderr.write(f"{message}\n")
         return 1
     return 0
 

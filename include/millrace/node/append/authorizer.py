@@ -83,9 +83,9 @@ def readable_rows(batch: pa.RecordBatch, caller: Caller, collection_of: Collecti
         for name in names
         if name and caller.principal.has_role((Role.READ,), vchannel_resources(name, collection_of))
     ]
-    kept = pc.is_in(batch.column("vchannel").cast(pa.string()), value_set=pa.array(own, pa.string()))
+    readable = pc.is_in(batch.column("vchannel").cast(pa.string()), value_set=pa.array(own, pa.string()))
     ticks = pc.equal(batch.column("type").cast(pa.string()), MessageType.TIME_TICK.name)
-    return batch.filter(pc.or_(kept, ticks))
+    return batch.filter(pc.or_(readable, ticks))
 
 
 def vchannel_resources(vchannel: str, collection_of: CollectionLookup) -> tuple[Resource, ...]:

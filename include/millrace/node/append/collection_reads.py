@@ -86,9 +86,9 @@ class CollectionReads:
             plan = plan_fresh(self._settings, name, found.id, found.pchannels, self._own, at=at, seconds=seconds)
             every = plan.schema.arrow()
             if request.get("count"):
-                told = to_json({"counted": count_rows(plan, where=selection.where)})
+                metadata = to_json({"counted": count_rows(plan, where=selection.where)})
                 nothing = pa.schema([])
-                return ReadStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), told)]))
+                return ReadStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), metadata)]))
         schema = pa.schema([every.field(each) for each in selection.names(every)])
         selection.expression(every)  # raise for an invalid selection before the first batch
 

@@ -216,14 +216,14 @@ class Follower:
                     size += group[-1].values.nbytes
                     if self._fenced is not None:
                         break  # only the opening of a term may take the log back, and nothing else with it
-            self._append_together(group)
+            self._append_batch(group)
         finally:
             with self._lock:
                 self._led = bool(self._inbox)
                 if self._led:
                     self._inbox[0].lead()
 
-    def _append_together(self, group: list[PendingOutcome]) -> None:
+    def _append_batch(self, group: list[PendingOutcome]) -> None:
         """Append a group as one batch, or each by itself if the log refuses a part of it. Errors settle the appends."""
         try:
             self._submit(group)
@@ -232,7 +232,7 @@ class Follower:
                 self._refuse(group, error)
                 return
             for pending in group:  # one of them is too large: nothing was appended
-                self._append_together([pending])
+                self._append_batch([pending])
         except BaseException as error:
             words = f"an append to {self.pchannel} failed ({type(error).__name__}: {error})"
             self._refuse(group, LogUnavailable(words))

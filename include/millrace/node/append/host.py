@@ -397,8 +397,8 @@ class AppendHost(Closeable):
                     messages[name].append(messages_of(collection_id, batch))
                     left -= messages[name][-1].nbytes
                 seen = piece.confirmed_tick
-        kept = {name: [each for each in batches if each.num_rows] for name, batches in messages.items()}
-        return DecidedMessages(ticks, kept, True)
+        nonempty = {name: [each for each in batches if each.num_rows] for name, batches in messages.items()}
+        return DecidedMessages(ticks, nonempty, True)
 
     def _confirm_for(self, follower: Follower, vchannels: Collection[str], tick: int, end: Deadline) -> int:
         """Wait until everything up to `tick` is decided on these VChannels. Returns the tick up to which it is."""

@@ -94,7 +94,7 @@ MAX_WAITING: Final = 256
 """Limit of waiting tail readers, each in a server thread. Further ones are answered at once."""
 MAX_TAKING: Final = 256
 """The same for consumers of work queues that wait for tasks."""
-_KEPT_BYTES: Final = 1 << 20
+_CACHED_BYTES: Final = 1 << 20
 """Bytes of a tail's wire form that are kept for other readers, for each PChannel."""
 _SWITCH_SECONDS: Final = 0.0005
 _READS: Final = tuple(each for each in server_calls("append/") if each.ticket)
@@ -184,8 +184,8 @@ class AppendExtension:
         if command.get("bundles"):
             writer.begin(OUTCOME_SCHEMA)
             while (bundle := next_bundle(reader)) is not None:
-                rows, told = encode_answers(self._bundled(bundle, door))
-                writer.write_with_metadata(rows, pa.py_buffer(told))
+                rows, metadata = encode_answers(self._bundled(bundle, door))
+                writer.write_with_metadata(rows, pa.py_buffer(metadata))
             return
         pchannel = _pchannel(command)
         writer.begin(OUTCOME_SCHEMA)
@@ -325,7 +325,7 @@ class AppendExtension:
         if known is not None and len(known[0]) == len(batches) and all(map(operator.is_, known[0], batches)):
             return known[1]
         made = merged_wire_rows(batches)
-        if sum(batch.nbytes for batch in made) <= _KEPT_BYTES:
+        if sum(batch.nbytes for batch in made) <= _CACHED_BYTES:
             self._encoded[pchannel] = batches, made
         return made
 
@@ -571,7 +571,7 @@ def append_extension(
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
     behind = ExitStack()
-    together = behind.enter_context(ThreadRunner("broadcast"))
+    run_all = behind.enter_context(ThreadRunner("broadcast"))
     behind.enter_context(follow(settings))
     append = SingleEntryAppender(host, settings.append_deadline)
     catalog = Coordinator(
@@ -579,7 +579,7 @@ def append_extension(
         log=service,
         append=append,
         shared=shared(settings),
-        run_all=together,
+        run_all=run_all,
         applied=partial(applied_messages, settings, HostTickSource(host, service)),
     )
     if placing is not None:

@@ -134,9 +134,9 @@ class TailBuffer:
         if chunks and chunks[0].after < after_tick:
             first = chunks[0].messages
             ticks = first.column("time_tick").to_numpy()
-            kept = first.slice(bisect_right(ticks, after_tick))
+            later = first.slice(bisect_right(ticks, after_tick))
             rest = [chunk.messages for chunk in chunks[1:]]
-            return TailBatch([kept, *rest] if kept.num_rows else rest, confirmed)
+            return TailBatch([later, *rest] if later.num_rows else rest, confirmed)
         return TailBatch([chunk.messages for chunk in chunks], confirmed)
 
     def _behind(self, after_tick: int, max_bytes: int) -> tuple[list[_Chunk], int]:

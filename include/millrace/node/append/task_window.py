@@ -309,15 +309,15 @@ class TaskWindow:
         places = len(self._state)
         if self._end - self._origin + count <= places:
             return
-        kept = slice(self._base - self._origin, self._end - self._origin)
-        held = kept.stop - kept.start
+        in_hand = slice(self._base - self._origin, self._end - self._origin)
+        held = in_hand.stop - in_hand.start
         while places < 2 * self.size and places < 2 * (held + count):
             places = min(2 * places, 2 * self.size)
         for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None:
                 moved = column if places == len(column) else np.zeros(places, column.dtype)
-                moved[:held] = column[kept].copy()
+                moved[:held] = column[in_hand].copy()
                 setattr(self, name, moved)
         self._origin = self._base
 

@@ -95,8 +95,8 @@ class Member(Closeable):
             info = NodeInfo(settings.node, server.address, roles, client_address)
             self.session = Session(store, clock, info, on_end=self._ended, seconds=seconds)
             self.owned = OwnedChannels(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
-            together = opened.enter_context(ThreadRunner("roles"))
-            self.hosting = RoleManager(self.session, _Roles(self.owned, appends), run_all=together)
+            run_all = opened.enter_context(ThreadRunner("roles"))
+            self.hosting = RoleManager(self.session, _Roles(self.owned, appends), run_all=run_all)
             self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
             self._opened = opened.pop_all()
         self._address = server.address

@@ -183,8 +183,8 @@ class FlushCommitter:
             fenced |= lost
             if parts:
                 table = self._open[_URIS[kind](self._settings, number)].handle
-                together = _join(table, parts, key_columns(parts[0][0].schemas[number]))
-                fenced |= self._commit(kind, table, [parts] if together else [[each] for each in parts])
+                joined = _join(table, parts, key_columns(parts[0][0].schemas[number]))
+                fenced |= self._commit(kind, table, [parts] if joined else [[each] for each in parts])
             hit(f"flush.{kind}")
         return fenced
 

@@ -36,7 +36,7 @@ class FlushedSegments:
         self._uri = settings.segments_uri
         self._file = flushed_segments_path(settings)
         stored = read_segments(open_table(self._uri))
-        self._segments = _kept(stored.select([PCHANNEL, *_COLUMNS]).to_pylist())
+        self._segments = _newest_flushed(stored.select([PCHANNEL, *_COLUMNS]).to_pylist())
         self._write()
 
     def record(self, reports: Sequence[FlushReport]) -> None:
@@ -48,13 +48,13 @@ class FlushedSegments:
             for row in read_file(store_at(self._uri), action.path).select(_COLUMNS).to_pylist()
         ]
         if any(row["state"] == FLUSHED for row in fresh):
-            self._segments = _kept([*self._segments, *fresh])
+            self._segments = _newest_flushed([*self._segments, *fresh])
             self._write()
 
     def _write(self) -> None:
         replace_json(self._file, {"segments": self._segments})
 
 
-def _kept(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _newest_flushed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     flushed = [row for row in rows if row["state"] == FLUSHED]
     return sorted(flushed, key=lambda row: (row["time_tick"], row["segment_id"]))[-MAX_SEGMENTS:]

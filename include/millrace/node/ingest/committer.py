@@ -32,7 +32,7 @@ from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE
 WAL_COMMITS: Final = 1000
 """Versions of ``wal`` to keep: four minutes at a streaming node's highest commit rate."""
 
-KEPT_STATES: Final = 64
+RETAINED_STATES: Final = 64
 """Newest versions whose entries and replaced files stay whatever their age, where replaced files are removed: earlier
 states, to go on from if the newest is damaged (millrace.tables.wal.state_check).
 """

@@ -14,7 +14,7 @@ from millrace.base.settings import Settings
 from millrace.base.settings.live import LiveSettings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
-from millrace.node.ingest.committer import KEPT_STATES, WalCommitter
+from millrace.node.ingest.committer import RETAINED_STATES, WalCommitter
 from millrace.node.ingest.ingester import IngestPlan, IngestReport, run_ingest
 from millrace.node.ingest.log_connection import (
     LogConnection,
@@ -108,8 +108,8 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
             self.table or WalTable.create(self.settings.wal_uri),
             metrics=metrics,
             owned=lambda: None if assigned is None else read_assigned(assigned),
-            keep_commits=KEPT_STATES,
-            remover=DeploymentFileRemover(self.settings, keep=KEPT_STATES),
+            keep_commits=RETAINED_STATES,
+            remover=DeploymentFileRemover(self.settings, keep=RETAINED_STATES),
         )
 
 

@@ -373,9 +373,13 @@ class _Planning:
         view, since, live, current = self._view, self._since, self._live, self._current
         added = [file for path, file in live.items() if path not in current and not _is_after(file, view.tick)]
         removed = [published for path, published in current.items() if path not in live]
-        kept = [live[path] for path in current if path in live]
-        again = [file for file in kept if self._anew or _is_ahead(file, since)]
-        settled = kept if not again else [file for file in kept if not (self._anew or _is_ahead(file, since))]
+        live_published = [live[path] for path in current if path in live]
+        again = [file for file in live_published if self._anew or _is_ahead(file, since)]
+        settled = (
+            live_published
+            if not again
+            else [file for file in live_published if not (self._anew or _is_ahead(file, since))]
+        )
         deletes = self._deletes([*added, *again])
         if not (self._anew or view.dropped or self._is_recreated()):
             shown = self._check(added, removed, deletes)

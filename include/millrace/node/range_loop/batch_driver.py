@@ -91,12 +91,12 @@ class BatchDriver(Generic[R]):
         self._rows += sum(report.rows for report in result.committed)
         self._log_bytes += sum(report.log_bytes for report in result.committed)
         gone = {*result.refused, *(report.channel for report in result.fenced)}
-        told = {
+        progress = {
             each.channel: {**each.progress(), "failure": str(each.failure) if each.failure else None}
             for each in outcomes
             if not isinstance(each, FailedRange) and each.channel not in gone
         }
-        failures = {name: words for name, words in self._failures.items() if name not in told}
+        failures = {name: words for name, words in self._failures.items() if name not in progress}
         failures |= {name: str(each.failure) for name, each in failed.items()}
         self._failures = {name: words for name, words in failures.items() if name not in parked}
         replace_json(
@@ -110,7 +110,7 @@ class BatchDriver(Generic[R]):
                 "version": result.version,
                 "commit_seconds": round(result.seconds, 4),
                 "parked": sorted(parked),
-                "pchannels": {name: {"failure": words} for name, words in self._failures.items()} | told,
+                "pchannels": {name: {"failure": words} for name, words in self._failures.items()} | progress,
             },
         )
         self._history.add(

@@ -69,14 +69,14 @@ class SampleFile:
 
     def _thin(self, now: float) -> None:
         """Rewrite the file: drop samples that are too old, and thin those that are not recent."""
-        kept: list[str] = []
+        retained: list[str] = []
         last = 0.0
         for line, at in _lines(self._path):
             if at < now - RETENTION_SECONDS or (at < now - UNTHINNED_SECONDS and 0 <= at - last < THIN_SECONDS):
                 continue
             last = at
-            kept.append(line)
-        replace_file(self._path, "".join(line + "\n" for line in kept))
+            retained.append(line)
+        replace_file(self._path, "".join(line + "\n" for line in retained))
 
 
 def _lines(path: Path) -> list[tuple[str, float]]:

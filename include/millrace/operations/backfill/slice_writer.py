@@ -79,9 +79,9 @@ class SliceWriter:
     def commit(self, made: Sequence[FileAction], *, tick: int, note: Mapping[str, Any]) -> int | None:
         """Replace the slice by the files `made`. Returns the table's version, or None if another writer was first."""
         mine, shared = self._files()
-        kept = self._kept(shared)
+        rewritten = self._rewrite_shared(shared)
         part = CommitPart(
-            adds=[*made, *kept],
+            adds=[*made, *rewritten],
             removes=[*mine, *shared],
             app_transactions={self._app: AppTransaction(self._base, tick)},
             info=note,
@@ -115,7 +115,7 @@ class SliceWriter:
         low, high = (_moment(each[self._bucket]) for each in (file.low, file.high))
         return (high is not None and high < self._part.start) or (low is not None and low >= self._part.end)
 
-    def _kept(self, shared: Sequence[str]) -> list[FileAction]:
+    def _rewrite_shared(self, shared: Sequence[str]) -> list[FileAction]:
         """Write the rows of the shared files that belong to other slices."""
         files = _file_columns(self._table.schema)
         sink = FileSink(self._table.store, files, tuple(files.names))

@@ -292,10 +292,10 @@ def check_restored(settings: Settings, manifest: BackupManifest) -> None:
         if found != number:
             raise BackupDamaged(f"{name} is restored at version {found} instead of {number}: restore another backup")
     for item in GenerationFile(settings.log_path, settings.log).generations.items:
-        scheme, elsewhere, place = item.url.partition("://")
+        scheme, separator, place = item.url.partition("://")
         if (
             backend_of(scheme).local
-            and elsewhere
+            and separator
             and not (Path(unquote(place.partition("?")[0])) / "channels").is_dir()
         ):
             raise BackupRefused(

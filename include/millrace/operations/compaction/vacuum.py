@@ -130,8 +130,8 @@ def vacuum(
         table = open_table(path)
         files, size = 0, 0
         if table is not None:
-            kept = settings.publish_retention
-            files, size = _vacuum(table, hours=hours, dry_run=dry_run, full=listed, publish_retention=kept)
+            retention = settings.publish_retention
+            files, size = _vacuum(table, hours=hours, dry_run=dry_run, full=listed, publish_retention=retention)
         if files:
             found[name] = files
         elif not dry_run:
@@ -163,8 +163,8 @@ def reclaimable_bytes(settings: Settings, *, hours: int, full: bool = False) -> 
         table = open_table(path)
         size = 0
         if table is not None:
-            kept = settings.publish_retention
-            size = _vacuum(table, hours=hours, dry_run=True, full=False, publish_retention=kept)[1]
+            retention = settings.publish_retention
+            size = _vacuum(table, hours=hours, dry_run=True, full=False, publish_retention=retention)[1]
         covered.record(name, until=_next_look(covered, name, table, hours), note=size)
         total += size
     covered.retain(places)

@@ -100,12 +100,12 @@ def run(settings: Settings, params: HousekeepingParams, progress: Progress) -> H
     return HousekeepingReport(
         dry_run=params.dry_run,
         areas=tuple(found),
-        kept=_kept(settings),
+        kept=_waiting_counts(settings),
         seconds=round(time.perf_counter() - started, 3),
     )
 
 
-def _kept(settings: Settings) -> dict[str, int]:
+def _waiting_counts(settings: Settings) -> dict[str, int]:
     found = {
         "parked PChannels": len(parked_names(settings.parked_path)),
         "quality blocks": len(failed_critical_expectations(settings)),

@@ -41,10 +41,10 @@ class MoveJournal(Closeable):
         self._lock = threading.Lock()
         self.files: dict[str, tuple[StoredFile, str] | None] = {}
         """By name: what was proven, with the mark that the source had; None: begun, or not compared."""
-        kept = self._read(target)
+        continued = self._read(target)
         make_folder(path.parent)
-        self._file = path.open("a" if kept else "w", encoding="utf-8")
-        if not kept:
+        self._file = path.open("a" if continued else "w", encoding="utf-8")
+        if not continued:
             self._write({"target": target})
 
     def _read(self, target: str) -> bool:

@@ -514,8 +514,8 @@ class _Move:
     def _close(self) -> None:
         self._progress.update("closing the tables")
         self._mover.check()
-        told = {"deployment": self._deployment, "to": self._to, "at": datetime.now(UTC).isoformat()}
-        self._from.replace(MOVED_MARK, json.dumps(told).encode())
+        mark = {"deployment": self._deployment, "to": self._to, "at": datetime.now(UTC).isoformat()}
+        self._from.replace(MOVED_MARK, json.dumps(mark).encode())
         try:
             self._mover.change(lambda place: replace(place, closed=True))
         except MoveRefused:

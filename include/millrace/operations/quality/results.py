@@ -132,8 +132,8 @@ def remove_old_results(settings: Settings, *, before: float, dry_run: bool = Fal
         if gone and not dry_run:
             adds = []
             if gone < len(at):
-                kept = table.read_rows([name], RESULT_COLUMNS, where=pc.field("at") >= moment)
-                adds = _write(table.uri, kept.to_pylist(), KIND_RESULT)
+                remaining = table.read_rows([name], RESULT_COLUMNS, where=pc.field("at") >= moment)
+                adds = _write(table.uri, remaining.to_pylist(), KIND_RESULT)
             if commit_fenced(table, [CommitPart(adds, [name])], data_change=False).fenced:
                 continue
         count += gone

@@ -97,10 +97,10 @@ def _run(
     progress.update("selecting tables and ranges")
     chosen = Selection(Coverage.load(settings, "quality", depends={"format": 1}, ignore=params.ignores_records))
     found = list(_frames(session, settings, params, state, chosen))
-    together = batches(chosen.small)
+    small = batches(chosen.small)
     outcomes = chosen.empty
     pages: str | None = None
-    total = len(found) + sum(len(each.members) for each in together)
+    total = len(found) + sum(len(each.members) for each in small)
     if total:
         progress.update("starting Great Expectations", tables=total)
         folder = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="millrace-docs-")))
@@ -110,7 +110,7 @@ def _run(
             progress.step(f"checking {frame.table}", checked, total)
             outcomes.append(validator.check(frame, run_id=run_id))
             checked += 1
-        for batch in together:
+        for batch in small:
             progress.step(f"checking {len(batch.members):,} small collections", checked, total)
             whole = validator.check(batch.frame(session()), run_id=run_id)
             if not whole.failed:

@@ -213,7 +213,7 @@ def _load(
     _record(settings, params, plan, None, LOADING)
     hit("restore.recorded")
     channels = plan.vchannels.values()
-    names = sorted({name for info in channels for number, name in info.partitions.items() if _stands(plan, number)})
+    names = sorted({name for info in channels for number, name in info.partitions.items() if _existed(plan, number)})
     schema, later = loadable_schema(plan)
     made = client.catalog.create_collection(
         params.into,
@@ -233,7 +233,7 @@ def _load(
     return client.definition(made.name)
 
 
-def _stands(plan: ReadPlan, number: int) -> bool:
+def _existed(plan: ReadPlan, number: int) -> bool:
     """Return whether a partition still existed at the tick."""
     return all(dropped != number for _, dropped, _ in plan.partition_drops)
 

@@ -37,7 +37,7 @@ def split_rules(
         {(f.stored_columns[0].name, _by_columns(f.computed, version)) for f in version.fields if f.computed is not None}
         for version in versions
     ]
-    kept = tuple(
+    common = tuple(
         each
         for each in schema.checks
         if all((each.name, _by_columns(each.condition, schema)) in known for known in checks)
@@ -49,8 +49,8 @@ def split_rules(
         else replace(field, computed=None)
         for field in schema.fields
     )
-    later: list[SchemaChange] = [AddCheck(each.name, each.condition) for each in schema.checks if each not in kept]
-    return replace(schema, fields=fields, checks=kept), later
+    later: list[SchemaChange] = [AddCheck(each.name, each.condition) for each in schema.checks if each not in common]
+    return replace(schema, fields=fields, checks=common), later
 
 
 def _by_columns(found: Node | UntypedExpression, schema: CollectionSchema) -> Node | UntypedExpression:

@@ -107,14 +107,17 @@ class AsOf(Ordered):
         before = int(stays.sum())
         if self.tolerance is not None and watermark != END:
             stays &= times[newest] >= watermark - units(self.tolerance)
-        kept = newest[stays]
-        evicted = before - len(kept)
-        if self.deleted is not None and len(kept):  # nothing is what was before it, too
+        retained = newest[stays]
+        evicted = before - len(retained)
+        if self.deleted is not None and len(retained):  # nothing is what was before it, too
             gone = (
-                pool.column(column_of(pool.schema, self.deleted)).take(pa.array(rows[kept])).fill_null(False).to_numpy()
+                pool.column(column_of(pool.schema, self.deleted))
+                .take(pa.array(rows[retained]))
+                .fill_null(False)
+                .to_numpy()
             )
-            kept = kept[~gone]
-        return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[kept]))}, evicted
+            retained = retained[~gone]
+        return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[retained]))}, evicted
 
     def _keyed(self, rows: pa.Table) -> Any:
         """Which rows have a whole key: as in SQL, a null is equal to nothing, not to another null either."""
@@ -164,12 +167,12 @@ class Distinct(Ordered):
         given = begins if within is None else _reached(begins, _behind(codes[rows], times[rows], within))
         ends = np.flatnonzero(np.append(begins[1:], True))
         last = np.maximum.accumulate(np.where(given, np.arange(len(rows)), 0))[ends]
-        kept = np.sort(rows[last])
+        retained = np.sort(rows[last])
         output = ready.take(pa.array(rows[given & (rows >= count)] - count))
-        before = len(kept)
+        before = len(retained)
         if within is not None and watermark != END:
-            kept = kept[times[kept] >= watermark - within]
-        return output, {"given": keys.take(pa.array(kept))}, before - len(kept)
+            retained = retained[times[retained] >= watermark - within]
+        return output, {"given": keys.take(pa.array(retained))}, before - len(retained)
 
 
 def _behind(codes: Any, times: Any, within: int) -> Any:

@@ -59,8 +59,8 @@ class Patterns(Ordered):
         schema = ready.schema
         fresh = ready.append_column(_BEGIN, pa.array(np.ones(ready.num_rows, dtype=np.bool_)))
         fresh = fresh.append_column(_COVERED, pa.array(np.zeros(ready.num_rows, dtype=np.bool_)))
-        kept = state.get("rows")
-        pool = fresh if kept is None else pa.concat_tables([kept, fresh])
+        earlier = state.get("rows")
+        pool = fresh if earlier is None else pa.concat_tables([earlier, fresh])
         if not pool.num_rows:
             return self.output_schema(schema).empty_table(), state, 0
         ordered = sort(pool, query, open_=watermark != END, ties=True)

@@ -304,13 +304,15 @@ class Windows(Operator):
         changed = windows.column("changed").to_numpy()
         answered = windows.filter(pa.array(over & changed))
         stay = stops > (floor - units(self.keep or 0) if floor != END else END) if self.late == "correct" else ~over
-        kept = windows.filter(pa.array(stay))
+        remaining = windows.filter(pa.array(stay))
         if self.late == "correct":
             again = (over & changed)[stay]
-            revision = kept.column(REVISION).to_numpy() + again
-            kept = kept.set_column(kept.column_names.index(REVISION), REVISION, pa.array(revision))
-            kept = kept.set_column(kept.column_names.index("changed"), "changed", pa.array(changed[stay] & ~again))
-        return self._answers(answered, target), kept
+            revision = remaining.column(REVISION).to_numpy() + again
+            remaining = remaining.set_column(remaining.column_names.index(REVISION), REVISION, pa.array(revision))
+            remaining = remaining.set_column(
+                remaining.column_names.index("changed"), "changed", pa.array(changed[stay] & ~again)
+            )
+        return self._answers(answered, target), remaining
 
     def _answers(self, windows: pa.Table, target: pa.Schema) -> pa.Table:
         kind = target.field(START).type

@@ -82,30 +82,30 @@ class Counted:
             return (*state, value)
         if value is None:
             return state
-        count, kept = state
+        count, total = state
         match self._function:
             case "sum":
-                kept = value if kept is None else added(kept, value)
+                total = value if total is None else added(total, value)
             case "avg":
-                kept = float(value) if kept is None else kept + float(value)
+                total = float(value) if total is None else total + float(value)
             case "min":
-                kept = value if kept is None or value < kept or kept != kept else kept
+                total = value if total is None or value < total or total != total else total
             case "max":
-                kept = value if kept is None or value > kept or value != value else kept
-        return (count + 1, kept)
+                total = value if total is None or value > total or value != value else total
+        return (count + 1, total)
 
     def value(self, state: State, begin: int, end: int) -> Any:
         if self._function == "array_agg":
             return list(state)
-        count, kept = state
+        count, total = state
         match self._function:
             case "count":
                 return count
             case "sum":
-                return summed(kept)
+                return summed(total)
             case "avg" if count:
-                return kept / count
-        return kept
+                return total / count
+        return total
 
 
 Tracker = Reached | Counted

@@ -242,9 +242,9 @@ def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
 
 def replaced_checkpoint_files(base: Checkpoint, following: Checkpoint) -> tuple[str, ...]:
     """Return the files that a checkpoint which follows `base` takes the place of."""
-    kept = None if following.snapshot is None else following.snapshot.path
+    current = None if following.snapshot is None else following.snapshot.path
     known = dict.fromkeys((base.path, None if base.snapshot is None else base.snapshot.path))
-    return tuple(path for path in known if path is not None and path != kept)
+    return tuple(path for path in known if path is not None and path != current)
 
 
 def required_checkpoint_files(checkpoint: Checkpoint) -> tuple[str, ...]:

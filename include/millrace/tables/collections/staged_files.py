@@ -51,8 +51,8 @@ class StagedFiles:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Return the staged files of a deployment."""
-        elsewhere = settings.staged_uri != str(settings.staged_path)
-        return cls(settings.staged_uri, str(settings.staged_path) if elsewhere else None)
+        remote = settings.staged_uri != str(settings.staged_path)
+        return cls(settings.staged_uri, str(settings.staged_path) if remote else None)
 
     def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
         places = [self.place_of(file["path"]) for file in named.files]

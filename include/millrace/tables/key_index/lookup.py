@@ -195,9 +195,9 @@ def find_keys(
 def files_with_keys(table: TableHandle, keys: pa.Table, *, first_tick: int, last_tick: int) -> list[str]:
     """Return the live files that may have entries of `keys` with a tick from `first_tick` to `last_tick`, by bounds."""
     actions = table.actions()
-    kept = _within_ticks(actions, first_tick, last_tick)
-    kept &= _within_bounds(actions, keys.schema.field(0), keys.column(0))
-    return list(actions["path"].filter(pa.array(kept)).to_pylist())
+    selected = _within_ticks(actions, first_tick, last_tick)
+    selected &= _within_bounds(actions, keys.schema.field(0), keys.column(0))
+    return list(actions["path"].filter(pa.array(selected)).to_pylist())
 
 
 def _candidates(
@@ -264,14 +264,14 @@ def _reached(
 ) -> dict[str, int]:
     """Return the live files (path: rows) that may have rows of the `wanted` keys with a tick within these bounds."""
     actions = table.actions()
-    kept = np.ones(actions.num_rows, dtype=bool)
+    selected = np.ones(actions.num_rows, dtype=bool)
     if files is not None:
-        kept = pc.is_in(actions["path"].cast(pa.utf8()), pa.array(list(files), pa.utf8())).to_numpy().astype(bool)
-    asked = int(kept.sum())
-    kept &= _within_ticks(actions, first_tick, last_tick)
-    kept &= _within_bounds(actions, keys.field(0), wanted[keys.names[0]])
-    work.files_excluded += asked - int(kept.sum())
-    chosen = actions.filter(pa.array(kept))
+        selected = pc.is_in(actions["path"].cast(pa.utf8()), pa.array(list(files), pa.utf8())).to_numpy().astype(bool)
+    asked = int(selected.sum())
+    selected &= _within_ticks(actions, first_tick, last_tick)
+    selected &= _within_bounds(actions, keys.field(0), wanted[keys.names[0]])
+    work.files_excluded += asked - int(selected.sum())
+    chosen = actions.filter(pa.array(selected))
     if chosen["num_records"].null_count:
         rows = {each.path: each.rows for each in table.describe_files()}
         return {path: rows[path] for path in chosen["path"].to_pylist()}

@@ -268,8 +268,8 @@ def merged(
                 entries = run.between(low, high)
                 owner = np.searchsorted(run.ends, entries.ordinal, "right")
                 if not keep.all():
-                    kept = np.flatnonzero(keep[owner])
-                    entries, owner = entries.taken(kept), owner[kept]
+                    retained = np.flatnonzero(keep[owner])
+                    entries, owner = entries.taken(retained), owner[retained]
                 ordinal = (entries.ordinal.astype(np.int64) + shift[owner]).astype(np.uint32)
                 found.append(entries._replace(ordinal=ordinal))
             yield concatenated(found).ordered()

@@ -98,8 +98,8 @@ class SharedIndex:
 
 def shared_index(settings: Settings, collection_id: int) -> SharedIndex | None:
     """Return the shared index of a collection; None if the tables lie on a disk."""
-    scheme, elsewhere, _ = settings.tables_place.partition("://")
-    if not elsewhere or scheme == "file":
+    scheme, separator, _ = settings.tables_place.partition("://")
+    if not separator or scheme == "file":
         return None
     return SharedIndex(store_at(settings.table_uri(f"tables/{collection_id}/_index")))
 

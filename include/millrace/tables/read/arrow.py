@@ -407,13 +407,13 @@ class _Look:
             return None
         key = key_schema(self._plan.schema).names
 
-        def kept(rows: pa.Table) -> npt.NDArray[np.bool_]:
+        def is_live(rows: pa.Table) -> npt.NDArray[np.bool_]:
             named = to_fields(rows, self._plan.schema, self._keys)
             return ~deleted_mask(named, self._deletes, self._plan.schema.key_names)
 
         columns = self._columns(judged=True)
         rows = table.read_filtered(
-            paths, self._stored, columns=columns, filter_columns=[*key, *self._judged_by], keep=kept
+            paths, self._stored, columns=columns, filter_columns=[*key, *self._judged_by], keep=is_live
         )
         return align_to_schema(rows.select(columns), pa.schema([self._stored.field(name) for name in columns]))
 

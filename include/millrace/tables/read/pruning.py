@@ -40,16 +40,16 @@ _TURNED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 
 def may_match(actions: pa.Table, schema: pa.Schema, conjuncts: Iterable[Condition]) -> pa.Array:
     """Return for each file in `actions` (TableHandle.actions) whether a row of it may satisfy all `conjuncts`."""
-    kept = pa.repeat(True, actions.num_rows)
+    mask = pa.repeat(True, actions.num_rows)
     for found in conjuncts:
         match found:
             case Compare(op, ColumnRef((name,)), Literal(value)) if op in _TURNED:
-                kept = pc.and_(kept, _within(actions, schema, name, op, [value]))
+                mask = pc.and_(mask, _within(actions, schema, name, op, [value]))
             case Compare(op, Literal(value), ColumnRef((name,))) if op in _TURNED:
-                kept = pc.and_(kept, _within(actions, schema, name, _TURNED[op], [value]))
+                mask = pc.and_(mask, _within(actions, schema, name, _TURNED[op], [value]))
             case In(ColumnRef((name,)), values):
-                kept = pc.and_(kept, _within(actions, schema, name, "=", [each.value for each in values]))
-    return kept
+                mask = pc.and_(mask, _within(actions, schema, name, "=", [each.value for each in values]))
+    return mask
 
 
 def has_bounds(schema: pa.Schema, name: str) -> bool:

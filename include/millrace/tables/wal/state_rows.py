@@ -122,19 +122,19 @@ def next_row(
 ) -> NextRow:
     """Return the row for `state`, given the chain of its base; a snapshot if `whole`. Raises as :func:`state_of`."""
     if rows and rows[0].size > SMALL_STATE and not whole:
-        kept = list(rows)
-        payload = make_increment(state_of(kept, read), state)
-        if len(kept) > MAX_INCREMENTS:
+        chain = list(rows)
+        payload = make_increment(state_of(chain, read), state)
+        if len(chain) > MAX_INCREMENTS:
             # As merges of a log-structured tree: the new increment takes in those before that are not larger.
             size = len(payload)
-            while len(kept) > 1 and (len(kept) > MAX_INCREMENTS or kept[-1].size <= size):
-                size += kept.pop().size
-            payload = make_increment(state_of(kept, read), state)
+            while len(chain) > 1 and (len(chain) > MAX_INCREMENTS or chain[-1].size <= size):
+                size += chain.pop().size
+            payload = make_increment(state_of(chain, read), state)
         # Made again from what it gives, an increment that left something out would differ: then nothing relies on it.
-        base = state_of(kept, read)
+        base = state_of(chain, read)
         sound = make_increment(base, apply_increment(base, payload)) == payload
-        if sound and sum(row.size for row in kept[1:]) + len(payload) < kept[0].size:
-            return NextRow(payload, kept[-1], tuple(row.path for row in rows[len(kept) :]))
+        if sound and sum(row.size for row in chain[1:]) + len(payload) < chain[0].size:
+            return NextRow(payload, chain[-1], tuple(row.path for row in rows[len(chain) :]))
     return NextRow(state.to_bytes(), None, tuple(row.path for row in rows))
 
 

@@ -241,12 +241,12 @@ def _recorded(
         if state.chain_version >= VERSION_4:
             # From here on a producer that may be the forgotten one has to say that it began later (its barrier tick).
             forgotten = max(forgotten, last_tick)
-    kept = known.results if known and known.epoch == epoch else ()
+    known_results = known.results if known and known.epoch == epoch else ()
     # Results of consecutive sequences are one run in the state, so that dedup_results bounds runs, not messages.
-    if kept and results and _continues(kept[-1], results[0]):
-        results = [kept[-1]._replace(length=kept[-1].length + results[0].length), *results[1:]]
-        kept = kept[:-1]
-    recorded = ProducerState(epoch, following, tick, (*kept, *results)[-state.config.dedup_results :])
+    if known_results and results and _continues(known_results[-1], results[0]):
+        results = [known_results[-1]._replace(length=known_results[-1].length + results[0].length), *results[1:]]
+        known_results = known_results[:-1]
+    recorded = ProducerState(epoch, following, tick, (*known_results, *results)[-state.config.dedup_results :])
     return channel._replace(producers=producers.set(producer_id, recorded), forgotten=forgotten)
 
 
