@@ -272,7 +272,7 @@ def operate(
     Operators are patterns, windows, time joins and deduplication.
 
     Outputs, late rows and the keys' state are written to the Delta table at the URI `table`, exactly once; ``kind`` is
-    ``output``, ``late`` or ``state``. The watermark is `delay` behind the newest event time of the previous
+    ``output``, ``late`` or ``state``. The watermark is `delay` before the newest event time of the previous
     micro-batches (a timedelta for times, a number for numbers). Keys are distributed over `shards`, one task each; the
     number is fixed for the table. Rows whose event time is more than `max_ahead` (default: no bound) ahead of their
     tick's (the column ``_time_tick``) are diverted and do not advance the watermark. `checkpoint` is the query's

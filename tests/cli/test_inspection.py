@@ -256,7 +256,7 @@ def test_commands_that_look_start_no_server_and_say_what_they_cannot_show(deploy
     shown = deployment.run("scan", home, "--types", "INSERT")
     assert shown.exit_code == 1
     assert sum(json.loads(line)["rows"] for line in shown.stdout.splitlines()) == 5, "what the table has"
-    assert "LOG_UNAVAILABLE: no log server runs: this is what the WAL table holds" in shown.stderr
+    assert "LOG_UNAVAILABLE: no log server runs: the scan ends with the WAL table" in shown.stderr
     assert deployment.lines("scan", home, "--limit", "1"), "all that was asked for"
     deployment.fails("LOG_UNAVAILABLE", "scan", home, "--follow")
     deployment.fails("LOG_UNAVAILABLE", "scan", home, "--from", "latest")

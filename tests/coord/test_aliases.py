@@ -90,7 +90,7 @@ def test_an_alias_and_a_collection_share_no_name(catalog: Coordinator) -> None:
     with pytest.raises(AliasExists, match="name of a collection"):
         catalog.create_alias("v2", "v1")
     catalog.create_alias("now", "v1")
-    with pytest.raises(AliasExists, match="alter the alias"):
+    with pytest.raises(AliasExists, match="use alter_alias"):
         catalog.create_alias("now", "v2")
     with pytest.raises(CollectionExists):
         catalog.create_collection("now", SCHEMA)

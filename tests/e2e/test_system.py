@@ -103,7 +103,7 @@ def test_up_and_kill_9_of_everything_and_up_again_and_down(system: System) -> No
 
     system.kill_everything()
     assert not system.installation.processes()
-    watching = system.popen("up", "--port", "0")  # this one stays, until it is stopped from elsewhere
+    watching = system.popen("up", "--port", "0")  # this one stays, until another command stops it
     try:
         end = time.monotonic() + 600
         while not (system.installation.running() and system.installation.streaming_job_running()):
@@ -119,7 +119,7 @@ def test_up_and_kill_9_of_everything_and_up_again_and_down(system: System) -> No
             watching.communicate()
     assert "none is left" in stopped
     assert watching.returncode == 0, output
-    assert "stopped from elsewhere" in output
+    assert "stopped by another command" in output
     assert said(output)[1] == password
     assert not system.installation.processes()
 

@@ -69,9 +69,9 @@ class AccessLog(Closeable):
         """
         self.path = path
         self.counts = Counter[Result]()
-        """Lines by what became of them."""
+        """Number of lines by result."""
         self.on_line: Callable[[Result], None] = lambda result: None
-        """Called with what became of each line."""
+        """Called with the result of each line."""
         self._sample = sample
         self._file_bytes, self._files = file_bytes, files
         self._chance = chance
@@ -121,7 +121,7 @@ class AccessLog(Closeable):
     ) -> Iterator[None]:
         """Enclose an append, which has a line if it is sampled or denied. `measure` returns its rows and bytes.
 
-        Without `alone` it is several merged ones, of which each comes again if one is refused.
+        Without `alone`, several appends are merged; if one is refused, each comes again separately.
         """
         sampled, begun, outcome = self._is_sampled(), time.monotonic(), "ok"
         denied = False

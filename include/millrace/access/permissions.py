@@ -58,7 +58,7 @@ def channel_resources(vchannel: str) -> tuple[Resource, ...]:
 
 
 ANY_ROLE: Final = (Role.READ, Role.PRODUCE)
-"""The roles of which every principal has one or a role that includes it."""
+"""Roles for calls that every principal may make: each principal has one of them, or a role that includes one."""
 
 _ROWS: Final = (
     MessageType.INSERT,

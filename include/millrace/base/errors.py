@@ -510,9 +510,7 @@ class DeadlineExceeded(MillraceError):
 
 
 class RateLimited(MillraceError):
-    """The host accepts no more row changes now, or fewer; nothing was appended. Try again in ``retry_after``
-    seconds.
-    """
+    """The host currently limits row changes, and nothing was appended. Try again in ``retry_after`` seconds."""
 
     retriable = True
 
@@ -636,8 +634,9 @@ class PipelineInvalid(MillraceError):
 
 
 class SinkBusy(MillraceError):
-    """A pipeline's sink accepts no more now, or does not answer; accepted documents may be sent again. Try again in
-    ``retry_after`` seconds.
+    """A pipeline's sink is overloaded or does not answer. Try again in ``retry_after`` seconds.
+
+    Documents that it accepted may be sent again.
     """
 
     retriable = True

@@ -51,7 +51,7 @@ class Job:
         self._pool.schedule(self, 0.0)
 
     def stop(self) -> None:
-        """Run it no more; a run that has begun goes on. Idempotent."""
+        """Start no further run of this job. A run that has begun goes on. Idempotent."""
         self._pool.remove(self)
 
 
@@ -125,7 +125,7 @@ class JobPool(Closeable):
             self._jobs.discard(job)
 
     def close(self) -> None:
-        """Run no more jobs. Runs that have begun go on. Idempotent."""
+        """Start no further runs. Runs that have begun go on. Idempotent."""
         with self._changed:
             self._closed = True
             self._jobs.clear()

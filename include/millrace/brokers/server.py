@@ -178,7 +178,7 @@ def java_command(classpath: Sequence[str], *, heap: str, main: str, options: Seq
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` ports of the loopback interface on which nobody listens now."""
+    """Return `count` unused ports of the loopback interface."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -44,7 +44,7 @@ class _Lookup:
 
     began: float
     changes: int
-    """The number of changes that the cache had been told of by then."""
+    """Number of changes that had been announced to the cache by then."""
     answer: Future[CollectionInfo] = field(default_factory=Future)
 
 
@@ -167,7 +167,7 @@ class DefinitionCache:
                 return
             self._drop(name)
             if definition is None or (definition.name != name and lookup.changes != self._changes):
-                return  # the collection that the alias pointed to may have changed, which was told under its name
+                return  # the alias's collection may have changed, which was announced under its name
             self._cached[name] = _Cached(definition, lookup.began)
             if definition.name != name:
                 self._aliases.setdefault(definition.name, set()).add(name)

@@ -149,7 +149,7 @@ def _select(data_dir: Path, statement: str, values: tuple[Any, ...] = ()) -> lis
 
 
 def _has_aliases(db: sqlite3.Connection) -> bool:
-    """Whether the file has the table of aliases, which files of earlier builds lack."""
+    """Return whether the file has the table of aliases. Files of earlier builds lack it."""
     return db.execute("select 1 from sqlite_master where name = 'alias'").fetchone() is not None
 
 

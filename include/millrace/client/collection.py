@@ -435,7 +435,7 @@ class Collection:
         closed or has returned everything up to `until`. `channels` restricts the stream to these VChannels or
         PChannels. With a `schema`, a version of the collection's, all batches have it; otherwise a batch has the schema
         at the tick of its last row. With `principals`, batches end with the column `_principal`: the name of the token
-        that wrote the change, null if its entry names nobody.
+        that wrote the change, null if its entry has no name.
 
         Raises InvalidArgument. A poll raises PositionTruncated if the WAL was trimmed after `after`.
         """

@@ -405,7 +405,7 @@ class Database(Closeable):
     def broadcast(
         self, *, kind: str = MESSAGE_KIND, data: Mapping[str, Any] | None = None, request: str = ""
     ) -> Broadcast:
-        """Begin a broadcast: messages for VChannels of one or more collections, of which all are appended or none is.
+        """Begin a broadcast: messages for VChannels of one or more collections, appended atomically.
 
             with db.broadcast() as messages:
                 messages.upsert("orders", {"id": [7], "state": ["paid"]})
@@ -748,7 +748,7 @@ class Database(Closeable):
         collection: str | CollectionInfo | None = None,
         dry_run: bool = False,
     ) -> dict[str, int]:
-        """Put a consumer group elsewhere: its next consumer starts after `to`, a tick, a time, or one end of the WAL.
+        """Move a consumer group: its next consumer starts after `to`, a tick, a time, or one end of the WAL.
 
         This concerns the channels of `collection`, or all that the group has positions on. Returns the new ticks by
         channel; with `dry_run` nothing changes.

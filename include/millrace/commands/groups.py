@@ -1,4 +1,4 @@
-"""``millrace groups``: consumer groups, their members and lags; put one elsewhere, or forget it."""
+"""``millrace groups``: show consumer groups, their members and lags; move or drop a group."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def reset(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new positions only.")] = False,
 ) -> None:
-    """Put a group elsewhere: its next consumer starts after that moment. Only while no consumer of it runs.
+    """Move a group: its next consumer starts after `--to`. Requires that no consumer of the group runs.
 
     Example: `millrace groups reset mailer --to latest`
 

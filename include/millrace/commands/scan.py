@@ -142,9 +142,8 @@ def _sources(
             names,
             until,
             LogUnavailable(
-                f"no log server runs: this is what the WAL table holds, up to tick {until}. What the log may have"
-                " behind it is not"
-                " among it; `millrace jobs run` starts the server, and so does whatever appends"
+                f"no log server runs: the scan ends with the WAL table, at tick {until}. Later messages of the log are"
+                " missing. `millrace jobs run` starts the server, and so does any append"
             ),
         )
     names = client.service.names()

@@ -90,7 +90,7 @@ def up(
         if _watch(installation, stop):
             _down(installation)
         else:
-            typer.echo("The system was stopped from elsewhere.")
+            typer.echo("The system was stopped by another command.")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""``millrace tokens``: who may use the log's server from elsewhere, and for what.
+"""``millrace tokens``: tokens for access to the log's server from other machines, with their permissions.
 
 Works on the file; servers that run notice.
 """

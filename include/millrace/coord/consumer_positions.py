@@ -166,11 +166,11 @@ class MetaStorePositions:
         self._lease = 0
         self._clock = clock
         self._ends = -math.inf
-        """When the lease may be over, by the own clock: before the store ends it."""
+        """When the lease may expire, by this process's clock: earlier than the store ends it."""
         self._held: dict[tuple[str, str], _Held] = {}
         self._members: set[tuple[str, str]] = set()
         self._doubtful: set[tuple[str, str, str]] = set()
-        """(prefix, group, name) of keys that this process may have left under its lease though nobody has them."""
+        """(prefix, group, name) of keys that may exist under this process's lease although no consumer owns them."""
         self._closed = threading.Event()
         self._keeping: threading.Thread | None = None
 
@@ -416,7 +416,7 @@ class MetaStorePositions:
 
     def locked_until(self, group: str, pchannel: str) -> float:
         held = self._held.get((group, pchannel))
-        with self._guard:  # a claim under an earlier lease is gone, though nobody has noticed yet
+        with self._guard:  # a claim under an earlier lease has ended, even if this was not noticed yet
             return self._ends if held is not None and held.lease == self._lease else -math.inf
 
     def _keep(self) -> None:

@@ -34,7 +34,7 @@ class NodeView:
     roles: tuple[str, ...]
     draining: bool
     owns: tuple[str, ...]
-    """PChannels of which it owns a role, or is about to."""
+    """PChannels with a role that the node owns, or is about to own."""
 
     @property
     def state(self) -> Literal["up", "draining", "drained", "gone"]:

@@ -48,7 +48,7 @@ class LeasedKey:
         """Revision of the key while it is held. Commits can be bound to it."""
 
     def held(self) -> bool:
-        """Whether the lease is valid by this process's own clock."""
+        """Return whether the lease is valid by this process's own clock."""
         return self._clock.monotonic() < self._until
 
     def step(self) -> float:

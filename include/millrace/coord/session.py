@@ -94,7 +94,7 @@ class Session:
         return self._tenure.key.removeprefix(NODE_PREFIX) if self._tenure.lease else ""
 
     def held(self, name: str | None = None) -> bool:
-        """Whether the session (with `name`, that session) is valid now."""
+        """Return whether the session is valid now. With `name`, also require that it is that session."""
         return self._tenure.held() and (name is None or name == self.name)
 
     def check(self, name: str) -> None:

@@ -226,7 +226,7 @@ class MoveObserver(threading.Thread):
                     self._commits.setdefault(pchannel, []).append(info["timestamp"] / 1000)
 
     def commits(self) -> Mapping[str, list[float]]:
-        """The times of each PChannel's commits to `wal`, in Unix seconds, as their writers recorded them."""
+        """Return the times of each PChannel's commits to `wal`, in Unix seconds, as their writers recorded them."""
         return self._commits
 
     def observed(self) -> Iterator[ObservedMove]:

@@ -205,7 +205,7 @@ def summarise(
 
 
 def _accounted(report: CollectionVerification, counts: ProducerCounts) -> bool:
-    """Return whether the WAL contains everything that this run's producers were told.
+    """Return whether the WAL contains everything that was acknowledged to this run's producers.
 
     The WAL may contain earlier runs too.
     """

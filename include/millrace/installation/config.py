@@ -47,7 +47,7 @@ _ANY: Final = ("0.0.0.0", "::", "")
 _QUIET_PORTS: Final = range(20_000, 32_768)
 """Ports below the range from which Linux hands out ephemeral ports.
 
-Airflow listens on the chosen ports only a quarter of a minute later; nobody must get them in the meantime.
+Airflow listens on the chosen ports only 15 s later; no other process must get them in the meantime.
 """
 
 _TRIES: Final = 100

@@ -67,9 +67,9 @@ class KeeperRecord:
 
 
 def read_record(state: Path) -> KeeperRecord | None:
-    """The record in the folder `state`, of a living keeper or a dead one;
+    """Return the keeper's record in the folder `state`.
 
-    None where there is none that can be read, or where no process holds it: it is then the copy of another
+    Return None if there is no readable record, or if no process holds it: it is then a copy of another
     installation's.
     """
     try:

@@ -64,9 +64,9 @@ KILL_SECONDS: Final = 10.0
 AIRFLOW_START_SECONDS: Final = 180.0
 """How much longer than `start_deadline` Airflow may take: 20 s on two idle cores become minutes on busy ones."""
 MAX_FAILED_STARTS: Final = 3
-"""Failed starts of Airflow before a wait for it gives up."""
+"""Failed starts of Airflow after which waiting for it ends with an error."""
 SLOW_START_FACTOR: Final = 4
-"""Factor of the expected time up to which a start is awaited: a slow start is reported, not given up."""
+"""Multiple of the expected time to wait for a start. A slow start is reported, but the wait goes on."""
 TASK_RETRY_SECONDS: Final = 90.0
 """Additional seconds until a streaming job runs after a crash.
 
@@ -77,7 +77,7 @@ ProgressListener = Callable[[str], None]
 
 
 def _nothing() -> None:
-    """The default callback, which does nothing."""
+    """Do nothing: the default callback."""
 
 
 def _silent(_words: str) -> None:

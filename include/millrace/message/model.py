@@ -40,7 +40,7 @@ class ImmutableMessage(Header):
     segment_id: int = 0
     payload: bytes = b""
     principal: str = ""
-    """Who appended it: the name of a token, or ``machine``. ``asserted:NAME`` if the producer wrote the name to a
-    broker itself. Empty if the entry names nobody, and for messages that the chain emits."""
+    """Name of the token that appended it, or ``machine``. ``asserted:NAME`` if the producer wrote the name to a
+    broker itself. Empty if the entry has no name, and for messages that the chain emits."""
     not_persisted: bool = False
     """True for a TimeTick that moves a reader's clock but is not a row of the WAL."""

@@ -244,7 +244,7 @@ def widens(narrow: FieldType, wide: FieldType) -> bool:
 
 
 def _widens_inside(narrow: FieldType, wide: FieldType) -> bool:
-    """As :func:`widens`, but a nested date stays a date: timestamps do not hold all dates."""
+    """Return :func:`widens` for a nested type, in which a date stays a date: timestamps do not hold all dates."""
     return narrow.kind != "date" and widens(narrow, wide)
 
 

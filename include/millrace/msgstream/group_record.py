@@ -106,7 +106,7 @@ class GroupRecord:
             return None
 
     def contradicts(self, positions: Iterable[MsgPosition]) -> bool:
-        """Whether the record has another time for a channel at the same position."""
+        """Return whether the record has another time for a channel at the same position."""
         return any(self.time_at(each.channel_name, each.log_id) not in (None, each.timestamp) for each in positions)
 
     def forget(self, channel: str) -> None:

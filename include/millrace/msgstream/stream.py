@@ -345,7 +345,7 @@ class LogMsgStream(BaseStream[_PlainChannel]):
 
     def _packed(self, channels: list[_PlainChannel], runs: Mapping[str, LogEntries]) -> MsgPack:
         pack = MsgPack(start_positions=[channel.at for channel in channels])
-        behind: list[MsgPosition] = []
+        ends: list[MsgPosition] = []
         for channel in channels:
             run, newest = runs[channel.name], channel.at.timestamp
             for log_id, value in entries_of(run):
@@ -358,10 +358,10 @@ class LogMsgStream(BaseStream[_PlainChannel]):
                 msg.position = position
                 pack.msgs.append(msg)
                 newest = max(newest, msg.end_ts)
-            behind.append(channel.position(run.next, newest) if run.batch.num_rows else channel.at)
-        for channel, position in zip(channels, behind, strict=True):
+            ends.append(channel.position(run.next, newest) if run.batch.num_rows else channel.at)
+        for channel, position in zip(channels, ends, strict=True):
             channel.at = position
-        pack.end_positions = behind
+        pack.end_positions = ends
         pack.begin_ts = min((msg.begin_ts for msg in pack.msgs), default=0)
         pack.end_ts = max((msg.end_ts for msg in pack.msgs), default=0)
         return pack

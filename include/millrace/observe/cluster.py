@@ -35,7 +35,7 @@ class NodeRow(BaseView):
     address: str
     roles: list[str]
     pchannels: list[str]
-    """PChannels of which it owns a role or is about to."""
+    """PChannels with a role that the node owns, or is about to own."""
 
 
 class MoveRow(BaseView):

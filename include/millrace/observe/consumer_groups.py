@@ -82,7 +82,7 @@ class QueueView(BaseView):
     oldest_seconds: float
     """Age of the oldest."""
     full: int
-    """VChannels of which no more is read until something is done."""
+    """VChannels that are not read further until tasks are done."""
     errors: list[str]
     """Why VChannels are not read."""
     consumers: list[QueueConsumerView]

@@ -55,7 +55,7 @@ REMEDIES: Final[dict[HealthKind, str]] = {
     "job_stopped": "the DAG `streaming` (or `millrace jobs run --with-flusher`): docs/operating.md#processes",
     "log_stopped": "the next producer starts it, the DAG `streaming` too: docs/operating.md#processes",
     "lagging": "the job's log and current work: docs/operating.md#status",
-    "tokens_refused": "`millrace tokens list` shows why nobody has access, and what to do: docs/access.md#tokens",
+    "tokens_refused": "`millrace tokens list` shows why all access is refused, and what to do: docs/access.md#tokens",
     "clock": "`millrace log clock`, then the host's clock: docs/operating.md#when-the-clock-is-wrong",
     "flusher_stalled": "the flusher's log; recovery in mode diagnose: docs/operating.md#recovery",
     "publish_failed": "the flusher's log, then `millrace collections publish NAME`: docs/published-tables.md#failures",
@@ -101,7 +101,7 @@ class HealthInputs:
     active_jobs: Set[str] = frozenset()
     """Jobs with a run that is active or queued."""
     tokens_refused: str = ""
-    """Why the token file gives nobody access. Empty if it does."""
+    """Why the token file grants no access. Empty if it is valid."""
     flush_interval: float = 60.0
     """Seconds that rows may wait for the flusher."""
     publish_failures: Mapping[int, str] = field(default_factory=dict)

@@ -349,7 +349,7 @@ class MessageRow(BaseView):
     reason: str | None = None
     detail: str | None = None
     principal: str | None = None
-    """Who appended it: the name of a token, or ``machine``; ``asserted:NAME`` if nobody checked it."""
+    """Name of the token that appended it, or ``machine``; ``asserted:NAME`` if the name was not checked."""
 
 
 class MessageView(MessageRow):

@@ -44,10 +44,10 @@ def sample_rows(
     if not 1 <= limit <= MAX_SAMPLE_ROWS:
         raise InvalidArgument(f"a sample has 1 to {MAX_SAMPLE_ROWS} rows, not {limit}")
     plan = plan_read(settings, collection_id, at=at, deadline=seconds)
-    behind = plan.tail_bytes()
-    if behind > MAX_TAIL_BYTES:
+    tail_bytes = plan.tail_bytes()
+    if tail_bytes > MAX_TAIL_BYTES:
         raise InvalidArgument(
-            f"{behind >> 20} MiB of the WAL are not flushed yet: wait for the flusher, or read with `millrace read`"
+            f"{tail_bytes >> 20} MiB of the WAL are not flushed yet: wait for the flusher, or read with `millrace read`"
         )
     wanted = limit * CANDIDATES_PER_ROW
     stored = rows_read_schema(plan.schema)

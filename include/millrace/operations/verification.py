@@ -265,8 +265,8 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
                         found = report(part.collection_id)
                         found.visible_inserted += part.rows.num_rows
                         rows = align_to_schema(part.rows, columns[part.collection_id])
-                        rows, behind = tables.get(part.collection_id, none).expected(rows, flushed)
-                        found.unflushed += behind
+                        rows, unflushed = tables.get(part.collection_id, none).expected(rows, flushed)
+                        found.unflushed += unflushed
                         if part.collection_id in hidden:
                             living = hidden[part.collection_id].living(rows)
                             found.folded += rows.num_rows - living.num_rows

@@ -51,7 +51,7 @@ def decode_bundle(values: pa.LargeBinaryArray, metadata: bytes) -> list[BundledA
     for part in parts:
         match part:
             case [str(pchannel), int(count), int() | float() as seconds] if count > 0 and 0 <= seconds <= 86_400:
-                # A copy: code behind reads buffers from their beginning.
+                # A copy: the receiving code reads buffers from their beginning.
                 each = pa.concat_arrays([values.slice(begin, count)])
                 found.append(BundledAppend(pchannel, each, Deadline.after(seconds)))
                 begin += count

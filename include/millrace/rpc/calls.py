@@ -168,7 +168,7 @@ HOLD_GROUP: Final = _call(
     request="group pchannel holder seconds",
     repeat=Repeat.IDEMPOTENT,
 )
-CLOCK: Final = _call("clock", Role.READ, Scope.EVERYTHING, "show the clock behind the log's timestamps", answer=_CLOCK)
+CLOCK: Final = _call("clock", Role.READ, Scope.EVERYTHING, "show the clock of the log's timestamps", answer=_CLOCK)
 VERIFY: Final = _call(
     "verify",
     Role.OPERATE,
@@ -337,7 +337,7 @@ RESET_CONSUMER_GROUP: Final = _call(
     "append/reset_group",
     Role.ADMIN,
     ResourceKind.GROUP,
-    "put a consumer group's positions elsewhere",
+    "move a consumer group's positions",
     request="group ticks",
     answer="before",
     repeat=Repeat.IDEMPOTENT,

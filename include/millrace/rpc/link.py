@@ -216,7 +216,7 @@ class Link:
     def check(self) -> None:
         """Raise ConnectionLost(sent=False) if the server's process is gone.
 
-        So no call is sent in vain or left in doubt.
+        So no call is sent that cannot be answered, or whose outcome stays unknown.
         """
         if not self._server.is_alive():
             raise ConnectionLost(f"the log server (process {self.record.pid}) is gone", sent=False)

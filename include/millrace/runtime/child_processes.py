@@ -110,7 +110,7 @@ class SupervisorWatch(threading.Thread):
     """A child's view of its supervisor: touches `pulse` while this process runs, and ends it with the supervisor.
 
     It sets `stop` once the supervisor is gone, and kills this process if it has not ended `patience` seconds later. A
-    killed supervisor can stop nobody: otherwise its child would run beside its successor's, even when the flow is
+    killed supervisor cannot stop its child, which would otherwise run beside its successor's, even when the flow is
     stopped.
     """
 

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 def start_with_retries(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Return the query that `start` starts; retry a few times if Spark gave up on a Python worker during planning.
+    """Return the query that `start` starts; retry a few times if a Python worker timed out during planning.
 
     Planning asks Python workers for a source's name, columns and reader, and each must start within 10 s. Raises the
     error of the last call.
@@ -65,7 +65,7 @@ def await_queries(
                 if any(each.isActive and not _runs(each) for each in running):
                     continue  # one at a time: workers of several queries delay each other past Spark's 10 s
                 left[place] -= 1
-                _logger.warning("Spark gave up a query whose Python worker started too late: starting the query again")
+                _logger.warning("Spark failed a query whose Python worker started too late: starting the query again")
                 running[place] = restart(place)
             else:
                 stop.set()

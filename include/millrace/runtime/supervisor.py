@@ -37,7 +37,7 @@ Stop = Callable[[float], bool]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a process has to be replaced, or why it is given up."""
+    """Why a process has to be replaced, or why supervision ends."""
 
     cause: str
     """Empty: nothing failed. The process has to run differently, or its work is done."""
@@ -130,9 +130,9 @@ class Supervisor(Generic[P]):
     ) -> None:
         """Supervise what `start` returns, or nothing if that is None; `poll`: seconds between two looks at it.
 
-        After more than `attempts` failures in a row it is given up; None: never. `on_fault` is called with each fault,
-        once the process has ended and the failure is counted. A `detached` process outlives its supervisor: it is
-        stopped for a fault alone.
+        Supervision ends after more than `attempts` failures in a row; None: never. `on_fault` is called with each
+        fault, once the process has ended and the failure is counted. A `detached` process outlives its supervisor: it
+        is stopped for a fault alone.
         """
         self._start = start
         self._backoff = backoff

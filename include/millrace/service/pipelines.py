@@ -63,8 +63,8 @@ def metrics_routes(settings: Settings, management: Management) -> RouteGroup:
 def service_app(settings: Settings, management: Management, door: Authenticator) -> FastAPI:
     """Return the service's application: calls, metrics, health and an index.
 
-    Health needs no token, because probes have none. The index at ``/`` tells callers without a token no more than the
-    documentation does.
+    Health needs no token, because probes have none. To callers without a token, the index at ``/`` shows only what the
+    documentation says.
     """
     app = build_app([pipeline_routes(management), metrics_routes(settings, management)], door)
 

@@ -255,9 +255,9 @@ def set_properties(table: TableHandle, wanted: Callable[[Mapping[str, str]], Map
 class _Owner(Enum):
     OURS = auto()
     ANOTHERS = auto()
-    NOBODYS = auto()
+    UNKNOWN = auto()
     FORGOTTEN = auto()
-    """The table is beyond that version, and the log no longer tells whose it was."""
+    """The table is beyond that version, and the log no longer has its commit."""
 
 
 class _Attempts:
@@ -307,7 +307,7 @@ class _Attempts:
             return True
         if self._ends.expired():
             raise DeadlineExceeded(f"no commit to {self._table.uri} in {self._seconds:.0f} s: {error}") from error
-        if owner is _Owner.NOBODYS:  # no other writer won: the storage or the commit itself failed
+        if owner is _Owner.UNKNOWN:  # no other writer won: the storage or the commit itself failed
             if CLOSED in (self._table.delta.protocol().writer_features or ()):
                 raise TablesMoved(
                     f"{self._table.uri} was moved to another place: this continues there when started again"
@@ -331,11 +331,11 @@ class _Attempts:
             data = store.read(name)
             if data is None:
                 if store.delta().version() < version:
-                    return _Owner.NOBODYS
+                    return _Owner.UNKNOWN
                 # The file appeared between the two looks, or log cleanup removed it: read again.
                 data = store.read(name)
         except _FAILURES:
-            return _Owner.NOBODYS  # unknown: the next attempt takes the same version, or finds it taken
+            return _Owner.UNKNOWN  # unknown: the next attempt takes the same version, or finds it taken
         if data is None:
             return _Owner.FORGOTTEN
         marks = (

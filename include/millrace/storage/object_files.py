@@ -69,7 +69,7 @@ def read_whole(what: str, call: Callable[[], _T]) -> _T:
 
 
 def _words(error: Exception) -> str:
-    """What an error says, on one line: obstore adds the source of each error below it."""
+    """Return an error's message on one line, without the sources that obstore appends to it."""
     words = " ".join(str(error).partition("Debug source")[0].split())[:500]
     if _MACHINE_ROLE in words:
         words += "; the environment has no credentials, so this machine's role was asked for them"

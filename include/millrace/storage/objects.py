@@ -92,7 +92,7 @@ class ObjectStore:
         return bool(self.list(_LOG_FOLDER))
 
     def create(self, **options: Any) -> None:
-        """As TableStore.create. Raises StoreCannotPublish for a store on which two writers could both win."""
+        """Create the table (TableStore.create). Raises StoreCannotPublish if two writers could both win."""
         from deltalake import DeltaTable
 
         require_conditional_puts(self.uri)
@@ -181,7 +181,7 @@ class ObjectStore:
                             _obstore().delete(self._objects, name)
 
     def sync(self, names: Iterable[str]) -> None:
-        """What is there is durable."""
+        """Do nothing: an object is durable once it exists."""
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -369,7 +369,7 @@ def _try_conditional_puts(uri: str) -> None:
                     " MinIO or versitygw"
                 )
             return
-        except OSError:  # the outcome of that put is unknown: a name of its own tells
+        except OSError:  # the outcome of that put is unknown: try under a new name
             if not left:
                 raise
             time.sleep(random.uniform(0, 1))

@@ -95,7 +95,7 @@ _COLLECTION: Final = "millrace.collectionId"
 _TICK_BITS: Final = 18
 """A tick is Unix milliseconds, shifted left by this many bits, plus a counter."""
 _UNNAMED: Final = "millraceUnnamedVectors"
-"""Key of the commit's info: vector files that the commit's version, unlike the one before, names no more."""
+"""Key of the commit's info: vector files that the previous version names and this one does not."""
 _PAUSE: Final = (0.01, 1.0)
 """First and largest pause in seconds after a put without an answer."""
 

@@ -106,7 +106,7 @@ class FileRemover:
         """Remove the vector files and data files that no version of a published table needs within its retention.
 
         `table` is a handle at its newest version. Data files that the rows table still needs stay for :meth:`remove`.
-        Opens the rows table only if the published one needs a file no more. Returns the number of data files.
+        Opens the rows table only if the published table stopped using a file. Returns the number of data files.
         """
         with self._permit() as free:
             gone = table.expire(before_ms=self._limit(self._publish_retention)) if free else []

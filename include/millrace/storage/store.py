@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class StoreUnreachable(OSError):
     """The store did not answer a request, or answered with a failure, as often as it was repeated.
 
-    It says nothing about the file that was asked for: nobody may take the file for damaged.
+    It says nothing about the requested file, which must not be reported as damaged.
     """
 
 
@@ -193,7 +193,7 @@ _REMOTE_TRIES: Final = 10
 
 
 def commit_tries(store: TableStore) -> int:
-    """Return after how many failed commits, of a version that nobody else took, the store counts as unavailable."""
+    """Return the number of failed commits of a version still free after which the store counts as unavailable."""
     return _TRIES if store.log_seconds == math.inf else _REMOTE_TRIES
 
 

@@ -351,7 +351,7 @@ class TableHandle:
         """Delete the :meth:`unnamed_files` that are not in `spare`. Returns their names."""
         with _answering(self.uri), self.store.lease():
             self.refresh()
-            if spare:  # which delta-rs cannot be told
+            if spare:  # delta-rs has no option for it
                 doomed = [name for name in self.unnamed_files(hours, full=full) if name not in spare]
                 self.store.delete(doomed)
                 return doomed

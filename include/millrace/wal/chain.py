@@ -206,7 +206,7 @@ class Chain:
                 link.evolve(state, rows)
 
     def _evolve_plain(self, state: ChannelState, message: DecidedMessage) -> None:
-        """As :meth:`evolve`, unobserved: a measurement of each interceptor would cost more than its work here."""
+        """Run :meth:`evolve` without measuring each interceptor, which would cost more than its work here."""
         for link in self._inside_out:
             link.evolve_one(state, message)
 

@@ -350,7 +350,7 @@ class ChannelState:
 
 
 def state_head(state: ChannelState) -> dict[str, Any]:
-    """Return the JSON of what is not a VChannel; the chain's version is stored elsewhere."""
+    """Return the state's JSON without its VChannels and the chain's version, which are stored separately."""
     return {
         "pchannel": state.pchannel,
         "position": list(state.position),

@@ -394,7 +394,9 @@ def test_attempts_after_the_first_are_counted(rig: Rig) -> None:
 def test_a_producer_that_flow_control_refuses_says_so_and_not_that_nothing_is_known(rig: Rig) -> None:
     producer = Producer(rig.way, rig.coordinator, replace(rig.settings, append_deadline=0.05))
     known = "nothing of the newest appends to dml_0 was accepted: RATE_LIMITED"
-    for key, lost, words in zip(rig.keys(0, 2), ([], [Fault.LOST_AFTER]), (known, "it is unknown what"), strict=True):
+    for key, lost, words in zip(
+        rig.keys(0, 2), ([], [Fault.LOST_AFTER]), (known, "the outcome is unknown of"), strict=True
+    ):
         rig.way.plan.extend([*lost, *[Fault.LIMITED] * 60])
         with pytest.raises(AppendUnresolved, match=words) as caught:
             producer.send([rig.message(key)])

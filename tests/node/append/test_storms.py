@@ -152,7 +152,7 @@ def test_what_is_kept_of_the_newest_appends_counts_entries_without_bytes() -> No
     kept = RecentBatches(1 << 20)
     for number in range(40):
         values = pa.array([b""] * 1000, pa.large_binary())
-        kept.add(behind=number * 1000 - 1, base=number * 1000, values=values, bytes=0)
+        kept.add(previous=number * 1000 - 1, base=number * 1000, values=values, bytes=0)
     assert len(kept.run_batches(39_000, None, 1 << 30)) == 1
     assert not kept.run_batches(0, None, 1 << 30)
 

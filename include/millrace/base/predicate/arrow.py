@@ -132,7 +132,7 @@ class _Compiler:
                 kind = self._kind(subject)
                 given = [each.as_py() for each in _members(values, kind)]
                 if 0.0 in given and pa.types.is_floating(kind):
-                    given += [-0.0, 0.0]  # equal as numbers, but Arrow's isin tells them apart
+                    given += [-0.0, 0.0]  # equal as numbers, but distinct for Arrow's isin
                 wanted = pa.array(given, kind)
                 value = self._value(subject, kind)
                 if not self._denied:

@@ -1,4 +1,4 @@
-"""A broadcast: messages for VChannels of one or more collections, of which all are appended or none is."""
+"""A broadcast: messages for VChannels of one or more collections, appended atomically."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _nested(values: pa.Array, kind: FieldType) -> pa.Array:
         ]
         return pa.StructArray.from_arrays(children, fields=list(kind.arrow), mask=missing)
     if kind.kind == "map" and pa.types.is_struct(source):
-        raise InvalidArgument("a struct is not a map: missing fields and null fields cannot be told apart")
+        raise InvalidArgument("a struct is not a map, as it cannot omit a key: pass an Arrow map")
     if kind.kind == "list" and is_list(source):
         lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
         offsets = _offsets(lengths)

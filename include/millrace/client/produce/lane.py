@@ -330,7 +330,7 @@ class Lane:
             raise
 
     def hold(self, rest: Iterable[OutboundEntry]) -> None:
-        """Keep entries that were not sent yet after those that were: their callers are told that all of it is held."""
+        """Keep unsent entries after those that were sent. Their callers learn that all of it is held."""
         with self.lock.held():
             for sending in rest:
                 self.sequencer.number(sending)

@@ -53,7 +53,7 @@ PASSING_PAUSE: Final = 0.1
 """Seconds between two attempts while the PChannel moves between nodes, or its server restarts."""
 
 _REFUSED: Final = EntryTooLarge("an entry was refused for good, and settled as such: what follows goes on")
-"""Stands for any refusal that settles an entry for good; never raised."""
+"""Placeholder for any refusal that settles an entry for good. Never raised."""
 
 _NOT_TAKEN: Final = (AssignmentStale, ServerStopping, RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
 """Refusals that prove that nothing was appended."""
@@ -481,7 +481,7 @@ class Sequencer:
             raise failure
         if delay is None or self.closed:
             known = isinstance(failure, _NOT_TAKEN) and not any(sending.ambiguous for sending in again)
-            words = "nothing of" if known else "it is unknown what became of"
+            words = "nothing of" if known else "the outcome is unknown of"
             raise AppendUnresolved(
                 f"after {failures} attempts {words} the newest appends to {self.pchannel}"
                 f"{' was accepted' if known else ''}: {failure.code}, {failure}."

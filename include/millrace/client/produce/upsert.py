@@ -2,7 +2,7 @@
 
 If the rows of a VChannel fit one message, they are sent as one Upsert message, which shares entries with others as an
 insert does; otherwise as a transaction per VChannel. The Commit is sent only after the chain has accepted the whole
-body: an upsert of which a part was refused (because its partition was dropped, for example) must never become partly
+body: if a part of an upsert is refused (because its partition was dropped, for example), no other part may become
 visible.
 
 A PChannel whose open term runs an older chain version rejects upserts (UNSUPPORTED_TYPE). There, a transaction carries

@@ -324,7 +324,7 @@ class SpoolSender:
         for place in sending.unanswered:
             message, number = run[place]
             if number < sent:
-                words = f"nobody knows whether it took effect before: the WAL does ({verdict})"
+                words = f"an earlier send of it may have taken effect: check the WAL ({verdict})"
                 sending.answers[place] = AppendRejected(words, reason=verdict.reason)
             else:
                 first.setdefault(message.vchannel, message)

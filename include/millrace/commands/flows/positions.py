@@ -62,7 +62,7 @@ def set_offsets(
     asked = dict(map(_lane, put or ()))
     if flow.stream is not None:
         if reset:
-            raise InvalidArgument(f"a stream begins elsewhere by replay: `millrace flows replay {name} --after TICK`")
+            raise InvalidArgument(f"a stream cannot be reset; replay it: `millrace flows replay {name} --after TICK`")
         from millrace.flows.spark_host.incarnations import Kept
 
         found = Kept(settings, name).move(flow.stream, asked)

@@ -200,11 +200,11 @@ class Balancer:
             least = cluster_level(store)
             outdated = frozenset(session for session, level in low.items() if level < least)
         for session in sorted(outdated - self._outdated):
-            _log.warning("%s is of a build from before the cluster's upgrade: it is given nothing; upgrade it", session)
+            _log.warning("%s runs a build older than the cluster's level and gets no channels: upgrade it", session)
         self._outdated = outdated
 
     def _gone(self, session: str) -> bool:
-        """Whether a session is over, by its node's clock too."""
+        """Return whether a session has ended: neither its key nor its eviction record exists any longer."""
         store = self._leadership.store
         return store.get(NODE_PREFIX + session) is None and store.get(EVICTED_PREFIX + session) is None
 

@@ -192,7 +192,7 @@ def vchannel_fair(view: AssignmentView) -> list[PlannedMove]:
         else:
             (homeless if channel.owner is None else leaving).append(channel)
     moves: list[PlannedMove] = []
-    # Large ones first: small ones then even out what is left.
+    # Large ones first: small ones then even out the remaining differences.
     largest_first = sorted(homeless, key=_size), sorted(leaving, key=_size)[: view.max_moves]
     places = PlacementIndex(layout) if homeless or leaving else None
     for cause, channels in zip(("place", "drain"), largest_first, strict=True):

@@ -43,7 +43,7 @@ class Dispatcher(Protocol):
         ...
 
     def is_permanent(self, error: MillraceError) -> bool:
-        """Whether the target refuses the message permanently, so that no retry can succeed."""
+        """Return whether the target refuses the message permanently, so that no retry can succeed."""
         ...
 
 

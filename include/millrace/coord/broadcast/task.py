@@ -41,7 +41,7 @@ def normalize_keys(keys: Iterable[ResourceKey]) -> tuple[ResourceKey, ...]:
 
 
 def keys_conflict(one: Iterable[ResourceKey], other: Iterable[ResourceKey]) -> bool:
-    """Whether two broadcasts must not run at the same time."""
+    """Return whether two broadcasts share a resource that at least one of them needs exclusively."""
     held = {(key.domain, key.name): key.shared for key in one}
     return any(not (key.shared and held[key.domain, key.name]) for key in other if (key.domain, key.name) in held)
 

@@ -184,7 +184,7 @@ class SharedCatalog(Closeable):
                     raise
 
     def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
-        """Find out what became of a commit whose answer was lost. Afterwards a late arrival cannot succeed.
+        """Determine the outcome of a commit whose answer was lost, and make sure that it cannot succeed later.
 
         Raises MetaAmbiguous.
         """

@@ -187,7 +187,7 @@ class CatalogStore(Closeable):
                 newest = self._db.fetch_one("select epoch from producer where id = ?", (producer_id,))
                 if newest is not None and newest[0] != held:
                     raise ProducerFenced(
-                        f"producer {producer_id} runs with epoch {newest[0]} elsewhere, and this one has epoch"
+                        f"producer {producer_id} runs with epoch {newest[0]} in another process, and this one has epoch"
                         f" {held}: close it"
                     )
             floor = self._floor()
@@ -262,7 +262,7 @@ class CatalogStore(Closeable):
         return collection_from_row(row)
 
     def has_collection(self, name: str) -> bool:
-        """Whether there is a collection called `name` that is not dropped."""
+        """Return whether a collection called `name` exists and is not dropped."""
         row = self._db.fetch_one("select 1 from collection where name = ? and state != 'dropped'", (name,))
         return row is not None
 
@@ -330,7 +330,7 @@ class CatalogStore(Closeable):
                 raise AliasExists(f"{alias!r} is the name of a collection: choose another name for the alias")
             if new and there not in (None, collection_id):
                 raise AliasExists(
-                    f"{alias!r} is the alias of collection {there}: alter the alias to point it elsewhere"
+                    f"{alias!r} is the alias of collection {there}: use alter_alias to change its collection"
                 )
             if not new and there is None:
                 raise AliasNotFound(f"there is no alias {alias!r}: create it")
@@ -392,13 +392,13 @@ class CatalogStore(Closeable):
             )
 
     def is_unchanged(self, seen: CollectionInfo) -> bool:
-        """Whether the collection equals the snapshot `seen`, apart from allocated partition ids."""
+        """Return whether the collection equals the snapshot `seen`, ignoring allocated partition ids."""
         now = self.find_collection(seen.id)
         return now is not None and replace(now, next_partition=seen.next_partition) == seen
 
     @repeated
     def is_settled(self, seen: CollectionInfo) -> bool:
-        """Whether the collection equals the snapshot `seen`, and no broadcast of it is in progress."""
+        """Return whether the collection equals the snapshot `seen` and has no broadcast in progress."""
         with self._db.transaction():
             under_way = any(task.collection_id == seen.id for task in self.broadcasts.open_tasks())
             return not under_way and self.is_unchanged(seen)

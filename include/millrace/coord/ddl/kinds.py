@@ -61,7 +61,7 @@ _DONE: Final = EffectStatus("done")
 
 
 def same_collection(collection: CollectionInfo, held: VChannelDefinition | None) -> bool:
-    """Whether a VChannel has this very collection. Another client may have created one under its id."""
+    """Return whether a VChannel holds this collection, rather than one that another client created under its id."""
     return held is not None and (held.collection_id, held.name, held.vchannels, held.schemas[0]) == (
         collection.id,
         collection.name,

@@ -28,7 +28,7 @@ def place_vchannels(count: int, counts: Mapping[str, int], *, free: Mapping[str,
     """Return the PChannels of `count` new VChannels of one collection, in the order of the VChannels.
 
     `counts`: the VChannels of each PChannel. `free`: how many more VChannels a PChannel takes, as far as that is known.
-    The result is shorter than `count` if there is no more room.
+    The result is shorter than `count` if the PChannels are full.
     """
     free = free or {}
     queue = [(0, taken, len(name), name) for name, taken in counts.items()]  # dml_2 before dml_10
@@ -49,7 +49,7 @@ def place_collection(
     counts: Mapping[str, int],
     ask: Callable[[str], PChannelDefinitions],
 ) -> list[str]:
-    """Return the PChannels of a new collection's VChannels, all of which the chain accepts.
+    """Return PChannels for a new collection's VChannels. The chain accepts all of them.
 
     `ask` returns what the chain has on a PChannel. It is asked about the chosen PChannels only: about another one if a
     PChannel has no room.

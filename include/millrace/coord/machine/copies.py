@@ -56,8 +56,8 @@ class _TokensCopy(PeriodicTask):
 
 @contextmanager
 def following(settings: Settings, store: MetaStore | None = None) -> Iterator[None]:
-    """Keep this machine's copies up to date inside this context. Without a meta store elsewhere, there is no catalog
-    in it, and all machines are one.
+    """Keep this machine's copies up to date inside this context. Does nothing if the meta store is local: then there is
+    one machine.
 
     `store` is opened if it is None, and closed at the end. Raises what :class:`CatalogCopy` raises; MetaUnavailable.
     """

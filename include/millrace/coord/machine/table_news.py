@@ -2,8 +2,8 @@
 
 A process that commits announces it to the processes of its machine (millrace.storage.log_mirror). One process of each
 machine, the one that holds the lock of the news folder, puts what its machine announced into the meta store, in one
-entry for the machine, and announces here what other machines put. So nobody polls the object store for commits of
-other machines. A machine whose entry skipped some of its news counts as one that committed to every table.
+entry for the machine, and announces here what other machines put. So no process polls the object store for commits
+of other machines. A machine whose entry skipped some of its news counts as one that committed to every table.
 """
 
 from __future__ import annotations

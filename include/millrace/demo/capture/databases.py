@@ -136,11 +136,11 @@ class SourceDatabase(ABC):
 
     @abstractmethod
     def connect(self) -> Any:
-        """A connection of the DB-API, without autocommit."""
+        """Return a DB-API connection, without autocommit."""
 
     @abstractmethod
     def lost(self, error: BaseException) -> bool:
-        """Whether an error says that the server is gone."""
+        """Return whether an error says that the server is gone."""
 
     def fill(self) -> None:
         """Make the tables, and put half of the flights and all of the rest into them."""
@@ -186,7 +186,7 @@ class SourceDatabase(ABC):
             raise self._failure
 
     def rows(self, table: CapturedTable) -> tuple[list[str], list[Row]]:
-        """The names of a table's columns, and its rows by key."""
+        """Return the names of a table's columns, and its rows in the order of the key."""
         with self.connected() as cursor:
             cursor.execute(f"select * from {table.name} order by {table.key}")
             return [each[0] for each in cursor.description], sorted(tuple(row) for row in cursor.fetchall())

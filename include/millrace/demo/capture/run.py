@@ -84,7 +84,7 @@ class CaptureFlow:
         return self.settings.data_dir / f"{self.name}.yaml"
 
     def collection(self, table: CapturedTable) -> str:
-        """The collection that follows a table."""
+        """Return the name of the collection that follows a table."""
         return f"{self.database.kind}_{table.name}"
 
     def declare(self, db: Database) -> None:
@@ -118,7 +118,7 @@ class CaptureFlow:
             raise JobFailed(f"the flow {self.name} ended:\n{self.job.tail()}\n(log: {self.job.log_file})")
 
     def processes(self, part: str) -> list[int]:
-        """The running processes of its `part`: the engine, or the worker that reads what it captured."""
+        """Return the process ids of a part: "engine", or else the worker that reads the captured changes."""
         below = [] if self.job is None else psutil.Process(self.job.pid).children(recursive=True)
         return [each.pid for each in below if (each.name() == "java") == (part == "engine")]
 

@@ -1,6 +1,6 @@
 """The input of the streams: flights as they are reported, at their departure, and the weather of each hour.
 
-A cancelled flight is reported when it was due. One flight in :data:`LATE_EVERY` is reported a month late, behind every
+A cancelled flight is reported when it was due. One flight in :data:`LATE_EVERY` is reported a month late, after every
 watermark.
 """
 

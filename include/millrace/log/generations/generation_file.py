@@ -168,7 +168,7 @@ class Generations:
         return replace(self, tombstones={**others, pchannel: standing} if standing else others)
 
     def knows(self, pchannel: str) -> bool:
-        """Whether the list has any entry for a PChannel."""
+        """Return whether the list has any entry for a PChannel."""
         return self.span(pchannel) is not None or pchannel in self.tombstones
 
     def without(self, pchannel: str) -> Self:
@@ -194,7 +194,7 @@ def span_of(generations: Generations, pchannel: str, *, found: int) -> Generatio
 
 
 def same_log(one: str, other: str) -> bool:
-    """Whether two URLs name the same log, regardless of connection options."""
+    """Return whether two URLs name the same log, regardless of connection options."""
     return _place(one) == _place(other)
 
 
@@ -204,7 +204,7 @@ def _place(url: str) -> str:
 
 
 def _moved(one: str, other: str) -> bool:
-    """Whether two URLs name the same log on brokers that have new addresses."""
+    """Return whether two URLs name the same log on brokers whose addresses changed."""
     a, b = urlsplit(_place(one)), urlsplit(_place(other))
     return bool(a.netloc and b.netloc) and (a.scheme, a.path) == (b.scheme, b.path)
 

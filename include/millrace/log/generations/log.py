@@ -210,7 +210,7 @@ class GenerationLog:
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
     ) -> int:
-        """As the embedded log does. A generation whose backend has its own retention is left to that."""
+        """Apply retention limits as the embedded log does. Skips generations whose backend has its own."""
         span, freed = self._span(), 0
         limits = {"retention_bytes": retention_bytes, "retention_ms": retention_ms}
         given = {name: value for name, value in limits.items() if value is not None}

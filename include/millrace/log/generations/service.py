@@ -136,7 +136,10 @@ class GenerationsService(LeasesInProcess, Closeable):
             self._settle_creation(pchannel, generations.newest)
 
     def _settle_creation(self, pchannel: str, made_in: int) -> None:
-        """A switch came in between: it moves the new log as any other, unless it had finished with that generation."""
+        """Drop a log that was created while the backend was switched, if the switch had passed its generation already.
+
+        Otherwise the switch moves it like any other. Raises LogUnavailable if it was dropped.
+        """
         if self.file.generations.items[made_in].closed and self.file.generations.span(pchannel) is None:
             self.backend(made_in).drop(pchannel)
             raise LogUnavailable(f"the log was switched to another backend meanwhile: create {pchannel!r} again")

@@ -18,7 +18,7 @@ from millrace.base.settings import Settings, follows
 from millrace.storage.store import ConditionalStore, TableStore, conditional, store_at
 
 KEEP: Final = 3
-"""Lists that stay: who has just listed them still reads the newest."""
+"""Number of lists to retain, so that a reader that has just listed them can still read the newest."""
 _FOLDER: Final = "log"
 _DIGITS: Final = 20
 

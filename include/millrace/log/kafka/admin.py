@@ -310,7 +310,7 @@ def _batch(found: Any, place: KafkaPartition) -> BatchInfo:
 
 
 def _passes(error: errors.KafkaError) -> bool:
-    """Whether a failure is transient: of the connection, or of brokers that move."""
+    """Return whether a failure is transient: of the connection, or of brokers that move."""
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return False  # kafka-python would wait until the topic exists
     return bool(getattr(error, "retriable", False))

@@ -125,15 +125,15 @@ class _Reader:
         lull = Deadline.after(_LULL)
         while size < max_bytes:
             taken: list[Message] = []
-            behind = _offset(messages[-1]) + 1
-            if stop is not None and behind >= stop:
+            following = _offset(messages[-1]) + 1
+            if stop is not None and following >= stop:
                 break
-            if not self._fetch(taken, behind, max_bytes - size, 0.0):
+            if not self._fetch(taken, following, max_bytes - size, 0.0):
                 # The client's cached high watermark, which each fetch updates.
                 high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), cached=True)[1]
-                if max(behind, self._reached) >= high or lull.expired():
+                if max(following, self._reached) >= high or lull.expired():
                     break
-                self._fetch(taken, max(behind, self._reached), max_bytes - size, 0.01)
+                self._fetch(taken, max(following, self._reached), max_bytes - size, 0.01)
             messages += taken
             size += _weight(taken)
         return self._cut(messages, stop, max_bytes)
@@ -150,12 +150,12 @@ class _Reader:
         taken, self._pending = messages[:count], messages[count:]
         if not taken:
             reached = _offset(self._pending[0]) if self._pending else self._reached
-            behind = reached if stop is None else min(reached, stop)
-            if behind <= first:
+            following = reached if stop is None else min(reached, stop)
+            if following <= first:
                 return None
-            self._markers.require_markers(first, behind)
-            self.next = behind
-            return RecordRun((), [], [], behind)
+            self._markers.require_markers(first, following)
+            self.next = following
+            return RecordRun((), [], [], following)
         self.next = _offset(taken[-1]) + 1
         offsets: Sequence[int] = range(first, self.next)
         # Offsets increase, so the last one shows whether one before it is missing.
@@ -172,16 +172,16 @@ class _Reader:
             values = [b"" if value is None else value for value in values]
         return RecordRun(offsets, values, stamps, self.next)  # type: ignore[arg-type]
 
-    def _fetch(self, messages: list[Message], behind: int, max_bytes: int, seconds: float) -> bool:
+    def _fetch(self, messages: list[Message], following: int, max_bytes: int, seconds: float) -> bool:
         """Add the client's messages, waiting up to `seconds` for the first, or for the end to be reached beyond
-        `behind`.
+        `following`.
 
         Raises OffsetOutOfRange, InvalidSettings.
         """
         wanted = max(1, min(_MOST, max_bytes // self._size + 1))
         good = self._sound(self._consumer.consume(wanted, 0.0))
         until = Deadline.after(seconds)
-        while not good and self._reached <= behind and not until.expired():
+        while not good and self._reached <= following and not until.expired():
             one = self._consumer.poll(until.remaining(maximum=_POLL))
             if one is not None:
                 good = self._sound([one, *self._consumer.consume(wanted, 0.0)])
@@ -251,7 +251,7 @@ class KafkaReaderPool:
         self._put_back(reader)
 
     def has_idle_at(self, offset: int) -> bool:
-        """Whether an idle consumer is at `offset`, perhaps with prefetched records."""
+        """Return whether an idle consumer is at `offset`, perhaps with prefetched records."""
         with self._lock:
             return any(reader.next == offset for reader in self._idle)
 
@@ -333,7 +333,7 @@ def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[in
 
 
 def _gone(consumer: Consumer, place: KafkaPartition, seconds: float) -> bool:
-    """Whether a partition does not exist. A broker that just started briefly knows neither topics nor brokers."""
+    """Return whether a partition certainly does not exist. A broker that just started briefly knows no topics."""
     try:
         found = consumer.list_topics(place.topic, timeout=seconds)
     except KafkaException:

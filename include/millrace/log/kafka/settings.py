@@ -171,7 +171,7 @@ class KafkaSettings:
         return KafkaPartition(self.topic(pchannel))
 
     def is_shared(self, place: KafkaPartition) -> bool:
-        """Whether a partition belongs to the shared topic."""
+        """Return whether a partition belongs to the shared topic."""
         return place.topic == self.prefix
 
     def topic(self, pchannel: str) -> str:

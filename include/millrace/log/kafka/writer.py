@@ -65,9 +65,7 @@ class _Batch:
         due[[0, -1]] = True
         self.asked: list[int] = np.flatnonzero(due).tolist()
         self.offsets: list[int | None] = []
-        """Where the values of which was asked went, in the order of the reports; not to be believed where there
-        are errors.
-        """
+        """Offsets of the values in `asked`, in the order of the reports. Meaningless if there are `errors`."""
         self.errors: list[KafkaError] = []
         self.done = False
 
@@ -86,8 +84,8 @@ class _Batch:
     def records(self, start: int, values: Sequence[bytes]) -> list[dict[str, Any]]:
         """Return the client's records for `values`; the first is value `start` of the append."""
         records: list[dict[str, Any]] = [{"value": value} for value in values]
-        first, behind = bisect_left(self.asked, start), bisect_left(self.asked, start + len(values))
-        for index in self.asked[first:behind]:
+        first, last = bisect_left(self.asked, start), bisect_left(self.asked, start + len(values))
+        for index in self.asked[first:last]:
             records[index - start]["callback"] = self.report
         return records
 
@@ -97,8 +95,8 @@ class _Batch:
             return None
         # No valid offset: the broker had the message already and no longer knows its offset.
         offsets = [-1 if place is None else place for place in self.offsets]
-        behind = zip(pairwise(self.asked), pairwise(offsets), strict=True)
-        ordered = offsets[0] >= 0 and all(high - low >= last - first for (first, last), (low, high) in behind)
+        spans = zip(pairwise(self.asked), pairwise(offsets), strict=True)
+        ordered = offsets[0] >= 0 and all(high - low >= last - first for (first, last), (low, high) in spans)
         return offsets if ordered else None
 
 
@@ -119,10 +117,9 @@ class KafkaWriter:
         self._settings = settings
         self._place = place
         self._order = threading.Lock()
-        """Held while an append's values are queued, and while a producer is given up."""
+        """Held while an append's values are queued, and while a producer is replaced."""
         self._polling = threading.Lock()
-        """Held by who serves the client: two at once would hand out the reports of one append in an order of their
-        own.
+        """Held by the thread that polls the client. Two at once could deliver the reports of one append out of order.
         """
         self._changed = threading.Condition()
         self._producer: Producer | None = None

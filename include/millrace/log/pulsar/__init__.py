@@ -27,7 +27,7 @@ def _own_pybind11() -> Iterator[None]:
 
 
 def _interpreter_dictionary() -> dict[object, object]:
-    """The dictionary in which C extensions keep what belongs to the interpreter."""
+    """Return the dictionary in which C extensions store per-interpreter data."""
     api = ctypes.pythonapi
     current = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", api))
     dictionary = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("PyInterpreterState_GetDict", api))

@@ -212,23 +212,23 @@ class PulsarChannel:
             raise self._truncated(position, self._begin)
 
     def check_start(self, position: LogId) -> None:
-        """As `check_alive`, by the brokers' current state."""
+        """Raise if a reader cannot start at `position`: like `check_alive`, but asks the brokers."""
         earliest = self._extent(self._properties()).earliest
         self._moved(earliest)
         if position < earliest:
             raise self._truncated(position, earliest)
 
-    def check_jump(self, behind: LogId, found: LogId) -> None:
-        """Raise if the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
+    def check_jump(self, after: LogId, found: LogId) -> None:
+        """Raise if the log holds, or held, an entry between position `after` and entry `found` of another ledger."""
         extent = self._extent(self._properties())
-        ledgers, wanted = extent.ledgers, behind.entry >> BATCH_BITS
-        if behind < extent.earliest:
-            raise self._truncated(behind, extent.earliest)
-        skipped = [number for number, entries in ledgers.items() if behind.ledger < number < found.ledger and entries]
-        unread = ledgers.get(behind.ledger, 0) > wanted + (1 if behind.entry & BATCH_MASK else 0)
+        ledgers, wanted = extent.ledgers, after.entry >> BATCH_BITS
+        if after < extent.earliest:
+            raise self._truncated(after, extent.earliest)
+        skipped = [number for number, entries in ledgers.items() if after.ledger < number < found.ledger and entries]
+        unread = ledgers.get(after.ledger, 0) > wanted + (1 if after.entry & BATCH_MASK else 0)
         if skipped or unread or found.entry:
             raise LogCorrupted(
-                f"the log {self.pchannel!r} continues at {found} after {behind}: the brokers lost entries in between,"
+                f"the log {self.pchannel!r} continues at {found} after {after}: the brokers lost entries in between,"
                 " or they belong to Pulsar transactions (docs/pulsar.md). Restore the ledger, or read from a later"
                 " position"
             )

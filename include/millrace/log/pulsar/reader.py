@@ -41,8 +41,8 @@ class Continuity(Protocol):
         """Raise PositionTruncated if `position` is before the log's current beginning."""
         ...
 
-    def check_jump(self, behind: LogId, found: LogId) -> None:
-        """Raise if the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
+    def check_jump(self, after: LogId, found: LogId) -> None:
+        """Raise if the log holds, or held, an entry between position `after` and entry `found` of another ledger."""
         ...
 
     def check_alive(self, position: LogId) -> None:
@@ -135,24 +135,24 @@ class PulsarReader:
         self._held, self._ledger, self._entry = message, ledger, entry
 
     def _follows(self, found: LogId) -> bool:
-        """Whether `found` is new and the next entry.
+        """Return whether `found` is new and the next entry.
 
         Raises if something was skipped.
         """
-        behind = LogId(self._ledger, self._entry)
-        if found < behind:
+        after = LogId(self._ledger, self._entry)
+        if found < after:
             return False
-        if found != behind:
-            same_ledger = found.ledger == behind.ledger
-            batch_end = same_ledger and found.entry == ((behind.entry >> BATCH_BITS) + 1) << BATCH_BITS
-            if not (batch_end and behind.entry & BATCH_MASK):
+        if found != after:
+            same_ledger = found.ledger == after.ledger
+            batch_end = same_ledger and found.entry == ((after.entry >> BATCH_BITS) + 1) << BATCH_BITS
+            if not (batch_end and after.entry & BATCH_MASK):
                 if same_ledger:
                     raise LogCorrupted(
-                        f"{self._topic} continues at {found} after {behind}: the broker lost entries in between, or"
+                        f"{self._topic} continues at {found} after {after}: the broker lost entries in between, or"
                         " they belong to Pulsar transactions (docs/pulsar.md). Restore the ledger, or read from a"
                         " later position"
                     )
-                self._continuity.check_jump(behind, found)
+                self._continuity.check_jump(after, found)
         self._ledger, self._entry = found.ledger, found.entry + 1
         return True
 
@@ -183,8 +183,9 @@ class PulsarReader:
         )
 
     def _has_more(self) -> bool:
-        """Whether the log has more entries. Retries while the broker has closed the reader and the client does not know
-        yet.
+        """Return whether the log has more entries.
+
+        Retries while the broker has closed the reader and the client has not noticed.
         """
         deadline = Deadline.after(self._timeout)
         while True:

@@ -73,7 +73,7 @@ class _Chunk:
         self.callback = callback
 
     def failed(self) -> bool:
-        """Whether one of its messages was refused or discarded, once it is done."""
+        """Return whether one of its messages was refused or discarded. Valid once it is done."""
         return any(message_id.ledger_id() < 0 and result != _OK for result, message_id in self.acks)
 
 

@@ -243,8 +243,8 @@ class ChannelLog:
         segment.end = end
         for append in group:
             framed = append.framed
-            # `behind` is the last entry before this batch, so this comes before `_last` moves.
-            self._recent.add(behind=self._last, base=append.base, values=framed.values, bytes=framed.body)
+            # `previous` is the last entry before this batch, so this comes before `_last` moves.
+            self._recent.add(previous=self._last, base=append.base, values=framed.values, bytes=framed.body)
             self._last = append.base + framed.count - 1
             append.done = True
         segment.last = self._last

@@ -151,9 +151,9 @@ def _assemble(
         pa.large_binary(), stop - first, [None, pa.py_buffer(offsets[first : stop + 1]), data]
     )
     batch = entry_batch(ids, values)
-    behind = offset + records[-1].at + last.size if stop == total else None
+    offset_after = offset + records[-1].at + last.size if stop == total else None
     return SegmentRun(
-        batch, int(ids[-1]) + 1, behind, int(offsets[stop] - offsets[first]) + ENTRY_OVERHEAD_BYTES * len(ids)
+        batch, int(ids[-1]) + 1, offset_after, int(offsets[stop] - offsets[first]) + ENTRY_OVERHEAD_BYTES * len(ids)
     )
 
 

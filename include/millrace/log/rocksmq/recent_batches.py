@@ -25,9 +25,9 @@ _OVERHEAD: Final = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class RecentBatch:
-    """One append: entries `base` to `last`. No entry lies between entry `behind` and `base`."""
+    """One append: entries `base` to `last`. No entry lies between entry `previous` and `base`."""
 
-    behind: int
+    previous: int
     base: int
     last: int
     values: pa.LargeBinaryArray
@@ -43,8 +43,8 @@ class RecentBatches:
         self._batches: deque[RecentBatch] = deque()
         self._held = 0
 
-    def add(self, *, behind: int, base: int, values: pa.LargeBinaryArray | None, bytes: int) -> None:
-        """Cache the batch that was just made durable; `behind` is the entry before it. With None, the cache
+    def add(self, *, previous: int, base: int, values: pa.LargeBinaryArray | None, bytes: int) -> None:
+        """Cache the batch that was just made durable; `previous` is the entry before it. With None, the cache
         is cleared.
         """
         if values is None:
@@ -52,7 +52,7 @@ class RecentBatches:
             self._held = 0
             return
         counted = bytes + ENTRY_OVERHEAD_BYTES * len(values)
-        self._batches.append(RecentBatch(behind, base, base + len(values) - 1, values, counted))
+        self._batches.append(RecentBatch(previous, base, base + len(values) - 1, values, counted))
         self._held += counted + _OVERHEAD
         while self._held > self._max_bytes:
             self._held -= self._batches.popleft().bytes + _OVERHEAD
@@ -60,9 +60,9 @@ class RecentBatches:
     def run_batches(self, start: int, limit: int | None, max_bytes: int) -> list[RecentBatch]:
         """Return the batches of a run from `start` on, at least one; an empty list if `start` is not cached."""
         batches = self._batches
-        if not batches or not batches[0].behind < start <= batches[-1].last:
+        if not batches or not batches[0].previous < start <= batches[-1].last:
             return []
-        if batches[-1].behind < start:
+        if batches[-1].previous < start:
             return [batches[-1]]  # a reader that keeps up; a search in a deque costs its length
         taken: list[RecentBatch] = []
         size = 0

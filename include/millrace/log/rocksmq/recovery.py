@@ -118,7 +118,7 @@ def _opening(manifest: ChannelManifest, number: int, files: SegmentFiles) -> Seg
 
 
 def _acknowledged(manifest: ChannelManifest, number: int, files: SegmentFiles, index: PointerIndex) -> bool:
-    """Whether anything proves that records of this segment were acknowledged."""
+    """Return whether the index or the segment's durable end proves that records of it were acknowledged."""
     pointer = index.at_or_before(manifest.channel, _LAST_ID)
     if pointer is not None and pointer.salt == manifest.salt(number):
         return True

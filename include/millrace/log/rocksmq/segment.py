@@ -184,7 +184,7 @@ class SegmentFiles:
     def create(self, number: int, size: int) -> int:
         """Create a preallocated file of `size` bytes for segment `number`; return its descriptor. Its name is durable.
 
-        Raises OSError. Nothing but perhaps a spare is left behind then.
+        Raises OSError. Then at most a spare file remains.
         """
         path = self.path(number)
         with self._lock:

@@ -13,8 +13,8 @@ held at shutdown stays held. Only this clock judges time: the chain takes stamps
 are the broker's.
 
 The clock also promises (:meth:`StampClock.floor_ms`): no later stamp is before a time that it returned there, not even
-after a power loss with the wall clock set back. So a reader can be told that nothing earlier will come, although no
-entry says so. The promise is stored ahead, a second at a time, as a timestamp oracle stores its window.
+after a power loss with the wall clock set back. So the log can promise a reader that nothing earlier will come, without
+an entry that says so. The promise is stored ahead, a second at a time, as a timestamp oracle stores its window.
 """
 
 from __future__ import annotations

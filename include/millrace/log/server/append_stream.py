@@ -47,8 +47,8 @@ def serve_appends(
 ) -> None:
     """Serve one stream until its client ends it or disconnects.
 
-    Nothing is appended once `cancelled` returns True: the client has given up its unanswered appends and may continue
-    elsewhere, so that a late append would follow its successors.
+    Nothing is appended once `cancelled` returns True: the client has abandoned its unanswered appends and may continue
+    on another server, where a late append would follow its successors.
     """
     if not pipelined:
         while (batch := _next(reader)) is not None and not cancelled():

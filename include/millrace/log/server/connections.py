@@ -174,7 +174,7 @@ class ConnectionGuard:
             del self._other[gone]
 
     def _is_ours(self, found: socket.socket) -> bool:
-        """Whether a socket is a connection to this server's port."""
+        """Return whether a socket is a connection to this server's port."""
         if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
             return False
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

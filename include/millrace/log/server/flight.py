@@ -213,7 +213,7 @@ class Extension(Protocol):
         ...
 
     def truncated(self, pchannel: str, freed: int) -> None:
-        """A caller truncated a PChannel's log; `freed` bytes were freed."""
+        """Record that a caller truncated a PChannel's log, which freed `freed` bytes."""
         ...
 
     def use_access_log(self, access_log: AccessLog) -> None:
@@ -221,7 +221,7 @@ class Extension(Protocol):
         ...
 
     def denied(self, call: str) -> None:
-        """A call was denied, for a missing role or an invalid token."""
+        """Record that a call was denied, for a missing role or an invalid token."""
         ...
 
     def close(self) -> None:

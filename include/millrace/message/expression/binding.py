@@ -124,12 +124,12 @@ def _literal(value: Any, kind: str) -> Node:
 
 def _decimal_text(value: Decimal, kind: FieldType) -> str | None:
     text = f"{value:f}"
-    whole, _, behind = text.partition(".")
-    behind = behind.rstrip("0")
-    if len(behind) > kind.scale:
+    whole, _, fraction = text.partition(".")
+    fraction = fraction.rstrip("0")
+    if len(fraction) > kind.scale:
         return None
-    behind = behind.ljust(kind.scale, "0")
-    text = f"{whole}.{behind}" if behind else whole
+    fraction = fraction.ljust(kind.scale, "0")
+    text = f"{whole}.{fraction}" if fraction else whole
     return text.removeprefix("-") if not any(each in "123456789" for each in text) else text
 
 

@@ -44,9 +44,9 @@ class ColumnValues(NamedTuple):
 
     data: Any
     valid: Bools | None = None
-    """Where there is a value; None: everywhere. `data` is meaningless elsewhere."""
+    """Mask of the rows that have a value; None if all have one. `data` is undefined in the other rows."""
     failed: Bools | None = None
-    """Where evaluation failed; None: nowhere."""
+    """Mask of the rows whose evaluation failed; None if none failed."""
 
 
 FieldLookup: TypeAlias = Callable[[tuple[str, ...]], ColumnValues]

@@ -105,7 +105,7 @@ def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
 
 
 def _framed_count(entry: pa.Buffer) -> int:
-    """As :func:`framed_counts` for one entry, as in a lone append."""
+    """Return :func:`framed_counts` for one entry. A lone append has just one."""
     count = int.from_bytes(memoryview(entry)[_COUNT_AT:_COUNT_END], "little")
     whole = 1 <= count <= MAX_MESSAGES and len(entry) >= max(COLUMNS_START, count * BYTES_PER_MESSAGE)
     return count if whole else 1
@@ -128,7 +128,7 @@ def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def decode_columns(entries: pa.RecordBatch) -> MessageColumns:
-    """As :func:`decode_entries`, with the messages as numpy columns."""
+    """Return the messages of :func:`decode_entries` as numpy columns."""
     return _Run(entries).decode()
 
 
@@ -349,7 +349,7 @@ class _Run:
         self._read_names(entries, columns_start + lengths[:, 0], columns_start + lengths[:, 0] + lengths[:, 1])
 
     def _read_prefix_of_one(self) -> None:
-        """As :meth:`_read_prefixes` for one entry, as in a lone append: the same rules in the same order.
+        """Read the prefix of the only entry, by the rules of :meth:`_read_prefixes` in the same order.
 
         tests/message/wire/test_hostile.py checks that entries decode alone as in a run.
         """
@@ -471,7 +471,7 @@ class _Run:
         return wide.astype(dtype, copy=False)
 
     def _column_of_one(self, place: int, column: HeaderColumn) -> npt.NDArray[Any]:
-        """As :meth:`_column` for one entry, without arrays with a value per entry."""
+        """Return :meth:`_column` for the only entry, without arrays with a value per entry."""
         tag, count, dtype = int(self.tags[0, place]), int(self.counts[0]), _DTYPES[place]
         if tag == ABSENT:
             return np.zeros(count, dtype=dtype)

@@ -186,7 +186,7 @@ class FlowMonitor(PeriodicTask):
     def _checkpoints(self, visible: Mapping[str, int] = MappingProxyType({})) -> Mapping[str, Checkpoint]:
         """Return the flusher's checkpoints, reading them only if there are new ones.
 
-        If they have all `visible` ticks, new ones matter to nobody, and the store is not asked for them.
+        If they have all `visible` ticks, new ones would change nothing, and the store is not asked for them.
         """
         known = self._read[1]
         if self._table is None:

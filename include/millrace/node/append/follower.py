@@ -366,7 +366,7 @@ class Follower:
     def least_unconfirmed(self, vchannels: Collection[str]) -> Unconfirmed | None:
         """Return the least tick that a message on these VChannels can have which is not decided yet.
 
-        Everything below is decided there, although other VChannels' entries may wait. None if that cannot be told
+        Everything below is decided there, although other VChannels' entries may wait. None if that cannot be determined
         without waiting: the log is in another process, promises nothing, or holds more than BACKLOG_BYTES undecided.
         Costs a look at the headers of what is undecided.
         """
@@ -635,7 +635,7 @@ class Follower:
         if not state.term:
             return longest
         if self._idle():
-            return _SLICE  # nobody says when the ticks are this host's again
+            return _SLICE  # there is no signal when the ticks become this host's again
         if state.dirty:
             longest = min(longest, self._ticked + self._tick_interval - now)
         if (deadline := state.next_deadline()) != NEVER:

@@ -131,9 +131,9 @@ def _between(rows: pa.RecordBatch, first: LogId, last: LogId) -> pa.RecordBatch:
     if first.ledger == last.ledger and len(ledger) and ledger[0] == ledger[-1] == first.ledger:
         start, stop = np.searchsorted(entry, [first.entry, last.entry + 1])
         return rows.slice(int(start), int(stop - start))
-    behind = (ledger > first.ledger) | ((ledger == first.ledger) & (entry >= first.entry))
-    before = (ledger < last.ledger) | ((ledger == last.ledger) & (entry <= last.entry))
-    return rows.filter(pa.array(behind & before))
+    from_first = (ledger > first.ledger) | ((ledger == first.ledger) & (entry >= first.entry))
+    to_last = (ledger < last.ledger) | ((ledger == last.ledger) & (entry <= last.entry))
+    return rows.filter(pa.array(from_first & to_last))
 
 
 def _unpersisted(run: ChainDecisions, ids: tuple[LogId, LogId]) -> list[dict[str, object]]:

@@ -127,7 +127,7 @@ class Lane:
     """A piece for which there was no room, and how many of its rows were added."""
 
     def is_gone(self) -> bool:
-        """Whether the VChannel is another's by now; another thread may have noticed it."""
+        """Return whether another server has the VChannel by now. Another thread may have noticed it."""
         return self.gone
 
 
@@ -431,7 +431,7 @@ class QueueLanes:
             lane.weighed = size
 
     def has_room(self, lane: Lane) -> bool:
-        """Whether one task more may be read."""
+        """Return whether one more task may be read into the lane's window."""
         window = lane.window
         return bool(window.room) and (
             not window.bytes or (window.bytes < LANE_BYTES and self._memory.bytes < QUEUE_BYTES)
@@ -510,9 +510,9 @@ class QueueLanes:
                 return {lane.name for lane in needed if lane.gone}
 
     def owns(self, lane: Lane) -> bool:
-        """Whether a VChannel is certainly this server's: only then may a task get a new lease.
+        """Return whether a VChannel certainly belongs to this server: only then may a task get a new lease.
 
-        What is acknowledged needs no such check, because its write is bound to the claim.
+        Acknowledgements need no such check, because their write is bound to the claim.
         """
         return not self._member.expired and self._clock() < self._groups.locked_until(self._group, lane.name)
 

@@ -150,10 +150,10 @@ class AppendExtension:
     ) -> None:
         """Serve `host` with the given helpers.
 
-        `behind` is closed after the host, because it waits for answers of the host.
+        `resources` are closed after the host, because they wait for answers of the host.
         """
         self._handlers = handlers_of(self, server_calls("append/"))
-        self._behind = ExitStack() if resources is None else resources
+        self._resources = ExitStack() if resources is None else resources
         self._histories = histories
         self._reads = reads
         self._groups = groups
@@ -489,7 +489,7 @@ class AppendExtension:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Enclose a call that may be repeated elsewhere. While the server stops, it is answered "not taken"."""
+        """Enclose a call that its client may repeat on another server. Raises NotAccepted while the server stops."""
         if self._closing:
             raise NotAccepted
         try:
@@ -528,7 +528,7 @@ class AppendExtension:
         for helper in (self._retention, self._flow, self._queues, self._groups, self._host, self._placing):
             if helper is not None:
                 helper.close()
-        self._behind.close()
+        self._resources.close()
         if self._catalog is not None:
             self._catalog.close()
 
@@ -545,8 +545,8 @@ def append_extension(
     """Make the extension of a log server's process. It follows from the newest state in the ``wal`` table.
 
     `cluster` makes the placement of appends, in a deployment whose nodes may take them. `positions` opens the positions
-    of consumer groups. `shared` opens the store of which the catalog is a copy. `follow` keeps this machine's copies of
-    the meta store up to date.
+    of consumer groups. `shared` opens the store that the catalog is copied from. `follow` keeps this machine's copies
+    of the meta store up to date.
     """
     # The server reads the tables for long, wherever they are moved, and writes none.
     settings = following(replace(Settings.load(), data_dir=folder.absolute().parent))
@@ -570,9 +570,9 @@ def append_extension(
         retention.start()
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
-    behind = ExitStack()
-    run_all = behind.enter_context(ThreadRunner("broadcast"))
-    behind.enter_context(follow(settings))
+    resources = ExitStack()
+    run_all = resources.enter_context(ThreadRunner("broadcast"))
+    resources.enter_context(follow(settings))
     append = SingleEntryAppender(host, settings.append_deadline)
     catalog = Coordinator(
         settings,
@@ -586,7 +586,7 @@ def append_extension(
         placing.start(catalog.open_term)
     completing = BroadcastRetrier(catalog)
     completing.export(metrics)
-    behind.callback(completing.close)
+    resources.callback(completing.close)
     completing.start()
     tombstones = (
         TombstonePlacer(host, service, lambda: settings.wal_uri) if isinstance(service, GenerationsService) else None
@@ -610,7 +610,7 @@ def append_extension(
         retention=retention,
         flow=flow,
         catalog=catalog,
-        resources=behind,
+        resources=resources,
         tombstones=tombstones,
         reads=CollectionReads(settings, catalog, host, service),
         histories=HistoryReads(settings, catalog, host),

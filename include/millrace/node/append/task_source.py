@@ -202,7 +202,7 @@ class ScannedTasks:
 
 
 def _only_messages(rows: pa.Table) -> bool:
-    """Whether all rows are messages outside transactions, none of them with files."""
+    """Return whether all rows are messages outside transactions, none of them with files."""
     kinds = rows.column("type").cast(pa.utf8())
     return bool(pc.all(pc.equal(rows.column("txn_id"), 0)).as_py() and not pc.any(pc.is_in(kinds, _WITH_FILES)).as_py())
 

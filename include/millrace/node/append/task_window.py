@@ -79,7 +79,7 @@ class TaskNames:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of a call about deliveries, by place in its names."""
+    """Outcomes of a call about deliveries, as places in its names."""
 
     lost: list[int]
     """The task was delivered again, or its delivery was released: it is another's."""

@@ -206,7 +206,7 @@ class AppendRouter:
             with self._looking:
                 try:
                     self._look()
-                except MillraceError as error:  # keep the last view: clients are told to ask again
+                except MillraceError as error:  # keep the last view: clients are asked to retry
                     _log.warning("cannot read the meta store: %s: %s", error.code, error)
             if before and not self._alive:
                 self._take_all_back()

@@ -2,7 +2,7 @@
 
 It hosts what the log's server hosts, over the same log. It opens a PChannel with the next term of its log, so that
 writes of a previous owner are rejected (law 5), and follows the log from the newest committed state. When it releases a
-PChannel it accepts no more appends, and answers what was appended first.
+PChannel it stops accepting appends, and first answers those that were appended.
 
 On a backend with a single writer, each opening fences the previous writer. An owner that is fenced while its session is
 valid (by one that was suspended during its opening) opens the log again.
@@ -68,7 +68,7 @@ class AppendGate:
             self._open[pchannel] = session
 
     def close_channel(self, pchannel: str) -> None:
-        """Accept no more appends, and wait for those in progress."""
+        """Stop accepting appends, and wait for those in progress."""
         with self._changed:
             self._open.pop(pchannel, None)
             while self._appending[pchannel]:

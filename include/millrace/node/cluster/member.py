@@ -63,7 +63,7 @@ class Member(Closeable):
         """Create the node and take its name on this machine.
 
         Raises InvalidSettings if the name is missing or taken by another process of this machine; TablesMoved if the
-        tables lie elsewhere by now; MetaUnavailable; UnsupportedVersion.
+        tables were moved to another place; MetaUnavailable; UnsupportedVersion.
         """
         if not settings.node:
             raise InvalidSettings("a node of a cluster needs a name: set MILLRACE_NODE, or run `millrace node NAME`")

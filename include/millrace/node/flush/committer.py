@@ -1,7 +1,7 @@
 """The flusher's commits: deletes, rows, then ``segments``, and ``checkpoints`` last. Each is fenced and idempotent.
 
 A crash between two commits leaves tables ahead of the checkpoint. The next flush starts from the checkpoint and skips,
-table by table, what is there already. If two flushers run, each table takes a range of a VChannel from only one of
+table by table, what was committed already. If two flushers run, each table takes a range of a VChannel from only one of
 them: a commit succeeds only from the app id's version that its work was planned from. The other flusher is fenced,
 deletes its files and plans again. The checkpoint is moved by the flusher that has everything before it in the tables.
 

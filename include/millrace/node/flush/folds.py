@@ -24,7 +24,7 @@ from millrace.tables.rewrite.fold import FAN_IN, fold_files
 from millrace.tables.rewrite.rewrite import merge_job, segments_job
 
 FOLD_SECONDS: Final = 5.0
-"""Time that folds may take after one flush. What is left is due after the next one."""
+"""Time that folds may take after one flush. The remaining folds are due after the next flush."""
 
 _log: Final = logging.getLogger(__name__)
 

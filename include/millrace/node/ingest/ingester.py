@@ -132,7 +132,7 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
     report = IngestReport.without_effect(plan.base, state.position)
     taken = entries_taken = 0
     failure: RangeFailure | None = None
-    with _WriteBehind(writer, state, inline=plan.peeked is not None) as behind:
+    with _WriteBehind(writer, state, inline=plan.peeked is not None) as writes:
         try:
             # Before anything is read: a log that lost its tail would otherwise give other rows for committed positions.
             check_not_regressed(log, state)
@@ -143,7 +143,7 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
                     watch.lap("chain")
                     if outcome is not None:
                         # The previous write failed: stop, its error becomes the report's.
-                        if not behind.add(outcome):
+                        if not writes.add(outcome):
                             break
                         state = outcome.state
                         watch.lap("write")
@@ -153,12 +153,12 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
                         break
         except Exception as error:  # a failure of one PChannel must not end the query that serves the others
             failure = RangeFailure.of(error, state.position)
-        behind.settle()
+        writes.settle()
     watch.lap("write")
-    if behind.error is not None:  # the files may hold part of a slice
+    if writes.error is not None:  # the files may hold part of a slice
         writer.abort()
-        failure = RangeFailure.of(behind.error, behind.state.position)
-        return replace(report, position=behind.state.position, failure=failure, seconds=watch.seconds)
+        failure = RangeFailure.of(writes.error, writes.state.position)
+        return replace(report, position=writes.state.position, failure=failure, seconds=watch.seconds)
     report = replace(
         report, position=state.position, failure=failure, log_bytes=taken, entries=entries_taken, seconds=watch.seconds
     )

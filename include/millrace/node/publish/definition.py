@@ -68,8 +68,8 @@ SWEEP_SECONDS: Final = 60.0
 """Pause between two looks for changes that the flusher did not make. Replaced files stay for `file_retention`, which is
 at least as long."""
 UNANNOUNCED_SECONDS: Final = 3600.0
-"""The same on an object store, for changes that nobody on this machine announced: another machine's compaction. Until
-then the published version needs the files that it replaced, so they stay (millrace.storage.replaced_files)."""
+"""The same on an object store, for changes that no process of this machine announced: another machine's compaction.
+Until then the published version needs the files that it replaced, so they stay (millrace.storage.replaced_files)."""
 
 WAIT_SECONDS: Final = 0.5
 """Least pause between two looks at a collection whose rows wait for a PChannel."""
@@ -307,7 +307,7 @@ class PublishCommitter:
     """Commits planned changes, several collections at once."""
 
     def __init__(self, settings: Settings, state: PublishState, metrics: Metrics | None, *, bounded: bool) -> None:
-        """`bounded`: a collection that waits for a PChannel counts as published, because nobody looks again."""
+        """`bounded`: a collection that waits for a PChannel counts as published, because there is no later look."""
         self._live = LiveSettings(settings)
         self._remover = DeploymentFileRemover(settings)
         self._state = state

@@ -66,7 +66,7 @@ class DeploymentFileRemover:
         try:
             return self._remover.remove_published(table)
         except Exception as error:  # as after a commit
-            _log.warning("cannot remove files that %s needs no more (%s): a later publish does", table.uri, error)
+            _log.warning("cannot remove unneeded files of %s (%s): a later publish removes them", table.uri, error)
             return 0
 
     def remove(self, table: TableHandle) -> int:

@@ -121,8 +121,8 @@ def _bytes(group: Sequence[LiveFile]) -> int:
 def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> dict[str, int]:
     """Merge groups of files of `table`, a handle at its newest version, for the PChannels in `only`, in one commit.
 
-    Returns the files merged, by PChannel. A group of which another writer replaced a file first is left to the next
-    call. Raises WalGap if files overlap.
+    Returns the files merged, by PChannel. A group is left to the next call if another writer replaced one of its files
+    first. Raises WalGap if files overlap.
     """
     files = live_files(table)
     plan = plan_merges(

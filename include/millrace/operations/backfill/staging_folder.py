@@ -213,7 +213,7 @@ class StagingFolder:
             list(pool.map(upload, paths))
         hit("staging.uploaded")
         name = f"{self._import_id}/{MANIFEST}"
-        with suppress(OSError):  # its answer may be lost: what is there decides
+        with suppress(OSError):  # its answer may be lost: the stored file decides
             store.put_if_absent(name, text)
         found = store.read(name)
         if found is None:

@@ -299,8 +299,8 @@ def check_restored(settings: Settings, manifest: BackupManifest) -> None:
             and not (Path(unquote(place.partition("?")[0])) / "channels").is_dir()
         ):
             raise BackupRefused(
-                f"the log of the backup lies at {place}, where there is none: nothing is created outside of the data "
-                "folder"
+                f"the log of the backup lies at {place}, which holds no log. A restore creates nothing outside of the "
+                "data folder: put the log's copy there first"
             )
     with open_deployment_log(settings.log_path, settings.log) as service:
         for name, part in manifest.channels.items():

@@ -351,7 +351,7 @@ class DeletesPlan:
 
 
 def plan_deletes(plan: CollectionPlan, params: CompactionParams, folded: int) -> DeletesPlan:
-    """Plan the deletes table, of which everything up to the tick `folded` has nothing left to hit."""
+    """Plan the deletes table. Deletes up to the tick `folded` match no remaining row."""
     gone = [file for file in plan.delete_files if is_folded(file, folded)]
     rest = [file for file in plan.delete_files if not is_folded(file, folded)]
     merges = plan_merges(rest, plan.deletes.store, params) if plan.deletes is not None else []

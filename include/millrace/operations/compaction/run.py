@@ -102,7 +102,7 @@ def compact(
     `mapper` rewrites the groups and `order` Z-orders. `history` is the tick after which nothing is folded in (default:
     log time minus the history to keep).
 
-    A group whose files another writer replaced meanwhile is reported and leaves nothing behind.
+    A group whose files another writer replaced meanwhile is reported, and its new files are removed.
 
     Raises CollectionNotFound, QualityBlocked.
     """

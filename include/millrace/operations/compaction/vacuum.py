@@ -195,8 +195,9 @@ def _vacuum(
 
 
 def _sweep(settings: Settings, uri: str, *, hours: int) -> None:
-    """Remove what a published table needs no more, and what publishes that failed left. The publisher does the first
-    beside its commits, where one runs.
+    """Remove unneeded files of a published table, and leftovers of failed publishes.
+
+    A running publisher also removes the former, with its commits.
     """
     table = PublishedTable.open(store_at(uri))
     if table is None:

@@ -11,7 +11,7 @@ from millrace.operations.operation import Operation, OperationParams
 
 
 class MoveParams(OperationParams):
-    """Where the tables go, or what becomes of an earlier or unfinished move."""
+    """Target of the tables, or what to do about an earlier or unfinished move."""
 
     to: str = Field(
         default="",
@@ -29,7 +29,7 @@ class MoveParams(OperationParams):
     cancel: bool = Field(
         default=False,
         title="Cancel",
-        description="Give up the unfinished move: the tables stay where they are, and what was copied is removed.",
+        description="Cancel the unfinished move: the tables stay where they are, and the copies are removed.",
     )
     dry_run: bool = Field(
         default=False, title="Dry run", description="Only check the place, and report what would be copied or removed."

@@ -55,7 +55,7 @@ _LINE: Final = re.compile(r"(?P<key>[^\s=:]+)\s*[\s=:]\s*(?P<value>.*)")
 def master_properties(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's properties for the master of `settings`; `given` are its user's (:func:`user_properties`).
 
-    Raises InvalidSettings if the master needs what is not there.
+    Raises InvalidSettings if the master needs a setting or package that is missing.
     """
     master, cores = settings.spark_master, str(settings.cores)
     if not master:
@@ -94,7 +94,7 @@ def master_properties(settings: Settings, given: Mapping[str, str]) -> dict[str,
 
 
 def executor_pod(secret: str) -> dict[str, Any]:
-    """Return the template of an executor's pod on Kubernetes: nobody's root, with the variables of a Secret."""
+    """Return the template of an executor's pod on Kubernetes: without privileges, with the variables of a Secret."""
     container: dict[str, Any] = {
         "name": CONTAINER,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -107,7 +107,7 @@ def shared_index(settings: Settings, collection_id: int) -> SharedIndex | None:
 def request_index(settings: Settings, collection_id: int, index: KeyIndex, rows: int) -> None:
     """Ask for an index because of so many rows that had to be scanned: for a copy of the store's, or of the publisher.
 
-    A hint: failures are ignored. The next read uses what came of it.
+    A hint: failures are ignored. The next read uses the index if it was built.
     """
     shared = shared_index(settings, collection_id) if rows >= INDEX_FROM_ROWS else None
     if shared is None:

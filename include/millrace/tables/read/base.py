@@ -72,7 +72,7 @@ class PublishedBase:
             return None
 
     def bounds(self, files: pa.Table, columns: Iterable[str]) -> pa.Table:
-        """Return `files` (TableHandle.actions) with the bounds of further columns, as far as the version tells them.
+        """Return `files` (TableHandle.actions) with the bounds of further columns, as far as the version has them.
 
         The log of the rows table has those of the key and of ticks alone.
         """

@@ -87,8 +87,8 @@ def _numbered(row_keys: Any, delete_keys: Any) -> tuple[Int64s, Int64s, int]:
 
 def _in_order(times: Int64s, writes: Int64s) -> Int64s | None:
     """Return the order by time and write; None if they are sorted, as a deletes table usually is."""
-    behind = (times[1:] > times[:-1]) | ((times[1:] == times[:-1]) & (writes[1:] >= writes[:-1]))
-    return None if behind.all() else np.lexsort((writes, times))
+    ascending = (times[1:] > times[:-1]) | ((times[1:] == times[:-1]) & (writes[1:] >= writes[:-1]))
+    return None if ascending.all() else np.lexsort((writes, times))
 
 
 def _by_value(values: Int64s) -> dict[int, slice | Int64s]:

@@ -2,8 +2,8 @@
 
 Small files of a partition fall into tiers by their size on disk, each tier up to eight times as large as the one below.
 Once a tier has FAN_IN files, they become one file of a tier above. So each byte is rewritten once per tier, and a
-partition has fewer than FAN_IN small files per tier after a fold. A day that is over gets no more rows: what is left of
-it becomes one file.
+partition has fewer than FAN_IN small files per tier after a fold. A day that is over gets no further rows: its
+remaining small files become one file.
 
 A fold keeps every row, the dead ones too; compaction removes those, and joins the files in which it set hidden rows
 apart. Replaced files stay on disk until VACUUM, for

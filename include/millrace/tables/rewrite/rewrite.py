@@ -1,8 +1,8 @@
 """The work of one task: rewrite a group of files into new ones, sorted and without rows that no read can see.
 
 Rows that the published version hides, but that reads at earlier ticks still see, go to files of their own
-(millrace.tables.rewrite.files.HIDDEN). So engines that read the published table meet files without hidden rows, and
-files of hidden rows, of which they decode nothing. The published version decides only where a row goes: each row is in
+(millrace.tables.rewrite.files.HIDDEN). So engines that read the published table find files without hidden rows, and
+files of hidden rows only, which they skip. The published version decides only where a row goes: each row is in
 one of the new files, whatever the version says.
 
 Reads named files, writes durable files that no commit names yet, and returns a :class:`RewriteResult` that describes

@@ -196,9 +196,9 @@ class WalSnapshot:
 
     def count(self, pchannel: str, *, after_tick: int) -> int:
         """Return the number of messages of `pchannel` with a tick > `after_tick`. Opens at most one file."""
-        behind = [file for file in self._files.get(pchannel, []) if file.last_tick > after_tick]
-        whole = [file for file in behind if file.first_tick > after_tick]
-        cut = WalRange(tuple(behind[: len(behind) - len(whole)]), after_tick=after_tick)
+        later = [file for file in self._files.get(pchannel, []) if file.last_tick > after_tick]
+        whole = [file for file in later if file.first_tick > after_tick]
+        cut = WalRange(tuple(later[: len(later) - len(whole)]), after_tick=after_tick)
         parts = read_range(self._table.store, cut, columns=["time_tick"])
         return sum(file.rows for file in whole) + sum(part.num_rows for part in parts)
 
@@ -273,9 +273,9 @@ class WalSnapshot:
             for file in self._files.get(pchannel, [])
             if file.last_id >= begin.log_id and file.first_tick <= up_to_tick and (start or file.last_tick > after_tick)
         ]
-        for before, behind in pairwise(chosen):
-            if behind.first_tick <= before.last_tick:
-                raise WalGap(f"{before.path} and {behind.path} overlap in ticks: rows would be out of order")
+        for before, after in pairwise(chosen):
+            if after.first_tick <= before.last_tick:
+                raise WalGap(f"{before.path} and {after.path} overlap in ticks: rows would be out of order")
         if max_bytes is not None:
             chosen, cut = _within(chosen, after_tick, max_bytes)
             up_to_tick = min(up_to_tick, cut)

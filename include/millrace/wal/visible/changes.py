@@ -53,7 +53,7 @@ CHANGE_COLUMNS: Final = pa.schema(
 """Columns after a collection's fields in a batch of changes."""
 
 PRINCIPAL_COLUMN: Final = pa.field("_principal", pa.utf8())
-"""The last column of a batch of changes with principals: who wrote the change; null if its entry names nobody."""
+"""The last column of a batch of changes with principals: who wrote the change; null if its entry has no name."""
 
 _DML: Final = pa.array([kind.name for kind in DML])
 _EVENTS: Final = pa.array(CATALOG_TYPES)
@@ -221,12 +221,14 @@ class ChangeReader:
                 given = iter([_retraction(row, self._schema_at([info], tick), row["partition_id"])])
             case MessageType.IMPORT:
                 given = self._imported(row, self._schema_at([info], tick))
-        before = next(given, None)
-        while before is not None:
-            behind = next(given, None)  # one piece ahead, to detect the last one
-            schema, rows = before
-            yield from self._given(schema, self._named(rows, table) if self._principals else rows, whole=behind is None)
-            before = behind
+        piece = next(given, None)
+        while piece is not None:
+            following = next(given, None)  # one piece ahead, to detect the last one
+            schema, rows = piece
+            yield from self._given(
+                schema, self._named(rows, table) if self._principals else rows, whole=following is None
+            )
+            piece = following
 
     def _imported(self, row: dict[str, Any], schema: CollectionSchema) -> Pieces:
         if parse_body(MessageType.IMPORT, row["payload"])["replace"]:

@@ -52,7 +52,7 @@ class JsonObjectParser:
         Raises InvalidArgument.
         """
         decode = codecs.getincrementaldecoder("utf-8-sig")()
-        held, at, line, ended, behind = "", 0, 1, False, ""  # behind: the mark, or "value", that was last
+        held, at, line, ended, previous = "", 0, 1, False, ""  # behind: the mark, or "value", that was last
 
         def wrong(why: str) -> InvalidArgument:
             return InvalidArgument(f"line {line}: {why}")
@@ -73,16 +73,16 @@ class JsonObjectParser:
             while at < len(held) and held[at] in " \t\r\n":
                 line, at = line + (held[at] == "\n"), at + 1
             if at == len(held):
-                if ended and behind == "]":
+                if ended and previous == "]":
                     return
                 if ended:
                     raise wrong("the array has no end: the file was cut off")
                 more()
-            elif behind == "]":
+            elif previous == "]":
                 raise wrong("there is text after the array's end")
-            elif not behind or (held[at] == "]" and behind != ",") or (held[at] == "," and behind == "value"):
-                behind, at = held[at], at + 1  # the first is the bracket of the array
-            elif behind == "value":
+            elif not previous or (held[at] == "]" and previous != ",") or (held[at] == "," and previous == "value"):
+                previous, at = held[at], at + 1  # the first is the bracket of the array
+            elif previous == "value":
                 raise wrong("a comma, or the array's end, is expected")
             else:
                 try:
@@ -98,7 +98,7 @@ class JsonObjectParser:
                     more()  # a number may continue in the next chunk
                     continue
                 yield line, value
-                line, at, behind = line + held.count("\n", at, end), end, "value"
+                line, at, previous = line + held.count("\n", at, end), end, "value"
 
     def _next(self, text: str, at: int) -> tuple[dict[str, Any] | ValueError, int]:
         """Return the object that starts at `at`, or an error, and where it ends. Raises the errors of json."""

@@ -174,7 +174,7 @@ def _with_segment(channel: VChannelState, config: ChainConfig, segment: Segment)
 
 
 def seal(channel: VChannelState, segment: Segment, policy: str) -> VChannelState:
-    """Accept no more inserts into `segment`. Its Flush follows once no open transaction touches it."""
+    """Close `segment` to inserts. Its Flush follows once no open transaction touches it."""
     return channel._replace(
         growing=channel.growing.without(segment.partition_id),
         sealed=channel.sealed.set(segment.id, segment._replace(seal_policy=policy)),
