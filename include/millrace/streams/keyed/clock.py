@@ -2,9 +2,9 @@
 
 The watermark is `delay` before the newest event time of all earlier batches. With two sides (:attr:`Operator.sides`)
 the slower one counts, and there is no watermark until both have rows: so no row is late because the other side was
-faster. A row whose event time is more than `max_ahead` after its own log time, that of its tick, is rejected: it goes
-to the side and moves nothing, instead of making all that follows late. All of this depends only on the rows, so a
-repeated batch gives the same.
+faster. A row whose event time is more than `max_ahead` after its own log time, that of its tick, is rejected: it is put
+aside and does not advance the watermark, which would make all later rows late. All of this depends only on the rows, so
+a repeated batch gives the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millrace.streams.patterns.board import Places
 from millrace.streams.patterns.sorted_rows import column_of, one_chunk
 
 TICK: Final = "_time_tick"
-"""The column of a row's tick, as a collection's rows have it (docs/streams.md)."""
+"""The column of a row's tick in rows of a collection (docs/streams.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,20 @@ def _later(one: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How a stream's watermark follows its rows."""
+    """The rule by which a stream's watermark follows its rows."""
 
     delay: timedelta | int
     max_ahead: timedelta | None = None
     """Default: no bound."""
 
     def check(self, operator: Operator, schema: pa.Schema) -> None:
-        """Raises InvalidArgument where rows of `schema` have no tick to hold their times against."""
+        """Raise InvalidArgument if `max_ahead` is set and rows of `schema` have no tick to compare their times with."""
         if self.max_ahead is None:
             return
         if not pa.types.is_temporal(schema.field(column_of(schema, operator.time)).type):
-            raise InvalidArgument(f"max_ahead holds {operator.time} against the log's time, and it is a number")
+            raise InvalidArgument(
+                f"max_ahead compares {operator.time} with the log's time, but the column is a number: leave max_ahead out"
+            )
         if self.max_ahead < timedelta(0):
             raise InvalidArgument(f"max_ahead is negative: {self.max_ahead}")
         if TICK not in schema.names or schema.field(TICK).type != pa.int64():
@@ -75,7 +77,7 @@ class Clock:
             )
 
     def watermark(self, operator: Operator, newest: Newest) -> int | None:
-        """Before which all rows have come, but for late ones; None: not known yet."""
+        """Return the time before which all rows but late ones have come; None if it is not known yet."""
         times = [newest.left] if operator.sides is None else [newest.left, newest.right]
         known = [each for each in times if each is not None]
         return min(known) - units(self.delay) if len(known) == len(times) else None
@@ -90,7 +92,7 @@ class Clock:
         return step, _newest(operator, believed)
 
     def _parted(self, operator: Operator, rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-        """The rows that are believed, and those that are not, as :attr:`Step.late` has them; None: all are."""
+        """Return the acceptable rows, and the others in the form of :attr:`Step.late`, or None if all are acceptable."""
         if self.max_ahead is None:
             return rows, None
         times, valid = times_of(rows, operator.time)
@@ -104,7 +106,7 @@ class Clock:
 
 
 def _log_times(rows: pa.Table) -> Places:
-    """The physical time of each row's tick, in microseconds; of one without a tick, behind all."""
+    """Return the physical time of each row's tick, in microseconds. A row without a tick gets the latest time."""
     ticks: Places = one_chunk(rows.column(TICK)).fill_null(END).to_numpy(zero_copy_only=False)
     return (ticks >> LOGICAL_BITS) * 1000
 

@@ -16,8 +16,8 @@ from millrace.streams.keyed.store import Advanced, KeyedTable
 class DurableRun:
     """A stream in the calling process whose answers, late rows and state are a table at `uri`.
 
-    Processes may come and go, and two may run at a time: only one commit succeeds. `warnings` say what lets the state
-    grow. Raises InvalidArgument.
+    Processes may restart, and two may run at a time: only one commit succeeds. `warnings` say what lets the state grow.
+    Raises InvalidArgument.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class DurableRun:
 
     @property
     def next_batch(self) -> int:
-        """The number that comes next."""
+        """Number of the next batch."""
         return self.table.base().batch + 1
 
     def batch(self, number: int, rows: pa.Table) -> bool:
@@ -49,7 +49,10 @@ class DurableRun:
         return self._take(number, rows, ended=False)
 
     def finish(self, number: int) -> bool:
-        """The stream has ended: what waited is answered, as the batch of that number, and takes none behind it."""
+        """End the stream: answer waiting rows as the batch of that number, and accept no later batch.
+
+        Returns False if that batch was taken before.
+        """
         return self._take(number, self._schema.empty_table(), ended=True)
 
     def _take(self, number: int, rows: pa.Table, *, ended: bool) -> bool:
@@ -58,7 +61,7 @@ class DurableRun:
             return False
         if base.ended:
             raise InvalidArgument(
-                f"the stream of {self.table.table.uri} has ended with batch {base.batch}: it takes no more"
+                f"the stream of {self.table.table.uri} ended with batch {base.batch} and accepts no further batch"
             )
         taken = Advanced()
         for shard, part in enumerate(shards_of(rows, self._operator.keys, self._shards)):

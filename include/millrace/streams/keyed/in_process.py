@@ -36,16 +36,16 @@ class Run:
         self._clock.check(self.operator, self.schema)
 
     def batch(self, rows: pa.Table) -> Step:
-        """Take a batch; the answers of all shards together."""
+        """Take a batch; return the answers of all shards."""
         return self._advance(rows, self._clock.watermark(self.operator, self.newest))
 
     def finish(self) -> Step:
-        """The stream has ended: what waited is answered."""
+        """End the stream; return the answers of all waiting rows."""
         return self._advance(self.schema.empty_table(), END)
 
     @property
     def state_bytes(self) -> int:
-        """Of all tables of the state."""
+        """Bytes of all tables of the state."""
         return sum(table.nbytes for state in self.states.values() for table in state.values())
 
     @property

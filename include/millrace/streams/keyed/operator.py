@@ -22,7 +22,7 @@ from millrace.streams.patterns.sorted_rows import column_of, one_chunk
 
 State = Mapping[str, pa.Table]
 END: Final = (1 << 63) - 1
-"""The watermark behind the last row of a stream that has ended."""
+"""The watermark of a stream that has ended, after its last row."""
 
 LATE_BY: Final = "late_by"
 REASON: Final = "reason"
@@ -37,19 +37,19 @@ IS_AHEAD: Final = "ahead of the log"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a batch in one shard."""
+    """The result of a batch in one shard."""
 
     output: pa.Table
     state: State
-    """Tables that are the very same object as before need not be written again."""
+    """The state after the batch. A table that is the same object as before need not be written again."""
     late: pa.Table
     """Rows put aside: the input's columns, LATE_BY, WINDOW (if there is one) and REASON.
 
-    LATE_BY is an int64 in units of the time column (microseconds for times): how far the row is behind the watermark,
-    or, if negative, ahead of the log.
+    LATE_BY is an int64 in units of the time column (microseconds for times): the row's lag behind the watermark or, if
+    negative, its lead over the log.
     """
     counts: Counts
-    """What became of the rows."""
+    """Counts of the rows by outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +58,31 @@ class Counts:
 
     taken: int = 0
     late: int = 0
-    """Behind the watermark and counted nowhere, put aside or dropped."""
+    """Rows behind the watermark, which no answer includes. They are put aside or dropped."""
     rejected: int = 0
-    """Without a time, or too far ahead of the log."""
+    """Rows without a time, or too far ahead of the log."""
     partly_late: int = 0
-    """Taken, but too late for one of their windows; they are put aside, too."""
+    """Rows that were taken but are too late for one of their windows. They are also put aside."""
     corrected: int = 0
-    """Answers given anew."""
+    """Answers that replace an earlier one."""
     evicted: int = 0
-    """Rows of state that the watermark has passed, and that are forgotten."""
+    """Rows of state that were removed because the watermark has passed them."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Counts)))
 
     @property
     def came(self) -> int:
-        """How many rows came."""
+        """Number of input rows."""
         return self.taken + self.late + self.rejected
 
 
 class Operator(ABC):
-    """One operator. It pickles."""
+    """A keyed operator. It can be pickled."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Of its state's columns: another one does not read it."""
+    """Version of the state's columns. Another version does not read it."""
     keys: tuple[str, ...]
     time: str
 
@@ -93,27 +93,27 @@ class Operator(ABC):
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> list[str]:
-        """Whether rows of this schema can be taken; what lets its state grow, in words. Raises InvalidArgument."""
+        """Raise InvalidArgument if rows of `schema` do not fit; return warnings about what lets the state grow."""
 
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Of the answers to rows of `schema`."""
+        """Return the schema of the answers to rows of `schema`."""
 
     @abstractmethod
     def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
-        """Take `rows`, in any order; none of the shard's keys is elsewhere.
+        """Take `rows`, in any order. Rows of the shard's keys come to this shard only.
 
         All rows before `watermark` have come, except late ones (None: not known yet; END: no more rows). `state` is
         what the last step returned; empty at first.
         """
 
     def describe(self) -> str:
-        """What makes its state what it is: an operator of another description does not go on from it."""
+        """Return a description that identifies the state's meaning: only an equal operator continues from the state."""
         return f"{self.name}/{self.version} {self!r}"
 
 
 def times_of(rows: pa.Table, name: str) -> tuple[Places, Any]:
-    """The times of rows as whole numbers (0 where there is none), and which have one."""
+    """Return the rows' times as whole numbers (0 if null), and the mask of the rows that have one."""
     column = one_chunk(rows.column(column_of(rows.schema, name)))
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     if column.null_count:
@@ -123,12 +123,12 @@ def times_of(rows: pa.Table, name: str) -> tuple[Places, Any]:
 
 
 def _places(valid: Any) -> Any:
-    """Of each row its place among the valid ones; null where it is none."""
+    """Return each row's index among the valid rows; null for the others."""
     return pa.array(np.cumsum(valid) - 1, pa.int64(), mask=~valid)
 
 
 def units(duration: timedelta | int) -> int:
-    """A duration in units of :func:`times_of`: of times, microseconds."""
+    """Return a duration in units of :func:`times_of`: microseconds, or the number itself."""
     return duration // timedelta(microseconds=1) if isinstance(duration, timedelta) else duration
 
 
@@ -138,25 +138,25 @@ def check_time(schema: pa.Schema, name: str, *durations: timedelta | int | None)
     Reserved are the columns that late rows get.
     """
     if taken := {LATE_BY, REASON, WINDOW} & {each.lower() for each in schema.names}:
-        raise InvalidArgument(f"late rows get a column {', '.join(sorted(taken))}: name that of the stream otherwise")
+        raise InvalidArgument(f"late rows get a column {', '.join(sorted(taken))}: rename the stream's column")
     kind = schema.field(column_of(schema, name)).type
     timed = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     if not timed and not pa.types.is_integer(kind):
-        raise InvalidArgument(f"{name} of type {kind} is no event time: take a timestamp, a date or a whole number")
+        raise InvalidArgument(f"{name} of type {kind} is not an event time: use a timestamp, a date or a whole number")
     for each in durations:
         if each is not None and isinstance(each, timedelta) != timed:
             raise InvalidArgument(
-                f"{each!r} does not go with {name} of type {kind}: timedelta goes with times, int with numbers"
+                f"{each!r} does not fit {name} of type {kind}: use a timedelta for times, an int for numbers"
             )
         if each is not None and units(each) < 0:
-            raise InvalidArgument(f"{each!r} is negative")
+            raise InvalidArgument(f"{each!r} is negative: use a duration of 0 or more")
 
 
 def one_name_each(fields_: Iterable[pa.Field]) -> pa.Schema:
-    """A schema of these. Raises InvalidArgument where two columns have one name."""
+    """Return the schema of these fields. Raises InvalidArgument if two of them have the same name."""
     found = pa.schema(fields_)
     if len({each.lower() for each in found.names}) < len(found.names):
-        raise InvalidArgument(f"two columns of the answer have one name ({', '.join(found.names)}): say others")
+        raise InvalidArgument(f"two columns of the answer have the same name ({', '.join(found.names)}): rename one")
     return found
 
 
@@ -168,7 +168,7 @@ def left_out(
     window: Places | None = None,
     kind: pa.DataType | None = None,
 ) -> pa.Table:
-    """The rows of a mask, as :attr:`Step.late` has them."""
+    """Return the rows of the mask `late` in the form of :attr:`Step.late`."""
     places = np.flatnonzero(late)
     found = rows.take(pa.array(places))
     found = found.append_column(LATE_BY, pa.array(behind[places], pa.int64()))
@@ -178,7 +178,7 @@ def left_out(
 
 
 def late_schema(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
-    """Of what :func:`left_out` gives for rows of `schema` whose time is of `kind`."""
+    """Return the schema of :func:`left_out` for rows of `schema` whose time is of `kind`."""
     return pa.schema([*schema, pa.field(LATE_BY, pa.int64()), pa.field(WINDOW, kind), pa.field(REASON, pa.utf8())])
 
 
@@ -192,9 +192,9 @@ def from_number(numbers: Any, kind: pa.DataType) -> Any:
 
 
 class Ordered(Operator):
-    """An operator that gets its rows in order of time: they wait until the watermark has passed them.
+    """An operator that takes its rows in order of time: they wait until the watermark has passed them.
 
-    A row of a time before the watermark is late and goes to the side. The operator orders equal times itself, never by
+    A row whose time is before the watermark is late and is put aside. The operator orders equal times itself, never by
     arrival.
     """
 

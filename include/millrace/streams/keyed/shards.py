@@ -1,4 +1,4 @@
-"""Which shard a row's key belongs to: a fixed hash, so that every process sends a row to the same shard."""
+"""Assignment of keys to shards: by a fixed hash, so that every process sends a row to the same shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.streams.patterns.sorted_rows import column_of, key_codes, one_chun
 
 
 def shard_numbers(rows: pa.Table, keys: Sequence[str], shards: int) -> npt.NDArray[np.int64]:
-    """Of each row its shard: xxh64 of its keys' texts, once for each distinct key."""
+    """Return each row's shard: xxh64 of its keys' texts, computed once for each distinct key."""
     if shards == 1 or not keys or not rows.num_rows:
         return np.zeros(rows.num_rows, dtype=np.int64)
     names = [column_of(rows.schema, each) for each in keys]
@@ -26,7 +26,7 @@ def shard_numbers(rows: pa.Table, keys: Sequence[str], shards: int) -> npt.NDArr
 
 
 def shards_of(rows: pa.Table, keys: Sequence[str], shards: int) -> list[pa.Table]:
-    """The rows of each shard."""
+    """Return the rows of each shard."""
     if shards == 1:
         return [rows]
     numbers = shard_numbers(rows, keys, shards)

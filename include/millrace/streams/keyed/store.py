@@ -3,8 +3,8 @@
 The table is partitioned by `kind`: ``output`` (the answers' columns), ``late`` (the rows left out, in the struct
 `late`) and ``state`` (files with the operator's own columns, read by name; the newest of each shard and table counts).
 The commit's app ids are the truth: how many batches were committed, the number of the last one, and the newest times,
-from which the watermark follows. So a repeated batch finds itself there and has no second effect. One that died before
-its commit left files that nobody names.
+from which the watermark follows. So a repeated batch is recognized and has no second effect. A batch that died before
+its commit left files that no version names.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ZERO: Final = 1 << 62
 """Added to a time in an app id's version, which is never negative."""
 _DROP_EVERY: Final = 20
 _TIDY_EVERY: Final = 200
-"""Batches between two joinings of small files; states are dropped more often, for each batch writes new ones."""
+"""Batches between two merges of small files. Old states are dropped more often, since each batch writes new ones."""
 _KEEP_HOURS: Final = 24
-"""A file that no version names may be one that a task has written for a commit to come."""
+"""Age before which unnamed files stay: a task may have written them for a later commit."""
 _log: Final = logging.getLogger(__name__)
 _IDS: Final = ("batches", "batch", "newest", "newest-right", "ended")
 
@@ -47,10 +47,10 @@ class Base:
 
     batches: int
     batch: int
-    """The number of the last batch; -1: none yet."""
+    """Number of the last batch; -1 if there is none yet."""
     newest: Newest
     ended: bool
-    """Whether its last batch was answered as such: nothing comes behind it."""
+    """Whether the stream has ended with its last batch."""
     files: Mapping[tuple[int, str], str]
     """By shard and name of the state's table, its file."""
     stale: Sequence[str]
@@ -59,10 +59,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What came of a batch in a shard, or in several."""
+    """The result of a batch in one or more shards."""
 
     files: Sequence[FileAction] = ()
-    """Durable, and nothing until :meth:`KeyedTable.commit` names them."""
+    """Durable files, without effect until :meth:`KeyedTable.commit` names them."""
     newest: Newest = field(default_factory=Newest)
     """The newest times among its rows."""
     counts: Counts = field(default_factory=Counts)
@@ -82,8 +82,8 @@ class Advanced:
 class KeyedTable:
     """The table of one stream at `uri`, created if there is none.
 
-    `placement` says how keys are assigned to shards, `stream` whose batches the numbers are. Raises InvalidArgument if
-    the table belongs to another operator, input, placement or stream.
+    `placement` names the assignment of keys to shards, `stream` the stream that numbers the batches. Raises
+    InvalidArgument if the table belongs to another operator, input, placement or stream.
     """
 
     def __init__(self, uri: str, operator: Operator, schema: pa.Schema, *, placement: str, stream: str = "") -> None:
@@ -93,7 +93,7 @@ class KeyedTable:
         self._output = operator.output_schema(schema)
         if taken := {"kind", "late"} & {*self._output.names}:
             raise InvalidArgument(
-                f"the answer has a column {', '.join(sorted(taken))}, which the table needs itself: name it otherwise"
+                f"the answer has a column {', '.join(sorted(taken))}, which the table reserves: rename it"
             )
         fields = [
             *(each.with_nullable(True) for each in self._output),
@@ -105,13 +105,13 @@ class KeyedTable:
         found = {name: self.table.configuration.get(name) for name in described}
         if found[DESCRIPTION] != described[DESCRIPTION]:
             raise InvalidArgument(
-                f"{uri} is the table of another operator, whose state means something else: take another table"
+                f"{uri} is the table of another operator, whose state has another meaning: use another table"
             )
         if found[ROWS] != described[ROWS]:
             raise InvalidArgument(
                 f"the rows were {found[ROWS]} when {uri} was created, and are {described[ROWS]}:"
                 " select the columns that the operator"
-                " needs, by name, so that new ones do not come in, or take another table"
+                " needs, by name, so that new columns are not included, or use another table"
             )
         if found[PLACEMENT] != placement:
             raise InvalidArgument(
@@ -121,7 +121,7 @@ class KeyedTable:
         if found[STREAM] != stream:
             raise InvalidArgument(
                 f"{uri} belongs to another query, or to another checkpoint of this one, with other batch numbers:"
-                " go on with that checkpoint, or take another table"
+                " continue with that checkpoint, or use another table"
             )
 
     def base(self) -> Base:
@@ -136,7 +136,7 @@ class KeyedTable:
                 raise TableDamaged(
                     f"{path} of {self.table.uri} is not this stream's state: another program has rewritten the table"
                     " (OPTIMIZE takes"
-                    " WHERE kind = 'output'). Restore its version before, or begin with another table"
+                    " WHERE kind = 'output'). Restore the version before that, or start with another table"
                 )
             number, shard, name, _ = parts
             before = found.get((int(shard), name))
@@ -147,7 +147,7 @@ class KeyedTable:
         return Base(batches, batch - 1, Newest(_time(left), _time(right)), bool(ended), files, stale)
 
     def state(self, base: Base, shard: int) -> State:
-        """A shard's state. Raises TableDamaged."""
+        """Return a shard's state. Raises TableDamaged."""
         return {name: self.table.read(path) for (of, name), path in base.files.items() if of == shard}
 
     def advance(self, base: Base, shard: int, rows: pa.Table, clock: Clock, *, ended: bool = False) -> Advanced:
@@ -164,7 +164,7 @@ class KeyedTable:
         )
 
     def _write(self, base: Base, shard: int, before: State, step: Step) -> list[FileAction]:
-        # Names of letters, digits and dashes alone: delta-rs finds no others again when it joins files.
+        # Names of letters, digits and dashes only: delta-rs does not find others again when it merges files.
         files = [
             self._put(f"kind=state/{base.batches + 1:012d}-{shard}-{name}-{uuid.uuid4().hex}.parquet", table, "state")
             for name, table in step.state.items()
@@ -181,7 +181,7 @@ class KeyedTable:
         return files
 
     def commit(self, base: Base, batch: int, taken: Advanced, *, ended: bool = False) -> None:
-        """Commit everything of a batch, or nothing. Raises CommitFenced if another was first, and as commit_fenced."""
+        """Commit a batch atomically. Raises CommitFenced if another commit was first, and the errors of commit_fenced."""
         if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
             try:
                 self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
@@ -193,12 +193,12 @@ class KeyedTable:
         commit_fenced(self.table, [CommitPart(adds=list(taken.files), app_transactions=moves)]).raise_if_fenced()
         hit("keyed.committed")
         if following[0] % _DROP_EVERY == 0:
-            # Without a change of data, so that who reads the answers as a stream passes it over.
+            # Without a change of data, so that streaming readers of the answers skip it.
             stale = self.base().stale
             commit_fenced(self.table, [CommitPart(removes=stale)], data_change=False)
 
     def tidy(self, keep_hours: int = _KEEP_HOURS) -> None:
-        """Join small files of answers and late rows, and remove files that no version of the last hours names."""
+        """Merge small files of answers and late rows, and remove files that no version of the last hours names."""
         for kind in ("output", "late"):
             self.table.compact([("kind", "=", kind)])
         self.table.vacuum(keep_hours, full=True)
@@ -213,11 +213,11 @@ class KeyedTable:
         )
 
     def answers(self) -> pa.Table:
-        """All answers so far."""
+        """Return all answers so far."""
         return self._answers("")
 
     def late(self) -> pa.Table:
-        """All rows that were left out so far."""
+        """Return all late rows so far."""
         return self._late_rows("")
 
     def _answers(self, prefix: str) -> pa.Table:
@@ -250,13 +250,13 @@ class KeyedTable:
 
 
 def _versions(newest: Newest) -> tuple[int, int]:
-    """Times as versions of app ids; 0: none."""
+    """Return times as versions of app ids; 0 means none."""
     left, right = (0 if each is None else each + _ZERO for each in (newest.left, newest.right))
     return left, right
 
 
 def _time(version: int) -> int | None:
-    """Inverse of :func:`_versions`."""
+    """Return the time of an app id's version: the inverse of :func:`_versions`."""
     return version - _ZERO if version else None
 
 

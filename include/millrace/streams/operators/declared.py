@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 _DURATION: Final = re.compile(r"(\d+) (second|minute|hour|day)s?")
 _AGGREGATE: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 LOG_TIME: Final = "_log_time"
-"""As an event time: when a row became visible, by its time tick."""
+"""Event time of a row without one of its own: when it became visible, by its time tick."""
 LOG_TIME_FIELD: Final = "log_time"
-"""The same in a collection, none of whose fields begins with an underscore."""
+"""Name of LOG_TIME in a collection, whose fields cannot begin with an underscore."""
 RIGHT: Final = "_right"
 SIDE: Final = "right_side"
-"""The same among late rows in their sink, whose columns a collection must be able to have."""
+"""Name of RIGHT in a sink of late rows, which may be a collection."""
 GONE: Final = "_right_gone"
 ORDER: Final = "_right_order"
 _RIGHT_OF: Final = "_right__"
 
 
 def duration(value: str) -> timedelta:
-    """``"90 minutes"`` as a timedelta. Raises InvalidArgument."""
+    """Return a duration such as ``"90 minutes"`` as a timedelta. Raises InvalidArgument."""
     found = _DURATION.fullmatch(value)
     if found is None:
         raise InvalidArgument(
-            f"{value!r} is no duration: write a number of seconds, minutes, hours or days, '90 minutes'"
+            f"{value!r} is not a duration: write a number of seconds, minutes, hours or days, such as '90 minutes'"
         )
     return timedelta(**{f"{found[2]}s": int(found[1])})
 
@@ -54,7 +54,7 @@ Duration = Annotated[str | None, BeforeValidator(_checked)]
 
 
 def right_name(column: str) -> str:
-    """The name of a right side's column in the stream that both sides are."""
+    """Return the name of a right side's column in the stream of both sides."""
     return f"{_RIGHT_OF}{column}"
 
 
@@ -64,9 +64,9 @@ def sink_names(names: Iterable[str], *, collection: bool) -> dict[str, str]:
 
 
 def late_names(names: Iterable[str], *, collection: bool) -> dict[str, str]:
-    """Return the columns of late rows that their sink gets, with their names there.
+    """Return the columns of late rows in their sink, with their names there.
 
-    Those of an as-of join include ``right_side``, the side of a row, and the right side's columns as ``right_temp``.
+    An as-of join adds ``right_side``, the side of a row, and the right side's columns, such as ``right_temp``.
     """
     left_out = {GONE, ORDER}
     return {
@@ -84,7 +84,7 @@ class WindowsOf(_Model):
     """Aggregates by key and window, or session."""
 
     aggregates: dict[str, str]
-    """By column of the answer: ``count(*)``, or count, sum, min, max or avg of a column, such as ``avg(dep_delay)``."""
+    """Aggregate by column of the answer: ``count(*)``, or count, sum, min, max or avg of a column: ``avg(delay)``."""
     keys: tuple[str, ...] = ()
     size: Duration = None
     slide: Duration = None
@@ -97,7 +97,7 @@ class WindowsOf(_Model):
     def _parses(self) -> WindowsOf:
         for name, text in self.aggregates.items():
             if _AGGREGATE.fullmatch(text) is None:
-                raise ValueError(f"{name}: {text!r} is no aggregate: write count(*), or avg(a_column)")
+                raise ValueError(f"{name}: {text!r} is not an aggregate: write count(*), or avg(a_column)")
         return self
 
     def made(self, time: str) -> Operator:
@@ -113,7 +113,7 @@ class WindowsOf(_Model):
 
 
 class DistinctOf(_Model):
-    """The first row of each key, again when the last that was given is more than `within` before."""
+    """The first row of each key, and another one if the previous answer is more than `within` before it."""
 
     keys: tuple[str, ...] = Field(min_length=1)
     within: Duration = None
@@ -128,7 +128,7 @@ class PatternOf(_Model):
     """MATCH_RECOGNIZE (docs/patterns.md)."""
 
     match_recognize: str
-    """What SQL has inside of its parentheses; ORDER BY begins with the stream's event time."""
+    """The content of SQL's parentheses. ORDER BY begins with the stream's event time."""
     forget: Duration = None
 
     def made(self, time: str) -> Operator:
@@ -139,13 +139,13 @@ class PatternOf(_Model):
 
 
 class AsOfOf(_Model):
-    """Each row with the last one of another collection that is of its keys and not after it."""
+    """Each row, joined with the last row of another collection that has the same keys and is not after it."""
 
     collection: str
     keys: tuple[str, ...] = Field(min_length=1)
     """Columns of both sides."""
     columns: dict[str, str]
-    """Columns of the right side in the answer: by column its name there."""
+    """Columns of the right side in the answer, with their names there."""
     time: str
     """The right side's event time: a column, or ``_log_time``, when a row became visible.
 
@@ -154,9 +154,9 @@ class AsOfOf(_Model):
     tolerance: Duration = None
     inner: bool = False
     left: tuple[str, ...] = ()
-    """Columns of the stream in the answer; default: all, without those of changes."""
+    """Columns of the stream in the answer. Default: all but the change columns."""
     policy: Literal["min", "max"] | None = None
-    """Whether the watermark is that of the slower side ("min") or of the faster one ("max").
+    """Which side's watermark counts: the slower side's ("min") or the faster one's ("max").
 
     The default is "min", but "max" for ``_log_time``: a side that seldom changes would hold back all answers.
     """
@@ -178,7 +178,7 @@ class AsOfOf(_Model):
         )
 
     def both(self, left: pa.Schema, right: pa.Schema, time: str) -> pa.Schema:
-        """Return the stream's columns of both sides. Raises InvalidArgument if the right side does not fit."""
+        """Return the schema of the stream of both sides. Raises InvalidArgument if the right side does not fit."""
         import pyarrow as pa
 
         from millrace.streams.patterns.sorted_rows import column_of
@@ -204,7 +204,7 @@ class Operation(_Model):
     pattern: PatternOf | None = None
     as_of: AsOfOf | None = None
     shards: int = Field(default=2, ge=1, le=1024)
-    """Into how many shards its keys are put, a task each; it stays as it is while its state does."""
+    """Number of shards of its keys, each with a task of its own. Fixed for the lifetime of the state."""
 
     @property
     def kind(self) -> str:
@@ -214,7 +214,9 @@ class Operation(_Model):
     def _one_kind(self) -> Operation:
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"an operator is one of {', '.join(KINDS)}; this has {', '.join(given) or 'none'}")
+            raise ValueError(
+                f"an operator has exactly one of {', '.join(KINDS)}; this has {', '.join(given) or 'none'}"
+            )
         return self
 
     def made(self, time: str, schema: pa.Schema) -> Operator:

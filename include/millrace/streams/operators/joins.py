@@ -1,7 +1,7 @@
-"""Joins by time: each row gets the last version of its key that was before it, or valid then.
+"""Joins by time: each row gets the last version of its key before it, or the one that was valid then.
 
-Both sides come as one stream. The column `side` marks rows of the right side, and `deleted` those that end a version of
-a versioned right side. The state is the last version of each key, and rows that wait for the watermark.
+The input is one stream of both sides. The column `side` marks rows of the right side, and `deleted` those that end a
+version of a versioned right side. The state is the last version of each key, and rows that wait for the watermark.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LEFT = "__left"
 
 @dataclass(frozen=True)
 class AsOf(Ordered):
-    """Join each left row with the last right row of its key that is not after it; a temporal join with `deleted`.
+    """Join each left row with the last right row of its key that is not after it. With `deleted`, a temporal join.
 
-    A left row without a match, or without a key, has nulls, or no answer with `inner`. Of equal times the right side
-    comes first. Of several right rows of one key and time the last by `order` counts, then by their other columns.
+    A left row without a match or a key has nulls, or no answer with `inner`. At equal times, the right side comes
+    first. Of several right rows of one key and time, the last by `order` counts, then by their other columns.
     """
 
     name: ClassVar[str] = "as_of"
@@ -35,11 +35,11 @@ class AsOf(Ordered):
     side: str
     """A boolean column: whether a row is of the right side."""
     left: tuple[str, ...]
-    """Columns of the left side in the answer, keys and time among them where wanted."""
+    """Columns of the left side in the answer, including keys and time if wanted."""
     right: tuple[tuple[str, str], ...]
-    """Columns of the right side in the answer: (column, its name there)."""
+    """Columns of the right side in the answer, as (column, name in the answer)."""
     tolerance: timedelta | int | None = None
-    """How old a version may be at most; it also bounds the state. Default: as old as may be."""
+    """Maximum age of a version, which also bounds the state. Default: no maximum."""
     deleted: str | None = None
     """A boolean column: whether the right row ends its key's version."""
     inner: bool = False
@@ -62,14 +62,14 @@ class AsOf(Ordered):
             raise InvalidArgument(f"the policy of two watermarks is 'min' or 'max', not {self.policy!r}")
         for name in filter(None, (self.side, self.deleted)):
             if not pa.types.is_boolean(schema.field(column_of(schema, name)).type):
-                raise InvalidArgument(f"{name} is not true or false")
+                raise InvalidArgument(f"{name} is not a boolean column")
         for each in (*self.keys, *self.order):
             column_of(schema, each)
         self.output_schema(schema)
         return (
             []
             if self.tolerance is not None
-            else ["the last version of each key is kept for ever: say a tolerance, or have few keys"]
+            else ["the last version of each key is kept forever: set a tolerance, or have few keys"]
         )
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -109,7 +109,7 @@ class AsOf(Ordered):
             stays &= times[newest] >= watermark - units(self.tolerance)
         retained = newest[stays]
         evicted = before - len(retained)
-        if self.deleted is not None and len(retained):  # nothing is what was before it, too
+        if self.deleted is not None and len(retained):  # a key whose version ended needs no state
             gone = (
                 pool.column(column_of(pool.schema, self.deleted))
                 .take(pa.array(rows[retained]))
@@ -120,7 +120,7 @@ class AsOf(Ordered):
         return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[retained]))}, evicted
 
     def _keyed(self, rows: pa.Table) -> Any:
-        """Which rows have a whole key: as in SQL, a null is equal to nothing, not to another null either."""
+        """Return the mask of the rows without nulls in their keys. As in SQL, a null equals nothing, not even a null."""
         found = np.ones(rows.num_rows, dtype=np.bool_)
         for each in self.keys:
             found &= one_chunk(rows.column(column_of(rows.schema, each))).is_valid().to_numpy(zero_copy_only=False)
@@ -129,22 +129,22 @@ class AsOf(Ordered):
 
 @dataclass(frozen=True)
 class Distinct(Ordered):
-    """The first row of each key, and one again if the previous answer is more than `within` before it.
+    """The first row of each key, and another one if the previous answer is more than `within` before it.
 
-    Of equal times the first by the other columns counts.
+    At equal times, the first by the other columns counts.
     """
 
     name: ClassVar[str] = "distinct"
     keys: tuple[str, ...]
     time: str
     within: timedelta | int | None = None
-    """Default: once for ever, which keeps each key for ever."""
+    """Time after which a key is answered again. Default: never, which keeps each key forever."""
 
     def check(self, schema: pa.Schema) -> list[str]:
         check_time(schema, self.time, self.within)
         for each in self.keys:
             column_of(schema, each)
-        return [] if self.within is not None else ["each key is kept for ever: say within"]
+        return [] if self.within is not None else ["each key is kept forever: set within"]
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         return schema
@@ -158,7 +158,7 @@ class Distinct(Ordered):
         codes = key_codes(keys, self.keys)
         times = times_of(keys, self.time)[0]
         count = known.num_rows
-        # Those given before come first, whatever their times' ties.
+        # Keys that were answered before come first, whatever their times.
         order = order_rows(ready, codes[count:], (Order(self.time),), ties=True) + count
         rows = np.concatenate([np.arange(count), order])
         rows = rows[np.argsort(codes[rows], kind="stable")]

@@ -1,7 +1,8 @@
-"""MATCH_RECOGNIZE over a stream: the rows that may still matter are kept, and looked at again when others have come.
+"""MATCH_RECOGNIZE over a stream: the state is the rows that later rows may still need.
 
-Matches are answered in the order of their first rows, each once nothing can change it. A match that could continue, or
-be replaced by a preferred one, waits for a row that decides, or until the watermark passes the end of WITHIN.
+Matches are answered in the order of their first rows, each as soon as nothing can change it. A match that could
+continue, or be replaced by a preferred one, waits for a row that decides, or until the watermark passes the end of
+WITHIN.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ _NUMBER: Final = "__number"
 
 @dataclass(frozen=True)
 class Patterns(Ordered):
-    """One pattern. Rows of equal times are ordered by what else ORDER BY says, then by their other columns."""
+    """One pattern. Rows of equal times are ordered by the rest of ORDER BY, then by their other columns."""
 
     name: ClassVar[str] = "patterns"
     query: MatchRecognize
     time: str
     """The first column of ORDER BY."""
     forget: timedelta | int | None = None
-    """How long a key without an open match is remembered, for PREV and MATCH_NUMBER(); default: for ever."""
+    """Time for which PREV and MATCH_NUMBER() remember a key without an open match. Default: forever."""
     most_rows: int = 1_000_000
-    """Of one shard's open matches: beyond it is an error, which leaves the state as it was."""
+    """Maximum number of rows in one shard's open matches. More are an error, which leaves the state unchanged."""
 
     @property
     def keys(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -46,7 +47,7 @@ class Patterns(Ordered):
     def check(self, schema: pa.Schema) -> list[str]:
         warnings = self.query.check_stream()
         if column_of(schema, self.query.order[0].column) != column_of(schema, self.time):
-            raise InvalidArgument(f"a stream's pattern is ordered by its event time first: ORDER BY {self.time}")
+            raise InvalidArgument(f"a stream's pattern must begin with its event time: ORDER BY {self.time}")
         check_time(schema, self.time, self.query.within, self.forget)
         self.output_schema(schema)
         return warnings
@@ -104,7 +105,7 @@ class Patterns(Ordered):
         return idle & (times[ends - 1] < watermark - units(self.forget))
 
     def _numbers(self, state: State, rows: SortedRows) -> tuple[pa.Table | None, Any]:
-        """How many matches each partition has had: the table of all keys with such, and those of these partitions."""
+        """Return the numbers of earlier matches: the table of all keys that had some, and those of these partitions."""
         starts = rows.board.starts
         base = np.zeros(len(starts), dtype=np.int64)
         if not self.query.counts_matches:

@@ -1,8 +1,8 @@
-"""Windows over event time without losses: a late row goes to the side, with its lateness and window, or corrects.
+"""Windows over event time without losses: a late row is put aside with its lateness and window, or corrects answers.
 
-A window is answered once, when the watermark (less the allowed lateness) has passed its end; its partial aggregates are
-the state. A row is late if a window of its time was answered. It may be late for one sliding window and in time for the
-next.
+A window is answered once, when the watermark (less the allowed lateness) has passed its end. The state is its partial
+aggregates. A row is late if a window of its time was answered. It may be late for one sliding window and in time for
+the next.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STOP: Final = "window_end"
 REVISION: Final = "revision"
 _PARTS: Final = {"count": ("count",), "sum": ("sum",), "min": ("min",), "max": ("max",), "avg": ("sum", "count")}
 MAX_WINDOWS: Final = 1000
-"""Of one row: a slide much shorter than the size would copy each row as often."""
+"""Maximum number of windows of one row. A slide much shorter than the size would copy each row that often."""
 _MERGE: Final = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 
@@ -58,55 +58,55 @@ class Windows(Operator):
     keys: tuple[str, ...]
     time: str
     aggregates: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    """By column of the answer, (count, sum, min, max or avg; of which column). A count of None counts rows."""
+    """By column of the answer, (function, column): count, sum, min, max or avg. A count of None counts rows."""
     size: timedelta | int | None = None
     slide: timedelta | int | None = None
     gap: timedelta | int | None = None
     lateness: timedelta | int | None = None
-    """How long behind its end, by the watermark, a window stays open."""
+    """Time that a window stays open after the watermark has passed its end."""
     late: Late = "side"
     """The treatment of late rows.
 
-    drop: only count them; side: put them aside; correct: answer windows that are not past `keep` again, with REVISION
-    one higher, instead.
+    drop: only count them. side: put them aside. correct: answer their windows again, with a REVISION one higher, unless
+    `keep` has passed.
     """
     keep: timedelta | int | None = None
-    """With correct: how long answered windows are kept, by the watermark."""
+    """With correct: the time that answered windows are kept, by the watermark."""
 
     def check(self, schema: pa.Schema) -> list[str]:
         if (self.size is None) == (self.gap is None):
-            raise InvalidArgument("windows have a size, or sessions a gap: say one of them")
+            raise InvalidArgument("windows need either a size, or a gap for sessions")
         if self.slide is not None and self.size is None:
-            raise InvalidArgument("a slide goes with a size")
+            raise InvalidArgument("a slide requires a size")
         check_time(schema, self.time, self.size, self.slide, self.gap, self.lateness, self.keep)
         for each in (self.size, self.slide, self.gap):
             if each is not None and units(each) <= 0:
-                raise InvalidArgument(f"{each!r} is no length of a window")
+                raise InvalidArgument(f"{each!r} is not the length of a window: use more than 0")
         if self.size is not None and self.slide is not None and units(self.slide) > units(self.size):
-            raise InvalidArgument("a slide longer than the size would leave out rows")
+            raise InvalidArgument("a slide longer than the size would skip rows: use a slide of at most the size")
         if self.size is not None and units(self.size) > MAX_WINDOWS * units(self.slide or self.size):
             raise InvalidArgument(f"each row would be in more than {MAX_WINDOWS} windows: slide by more")
         self._check_days(schema)
         if self.late == "correct" and (self.keep is None or self.gap is not None):
             raise InvalidArgument("corrections need `keep`, which bounds the state, and windows with a size")
         if not self.aggregates:
-            raise InvalidArgument("aggregates says nothing: name columns of the answer with what they are")
+            raise InvalidArgument("aggregates is empty: give each column of the answer its function")
         self.output_schema(schema)
         days = self.size is not None and units(self.size) % units(timedelta(days=1)) == 0
         timed = pa.types.is_timestamp(schema.field(column_of(schema, self.time)).type)
         return ["windows of days begin at midnight in UTC, not in a local time zone"] if days and timed else []
 
     def _check_days(self, schema: pa.Schema) -> None:
-        """Windows of dates begin and end with days. Raises InvalidArgument."""
+        """Raise InvalidArgument if the time is a date and a length is not a number of days."""
         if not pa.types.is_date(schema.field(column_of(schema, self.time)).type):
             return
         for each in (self.size, self.slide, self.gap):
             if each is not None and units(each) % units(timedelta(days=1)):
-                raise InvalidArgument(f"{self.time} is a date: {each!r} is no number of days")
+                raise InvalidArgument(f"{self.time} is a date, so {each!r} must be a number of days")
 
     @property
     def _keys(self) -> list[str]:
-        """The keys' columns in the state, whose other columns cannot have such a name."""
+        """Names of the keys' columns in the state. No other column can have such a name."""
         return [f"k{number}" for number in range(len(self.keys))]
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -115,13 +115,13 @@ class Windows(Operator):
         fields += [pa.field(START, kind), pa.field(STOP, kind)]
         for name, (function, column) in self.aggregates.items():
             if function not in _PARTS or (column is None and function != "count"):
-                raise InvalidArgument(f"{name}: {function} of {column}; there are {', '.join(_PARTS)}")
+                raise InvalidArgument(f"{name}: {function} of {column} is not supported; use {', '.join(_PARTS)}")
             of = pa.int64() if column is None else schema.field(column_of(schema, column)).type
             numeric = pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of)
             if function in ("sum", "avg") and not numeric:
-                raise InvalidArgument(f"{name}: no {function} of {of}")
+                raise InvalidArgument(f"{name}: {function} does not apply to {of}")
             if function in ("min", "max") and pa.types.is_nested(of):
-                raise InvalidArgument(f"{name}: no {function} of {of}")
+                raise InvalidArgument(f"{name}: {function} does not apply to {of}")
             fields.append(pa.field(name, aggregate_kind(function, of)))
         return one_name_each([*fields, *([pa.field(REVISION, pa.int64())] if self.late == "correct" else [])])
 
@@ -155,7 +155,9 @@ class Windows(Operator):
     def _placed(
         self, rows: pa.Table, times: Places, valid: Any, floor: int | None
     ) -> tuple[pa.Table, Any, Any, Places]:
-        """Return partial aggregates by window; which rows missed a window, which all of theirs; the last missed one."""
+        """Return partial aggregates by window, the rows that missed a window, those that missed all, and the last
+        missed.
+        """
         size = units(self.size or 0)
         slide = units(self.slide) if self.slide is not None else size
         missed, placed = np.zeros(len(times), dtype=np.bool_), np.zeros(len(times), dtype=np.bool_)
@@ -197,7 +199,7 @@ class Windows(Operator):
         return self._partial(rows, at, times[at], times[at] + gap), late, times
 
     def _inside(self, open_: pa.Table, rows: pa.Table, times: Places) -> Any:
-        """Whether a row lies inside an open session of its key. Sessions of one key do not overlap."""
+        """Return the mask of the rows inside an open session of their key. Sessions of one key do not overlap."""
         names = self._keys
         mine = rows.select([column_of(rows.schema, each) for each in self.keys]).rename_columns(names)
         both = pa.concat_tables([open_.select(names), mine.cast(open_.select(names).schema)]) if names else None
@@ -220,7 +222,7 @@ class Windows(Operator):
         return found
 
     def _partial(self, rows: pa.Table, at: Places, starts: Places, stops: Places) -> pa.Table:
-        """Rows as windows of one row each."""
+        """Return windows of one row each, merged unless they are sessions."""
         chosen = pa.array(at)
         columns: dict[str, Any] = {
             ours: one_value_each(one_chunk(rows.column(column_of(rows.schema, name)))).take(chosen)
@@ -258,7 +260,7 @@ class Windows(Operator):
         marks = {f"{each}.nan": pc.is_nan(table.column(each)) for each in unordered}
         grouped = pa.table({**{each: table.column(each) for each in table.column_names}, **marks})
         found = grouped.group_by(names).aggregate([*asked, *((each, "max") for each in marks)])
-        for each in unordered:  # NaN is the greatest, and Arrow's maximum leaves it out
+        for each in unordered:  # NaN is the greatest value, but Arrow's maximum ignores it
             nan = pc.fill_null(found.column(f"{each}.nan_max"), False)
             greatest = pc.if_else(
                 nan, pa.scalar(float("nan"), table.schema.field(each).type), found.column(f"{each}_max")
@@ -295,7 +297,7 @@ class Windows(Operator):
         return self._grouped(table.set_column(table.column_names.index(STOP), STOP, pa.array(ends[session])))
 
     def _closed(self, windows: pa.Table, schema: pa.Schema, floor: int | None) -> tuple[pa.Table, pa.Table]:
-        """Answers, and the windows that stay."""
+        """Return the answers, and the windows that stay open or may be corrected."""
         target = self.output_schema(schema)
         if floor is None:
             return target.empty_table(), windows

@@ -25,7 +25,7 @@ class Board:
     starts: Places
     open: Flags
     times: Places | None = None
-    """Of each row, what WITHIN goes by, as whole numbers."""
+    """Each row's value of the column that WITHIN compares, as a whole number."""
 
     def __post_init__(self) -> None:
         ends = np.append(self.starts[1:], self.rows)
@@ -47,7 +47,7 @@ class Board:
         return rows + self.partition_of_row[rows]
 
     def padded(self, mask: Flags) -> Flags:
-        """A mask over rows as one over places; false at ends."""
+        """Return a mask over rows as one over places, which is false at ends."""
         found = np.zeros(self.size, dtype=np.bool_)
         found[np.arange(self.rows) + self.partition_of_row] = mask
         return found
@@ -57,7 +57,7 @@ class Board:
 
 
 def whole_numbers(column: Any) -> Places:
-    """Times or whole numbers as int64. Times of any unit as microseconds."""
+    """Return times or whole numbers as int64; times of any unit as microseconds."""
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         column = column.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
@@ -66,12 +66,12 @@ def whole_numbers(column: Any) -> Places:
 
 
 def next_true(flags: Flags) -> Places:
-    """For each place the nearest one not before it where the flag is set; the number of places where there is none."""
+    """Return for each place the next one, itself included, whose flag is set; the number of places if none follows."""
     size = len(flags)
     found = np.where(flags, np.arange(size), size)
     return np.minimum.accumulate(found[::-1])[::-1]
 
 
 def previous_true(flags: Flags) -> Places:
-    """For each place the nearest one not behind it where the flag is set; -1 where there is none."""
+    """Return for each place the previous one, itself included, whose flag is set; -1 if there is none."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1))

@@ -1,9 +1,9 @@
-"""The same query by calls: parts of a pattern with their conditions, put together.
+"""A builder of MATCH_RECOGNIZE queries: combines parts of a pattern with their conditions.
 
     drop = row("A").then(row("B", "price < PREV(price)").plus(), row("C", "price > PREV(price)").plus())
     query = drop.query(partition_by="symbol", order_by="at", measures={"low": "LAST(B.price)"})
 
-Conditions and measures are SQL's expressions as text; names of variables are upper-cased, as there.
+Conditions and measures are SQL expressions as text. Names of variables are upper-cased, as in SQL.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ class Part:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def then(self, *others: Part) -> Part:
-        """This, and the others behind it, row by row."""
+        """Match this part, then the others."""
         return self._with(made.sequence(self.pattern, *(each.pattern for each in others)), others)
 
     def or_(self, *others: Part) -> Part:
-        """This, or one of the others; the first that leads to a match."""
+        """Match this part or one of the others, preferring earlier ones."""
         return self._with(made.Alternation((self.pattern, *(each.pattern for each in others))), others)
 
     def times(self, least: int, most: int | None = None, *, reluctant: bool = False) -> Part:
-        """`least` to `most` times; without `most` exactly `least` times. Raises InvalidArgument."""
+        """Match `least` to `most` times; without `most`, exactly `least` times. Raises InvalidArgument."""
         most = least if most is None else most
         if not 0 <= least <= most or not 0 < most <= made.MAX_REPEATS:
             raise InvalidArgument(
-                f"times({least}, {most}): from 0 up to {made.MAX_REPEATS}, the most not below the least"
+                f"times({least}, {most}): use numbers from 0 to {made.MAX_REPEATS}, with the least first"
             )
         return self._with(made.Repeated(self.pattern, least, most, not reluctant))
 
     def plus(self, *, reluctant: bool = False) -> Part:
-        """Once or more often."""
+        """Match once or more often."""
         return self._with(made.Repeated(self.pattern, 1, None, not reluctant))
 
     def star(self, *, reluctant: bool = False) -> Part:
-        """Any number of times."""
+        """Match any number of times."""
         return self._with(made.Repeated(self.pattern, 0, None, not reluctant))
 
     def optional(self, *, reluctant: bool = False) -> Part:
-        """Once or not at all."""
+        """Match once or not at all."""
         return self._with(made.Repeated(self.pattern, 0, 1, not reluctant))
 
     def excluded(self) -> Part:
-        """Matched, and left out of ALL ROWS PER MATCH."""
+        """Match this part, but leave its rows out of ALL ROWS PER MATCH."""
         return self._with(made.Excluded(self.pattern))
 
     def without(self, other: Part) -> Part:
-        """No later row within WITHIN is `other`, which is one row with a condition. Raises InvalidArgument."""
+        """Match only if no later row within WITHIN is `other`, a single row with a condition. Raises InvalidArgument."""
         if not isinstance(other.pattern, made.Variable):
-            raise InvalidArgument("without() takes row(name, condition)")
+            raise InvalidArgument("without() takes a part made by row(name, condition)")
         return self._with(made.sequence(self.pattern, made.Absent(other.pattern.name)), (other,))
 
     def query(
@@ -77,7 +77,7 @@ class Part:
         within: timedelta | int | None = None,
         subsets: Mapping[str, Iterable[str]] | None = None,
     ) -> MatchRecognize:
-        """The query; a column of `order_by` may end in ``" desc"``. Raises InvalidArgument."""
+        """Return the query. A column of `order_by` may end in ``" desc"``. Raises InvalidArgument."""
         names = made.variables(self.pattern)
         unions = {name.upper(): tuple(each.upper() for each in of) for name, of in (subsets or {}).items()}
         orders = [each.rpartition(" ") for each in ((order_by,) if isinstance(order_by, str) else order_by)]
@@ -107,12 +107,15 @@ class Part:
 
 
 def row(name: str, condition: str | None = None) -> Part:
-    """Return a part of one row, matched as `name` if `condition` holds; without one, another part's, or any row."""
+    """Return a part of one row, matched as `name` if `condition` holds.
+
+    Without a condition, that of another part of the same name applies, or any row matches.
+    """
     return Part(made.Variable(name.upper()), {} if condition is None else {name.upper(): condition})
 
 
 def permute(*parts: Part) -> Part:
-    """All parts in any order, the orders preferred as SQL's PERMUTE has them. Raises InvalidArgument."""
+    """Return a part that matches all `parts` in any order, preferring orders as SQL's PERMUTE. Raises InvalidArgument."""
     return Part(made.permute(*(each.pattern for each in parts)))._with(
         made.permute(*(each.pattern for each in parts)), parts
     )

@@ -1,4 +1,4 @@
-"""What a thread remembers of its rows: just what the conditions need, so that threads with equal memories merge.
+"""The memory of a thread: only what the conditions need of its rows, so that threads with equal memories merge.
 
 Each leaf of a condition has a tracker: a small immutable state, advanced by each row. States are compared and hashed:
 two threads at the same instruction with equal states have the same future, and the later one is dropped.
@@ -27,7 +27,7 @@ RowValue = Callable[[int, str | None], Any]
 
 
 class Reached:
-    """A navigation: the last, or first, `offset` + 1 rows of its variables, as (row, variable)."""
+    """Tracker of a navigation: the last, or first, `offset` + 1 rows of its variables, as (row, variable)."""
 
     empty: tuple[Any, ...] = ()
 
@@ -37,7 +37,7 @@ class Reached:
         self._labels = classifies(reach.row)
 
     def move(self, state: State, row: int, code: int) -> State:
-        if self._whole:  # any row's variable may be asked for
+        if self._whole:  # the variable of any row may be needed
             return (*state, (row, code))
         if self._codes is not None and code not in self._codes:
             return state
@@ -47,7 +47,7 @@ class Reached:
         return (*state, at)[-1 - self._reach.offset :]
 
     def value(self, state: State, begin: int, end: int) -> Any:
-        """`begin` and `end` are those of the partition."""
+        """Return the value at the navigation's row, or None. `begin` and `end` are the partition's."""
         reach = self._reach
         found = state
         if self._whole and self._codes is not None:
@@ -65,7 +65,7 @@ class Reached:
 
 
 class Counted:
-    """An aggregate: of count, sum and extremes a running value, of array_agg the values."""
+    """Tracker of an aggregate: a running value, or all values for array_agg."""
 
     def __init__(
         self, aggregate: Aggregate, codes: frozenset[int] | None, value: RowValue, names: Sequence[str]

@@ -1,4 +1,4 @@
-"""Cut the text of MATCH_RECOGNIZE into clauses, by sqlglot's tokens: quotes, comments, parentheses are respected."""
+"""Splits the text of MATCH_RECOGNIZE into clauses at sqlglot's tokens, respecting quotes, comments and parentheses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HEADS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "subset": (("SUBSET",),),
     "define": (("DEFINE",),),
 }
-"""By clause, the words that it begins with, in the order in which clauses may stand."""
+"""The words that begin each clause, in the order of the clauses."""
 
 
 class Clause:
-    """Some tokens of the text."""
+    """A range of the text's tokens."""
 
     def __init__(self, sql: str, tokens: list[Any], head: tuple[str, ...] = ()) -> None:
         self._sql, self._tokens, self.head = sql, tokens, head
@@ -107,13 +107,13 @@ class Clause:
 
 
 def tokens_of(sql: str) -> list[Any]:
-    """Raises InvalidArgument."""
+    """Return sqlglot's tokens of the text. Raises InvalidArgument."""
     if len(sql) > MAX_LENGTH:
         raise InvalidArgument(f"MATCH_RECOGNIZE has at most {MAX_LENGTH} characters")
     try:
         return list(Trino().tokenize(sql))
     except SqlglotError as error:
-        raise InvalidArgument(f"MATCH_RECOGNIZE does not read: {error}") from error
+        raise InvalidArgument(f"MATCH_RECOGNIZE cannot be parsed: {error}") from error
 
 
 def clauses(sql: str) -> dict[str, Clause]:

@@ -1,7 +1,7 @@
-"""The expressions of DEFINE and MEASURES as values: operations over what is read from the rows of a match.
+"""The expressions of DEFINE and MEASURES: operations over values from the rows of a match.
 
-A *row expression* is over one row: its columns, its classifier. A *match expression* is over a match, at one of its
-rows: operations whose leaves are :class:`Reach` (a row expression at the row that a navigation leads to),
+A *row expression* reads one row: its columns and classifier. A *match expression* reads a match, at one of its rows:
+its leaves are :class:`Reach` (a row expression at the row that a navigation leads to),
 :class:`Aggregate` and :class:`MatchNumber`. A plain column ``A.x`` is ``RUNNING LAST(A.x)``.
 """
 
@@ -42,7 +42,7 @@ class Call:
     name: str
     arguments: tuple[Expression, ...]
     kind: str = ""
-    """What a cast casts to."""
+    """Target type of a cast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class MatchNumber:
-    """Which match of the partition it is, from 1 on."""
+    """Number of the match within its partition, from 1."""
 
 
 Leaf: TypeAlias = Reach | Aggregate | MatchNumber
@@ -90,7 +90,7 @@ def leaves(expression: Expression) -> Iterator[Leaf]:
 
 
 def columns(expression: Expression | None) -> Iterator[str]:
-    """Names of the columns that are read, anywhere."""
+    """Yield the names of all columns that an expression reads."""
     match expression:
         case Column(name):
             yield name
@@ -104,14 +104,14 @@ def columns(expression: Expression | None) -> Iterator[str]:
 
 
 def classifies(expression: Expression | None) -> bool:
-    """Whether a row expression asks for the row's variable."""
+    """Return whether a row expression uses the row's variable."""
     return isinstance(expression, Classifier) or (
         isinstance(expression, Call) and any(classifies(each) for each in expression.arguments)
     )
 
 
 def conjuncts(expression: Expression) -> list[Expression]:
-    """The conditions that all must hold, where it is an AND of such."""
+    """Return the operands of an AND, or else the expression itself."""
     if isinstance(expression, Call) and expression.name == "and":
         return [part for each in expression.arguments for part in conjuncts(each)]
     return [expression]
@@ -136,10 +136,10 @@ def over_rows(expression: Expression, *, what: str) -> tuple[Expression, tuple[s
     """
     found = list(leaves(expression))
     if any(not isinstance(each, Reach) for each in found):
-        raise InvalidArgument(f"{what} cannot be taken over aggregates or MATCH_NUMBER()")
+        raise InvalidArgument(f"{what} cannot contain aggregates or MATCH_NUMBER()")
     reaches = [each for each in found if isinstance(each, Reach)]
     if len({(each.variables, each.first, each.offset, each.shift) for each in reaches}) > 1:
-        raise InvalidArgument(f"all columns inside of {what} must be of one and the same variable")
+        raise InvalidArgument(f"all columns inside {what} must belong to the same variable")
     return _rows(expression), reaches[0].variables if reaches else (), reaches
 
 
@@ -154,32 +154,32 @@ def _rows(expression: Expression) -> Expression:
 
 
 def navigated(expression: Expression, *, first: bool, offset: int, final: bool | None) -> Expression:
-    """``FIRST(expression, offset)`` or ``LAST(...)``. Raises InvalidArgument."""
+    """Return ``FIRST(expression, offset)`` or ``LAST(...)``. Raises InvalidArgument."""
     name = "FIRST" if first else "LAST"
     if offset < 0:
         raise InvalidArgument(f"{name} takes an offset of 0 or more")
     row, names, reaches = over_rows(expression, what=name)
     if any(each.first or each.offset or each.shift for each in reaches):
-        raise InvalidArgument(f"{name} cannot be taken of another navigation; PREV(FIRST(A.x), 1) is the way round")
+        raise InvalidArgument(f"{name} cannot contain another navigation: write PREV(FIRST(A.x), 1) instead")
     return Reach(row, names, first=first, offset=offset, final=bool(final))
 
 
 def shifted(expression: Expression, by: int, *, name: str) -> Expression:
-    """``PREV(expression, n)`` (`by` < 0) or ``NEXT(expression, n)``. Raises InvalidArgument."""
+    """Return ``PREV(expression, n)`` (`by` < 0) or ``NEXT(expression, n)``. Raises InvalidArgument."""
     row, names, reaches = over_rows(expression, what=name)
     if any(each.shift for each in reaches):
-        raise InvalidArgument(f"{name} cannot be taken of PREV or NEXT: write one with the sum of the offsets")
+        raise InvalidArgument(f"{name} cannot contain PREV or NEXT: write one with the sum of the offsets")
     at = reaches[0] if reaches else Reach(row)
     return Reach(row, names, first=at.first, offset=at.offset, shift=by, final=at.final)
 
 
 def aggregated(function: str, expression: Expression | None, variables: tuple[str, ...], *, final: bool) -> Expression:
-    """``function(expression)``; without one the rows themselves are counted. Raises InvalidArgument."""
+    """Return ``function(expression)``. Without an expression, count rows. Raises InvalidArgument."""
     if function not in AGGREGATES:
-        raise InvalidArgument(f"{function} is no aggregate; there are {', '.join(sorted(AGGREGATES))}")
+        raise InvalidArgument(f"{function} is not an aggregate; use {', '.join(sorted(AGGREGATES))}")
     if expression is None:
         return Aggregate(function, None, variables, final)
     row, names, reaches = over_rows(expression, what=function)
     if any(each.first or each.offset or each.shift for each in reaches):
-        raise InvalidArgument(f"{function} cannot be taken of a navigation")
+        raise InvalidArgument(f"{function} cannot contain a navigation")
     return Aggregate(function, row, names, final)

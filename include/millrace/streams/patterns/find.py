@@ -1,4 +1,4 @@
-"""From sorted rows to the matches: conditions to masks, starts to matches, and to the next one by AFTER MATCH SKIP."""
+"""Finds the matches in sorted rows: masks from conditions, matches from starts, the next start by AFTER MATCH SKIP."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Matches:
     codes: npt.NDArray[np.int16]
     excluded: Flags
     number: Places
-    """Of each in its partition, from 1 on."""
+    """Number of each match within its partition, from 1."""
 
     @property
     def rows(self) -> Places:
-        """Of each flat place the row."""
+        """The row of each flat place."""
         lengths = np.diff(self.offsets)
         return np.repeat(self.start - self.offsets[:-1], lengths) + np.arange(len(self.codes))
 
@@ -51,14 +51,14 @@ class Matches:
 class Found:
     matches: Matches
     undecided: Places
-    """Of each partition the first row that may begin a match still, when rows come; its end where there is none."""
+    """The first row of each partition that may still begin a match when rows come; the partition's end if none may."""
 
 
 class Finder:
     """One query over one set of sorted rows.
 
     `begin` is the first row of each partition at which a match may begin, and `base` the number of earlier matches. No
-    row at or before `watermark`, in the units of WITHIN, comes any more.
+    further row comes at or before `watermark`, in the units of WITHIN.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Finder:
         self._made: Threads | None = None
 
     def _local(self, condition: Expression, name: str) -> Flags | None:
-        """Return where a condition holds, for all rows at once.
+        """Return the mask of the rows where a condition holds.
 
-        None if it depends on what was matched, or fails in a row that may never be needed.
+        None if it depends on matched rows, or fails in a row that may never be needed.
         """
         if not is_local(condition, name):
             return None
@@ -109,7 +109,7 @@ class Finder:
             return None
 
     def find(self) -> Found:
-        """The matches, by the rule of AFTER MATCH SKIP. Raises InvalidArgument where that rule fails."""
+        """Return the matches, by the rule of AFTER MATCH SKIP. Raises InvalidArgument if that rule fails."""
         places, status, ends, nodes = self._candidates()
         return self._take(places, status, ends, nodes)
 
@@ -161,7 +161,7 @@ class Finder:
         return places, status, ends, nodes
 
     def _over(self) -> Flags:
-        """Return, for each row, whether all rows within its time are there: by the watermark, or by a later row."""
+        """Return, for each row, whether all rows within its time have come: by the watermark, or by a later row."""
         board = self._board
         assert board.times is not None
         until = board.times + within_units(self._query)
@@ -172,7 +172,7 @@ class Finder:
         return over
 
     def _beyond(self, places: Places, ends: Places, status: npt.NDArray[np.int8], is_over: Flags) -> Flags:
-        """Known matches that WITHIN or an absent row forbids, so that another way must be looked for."""
+        """Return the mask of known matches that WITHIN or an absent row forbids, so that threads must look for others."""
         board, query = self._board, self._query
         assert board.times is not None
         partitions = board.partition_of(places)
@@ -185,7 +185,7 @@ class Finder:
             inside = following < board.last[partitions]
             rows = np.where(inside, following - partitions, starts)
             beyond |= known & inside & (board.times[rows] <= until)
-            # Nobody came yet; whether nobody will is known when its time is over.
+            # No such row has come yet. Whether one comes is known when its time is over.
             status[known & ~beyond & board.open[partitions] & ~is_over] = _WAIT
         return beyond
 
@@ -261,7 +261,7 @@ class Finder:
                     )
                 if target == row:
                     raise InvalidArgument(
-                        f"AFTER MATCH SKIP TO {query.skip_to}: that is the match's first row, again and again"
+                        f"AFTER MATCH SKIP TO {query.skip_to}: that is the match's first row, which never ends"
                     )
                 free = int(target)
         return Found(self._matches(places, ends, nodes, np.array(taken, dtype=np.int64), asked), undecided)
@@ -272,7 +272,7 @@ class Finder:
         return -1 if not found else row + (found[0] if self._query.skip == "to first" else found[-1])
 
     def _targets(self, places: Places, ends: Places, nodes: Sequence[tuple[Node, Places]]) -> list[int]:
-        """Of each known candidate the row that is skipped to; -1: it has none."""
+        """Return for each known candidate the row to skip to, or -1 if its match has none."""
         found = np.full(len(places), -1, dtype=np.int64)
         wanted = [self._names.index(each) for each in self._query.skip_variables]
         for node, known in nodes:
@@ -292,7 +292,7 @@ class Finder:
         taken: Places,
         asked: dict[int, list[tuple[int, bool]]],
     ) -> Matches:
-        """What was taken (indices of candidates, rising), with each row's code."""
+        """Return the matches of the candidates `taken` (ascending indices), with each row's code."""
         board = self._board
         lengths = (ends - places)[taken]
         order = {int(place): number for number, place in enumerate(taken)} if asked else {}

@@ -1,8 +1,8 @@
-"""Threads over rows: for conditions on captured rows, and for what the columns cannot decide.
+"""Threads over rows: for conditions on captured rows, and where columns cannot decide.
 
-The threads of one start are ordered by preference. A row advances all of them. One that is Done ends those after it. Of
-two at one instruction with equal memories the first stays (millrace.streams.patterns.captures), so that there are only
-as many threads as differ.
+The threads of one start are ordered by preference. A row advances all of them. A thread that is Done ends those after
+it. Of two threads at one instruction with equal memories the first stays (millrace.streams.patterns.captures), so the
+remaining threads all differ.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from millrace.streams.patterns.program import Done, Edge, Instruction, Jump, Lab
 MAX_THREADS: Final = 100_000
 
 Path = Any
-"""The rows so far, the last first: (code, excluded, the path before), or None."""
+"""The rows so far, last one first: (code, excluded, path before it), or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a start looks: its partition's rows, the last row that its match may reach, and whether more may come."""
+    """The rows of a start: its partition's range, the last row that its match may reach, and whether more may come."""
 
     begin: int
     end: int
@@ -43,7 +43,7 @@ class Threads:
     def find(self, start: int, span: Span, number: int) -> list[tuple[int, bool]] | bool | None:
         """Return the codes of the match's rows, and whether they are excluded; None if there is no match.
 
-        False if rows to come decide. Raises InvalidArgument.
+        False if later rows decide. Raises InvalidArgument.
         """
         program, memory, possible, conditions = self.program, self.memory, self.possible, self.conditions
         found: Path | bool | None = None
@@ -90,7 +90,7 @@ class Threads:
         waiting: list[tuple[int, tuple[Any, ...], Path]],
         seen: set[Any],
     ) -> tuple[Path] | bool | None:
-        """Follow a thread to the rows it waits for; its path, in a tuple, where it is done."""
+        """Follow a thread to the rows it waits for; return its path, in a tuple, if it is done."""
         at_first, states, path = thread
         stack = [at_first]
         while stack:
@@ -103,7 +103,7 @@ class Threads:
                     waiting.append((at, states, path))
                     if len(waiting) > MAX_THREADS:
                         raise InvalidArgument(
-                            f"the pattern has more than {MAX_THREADS} ways open at one row: bound it by WITHIN"
+                            f"the pattern has more than {MAX_THREADS} threads at one row: bound it by WITHIN"
                         )
                 case Split(first, second):
                     stack += [second, first]
@@ -127,7 +127,7 @@ class Threads:
         return None
 
     def _occurs(self, code: int, states: tuple[Any, ...], row: int, span: Span, number: int) -> bool | None:
-        """Whether a row from `row` on would be a `code`; None: not yet, and rows may come."""
+        """Return whether a row from `row` on would match `code`; None if none has, and more rows may come."""
         condition = self.conditions.get(code)
         for place in range(row, span.limit):
             if self.possible[code][place] and (

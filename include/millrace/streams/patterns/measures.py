@@ -1,4 +1,4 @@
-"""MEASURES over the matches that were taken, column by column, and the rows of the answer."""
+"""MEASURES over the matches, column by column, and the rows of the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millrace.streams.patterns.sorted_rows import SortedRows, column_of, one_chu
 
 @dataclass(frozen=True)
 class Points:
-    """Where measures are evaluated: each point's row, match (-1: none), and the flat place up to which it sees it."""
+    """Points of evaluation: each point's row, match (-1: none), and the flat place up to which it sees the match."""
 
     rows: Places
     matches: Places
@@ -40,7 +40,7 @@ def answer(
 ) -> pa.Table:
     """Return the rows of the query's answer for its matches.
 
-    `decided` is the row of each partition up to which it is known what is unmatched (default: all). `covered` are rows
+    `decided` is the row of each partition up to which unmatched rows are known (default: all). `covered` are rows
     of earlier matches. Raises InvalidArgument.
     """
     points = _points(query, rows, matches, decided, covered)
@@ -55,7 +55,7 @@ def answer(
     zone = next((each.type.tz for each in table.schema if pa.types.is_timestamp(each.type) and each.type.tz), None)
     for name, expression in query.measures.items():
         if name in found:
-            raise InvalidArgument(f"MEASURES {name} has the name of a column of the answer")
+            raise InvalidArgument(f"MEASURES {name}: the answer already has a column of that name")
         found[name] = _zoned(_measure(query, rows, matches, points, expression), zone)
     if query.rows != "one":
         taken = {each.lower() for each in found}
@@ -76,11 +76,11 @@ def check_conditions(query: MatchRecognize, schema: pa.Schema) -> None:
     for name, condition in query.define.items():
         kind = _measure(query, rows, matches, Points(none, none, none), condition).type
         if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-            raise InvalidArgument(f"DEFINE {name}: the condition is of type {kind}, not true or false")
+            raise InvalidArgument(f"DEFINE {name}: the condition is of type {kind}, not boolean")
 
 
 def _zoned(column: Any, zone: str | None) -> Any:
-    """A time, in the zone of the input's times."""
+    """Return a column; times in the zone of the input's times."""
     return column.cast(pa.timestamp("us", zone)) if zone and pa.types.is_timestamp(column.type) else column
 
 
@@ -207,13 +207,13 @@ def _aggregated(
     last = np.where(filled, high - 1, 0)
     numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
     if leaf.function not in ("min", "max") and not (numeric or pa.types.is_decimal(values.type)):
-        raise InvalidArgument(f"{leaf.function.upper()} of {values.type} does not work")
+        raise InvalidArgument(f"{leaf.function.upper()} does not apply to {values.type}")
     if not len(values):
         return pa.nulls(len(low), aggregate_kind(leaf.function, values.type))
     of = np.searchsorted(matches.offsets, members, side="right")
     if leaf.function in ("min", "max"):
         down = leaf.function == "max"
-        found = ranks(values, descending=down, tiebreaker="first")  # nulls behind
+        found = ranks(values, descending=down, tiebreaker="first")  # nulls last
         least = scanned(found, of, np.minimum)
         by_rank = np.empty(len(values) + 1, dtype=np.int64)
         by_rank[found] = np.arange(len(values))
@@ -256,7 +256,7 @@ def require_sums(name: str, values: Any, groups: Callable[[], Places]) -> None:
     order = np.argsort(of, kind="stable")
     numbers = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)[order]
     if (np.abs(scanned(numbers, of[order], np.add)) >= float(1 << 63)).any():
-        raise InvalidArgument(f"{name}: the sum is beyond what a bigint holds: sum a double, CAST(x AS DOUBLE)")
+        raise InvalidArgument(f"{name}: the sum exceeds a bigint: sum a double, CAST(x AS DOUBLE)")
 
 
 def require_digits(name: str, values: Any, groups: Callable[[], Places]) -> None:

@@ -1,13 +1,13 @@
-"""The operations of expressions, each twice with one meaning: over Arrow columns, and over Python values.
+"""The operations of expressions, each in two equivalent forms: over Arrow columns, and over Python values.
 
-The latter are for conditions on captured rows. Both bring the arguments to the same types (:func:`wanted_kinds`) and
+The latter are for conditions on captured rows. Both convert the arguments to the same types (:func:`wanted_kinds`) and
 give the same value, null or failure (docs/patterns.md):
 
-- Nulls are SQL's: a comparison or a sum with one is null, AND and OR are three-valued.
+- Nulls are SQL's: a comparison or a sum with a null is null, AND and OR are three-valued.
 - ``/`` is of floats; ``/`` and ``%`` by zero are null, as in Spark.
-- A failure (an integer or decimal overflows its type, a cast's value does not fit) is :class:`Failed`. What need not be
-  evaluated does not fail: an unused branch of CASE, arguments after the first value of COALESCE, the other side of a
-  false in AND and of a true in OR.
+- A failure (an integer or decimal overflows its type, a cast's value does not fit) is :class:`Failed`. An operand that
+  does not matter does not fail: an unused branch of CASE, arguments after the first value of COALESCE, the other side
+  of a false in AND and of a true in OR.
 
 Timestamps have no zone here: the caller converts them to UTC.
 """
@@ -52,14 +52,14 @@ COMPARED: Final[Mapping[str, tuple[str, Plain]]] = {
 }
 MOST_DIGITS: Final = 38
 EXACT: Final = Context(prec=160)
-"""More digits than any operation of two decimals gives."""
+"""A context with more digits than any operation of two decimals needs."""
 SUMS: Final[Mapping[str, tuple[Plain, Plain]]] = {
     "+": (pc.add_checked, operator.add),
     "-": (pc.subtract_checked, operator.sub),
     "*": (pc.multiply_checked, operator.mul),
 }
 _ALIKE: Final = frozenset({*COMPARED, "in", "nullif", "greatest", "least", "coalesce"})
-"""Operations whose arguments are brought to one type."""
+"""Operations whose arguments are converted to one type."""
 _FLOATS: Final = frozenset({"/", "sqrt"})
 _LAZY: Final = frozenset({"and", "or", "case", "coalesce"})
 
@@ -74,7 +74,7 @@ class Failed(InvalidArgument):
 
 
 def wanted_kinds(name: str, kinds: list[pa.DataType], constants: list[bool]) -> list[pa.DataType]:
-    """Return the types to which arguments of types `kinds` are brought; constants give way to a date or a timestamp."""
+    """Return the types to convert arguments of types `kinds` to. A text constant takes the type of a date or timestamp."""
     if name in _FLOATS and all(_is_number(each) for each in kinds):
         return [pa.float64()] * len(kinds)
     if name in ("floor", "ceil"):
@@ -98,7 +98,7 @@ def wanted_kinds(name: str, kinds: list[pa.DataType], constants: list[bool]) -> 
 
 
 def _common(kinds: list[pa.DataType], constants: list[bool]) -> pa.DataType | None:
-    """The one type that values are compared in, or chosen from; None: leave them to Arrow."""
+    """Return the common type of values to compare or choose from; None leaves the conversion to Arrow."""
     known = [each for each in kinds if not pa.types.is_null(each)]
     if not known:
         return None
@@ -145,13 +145,13 @@ def _decimal_of(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
     digits = one.precision + other.precision + 1 if name == "*" else whole + scale + (name != "%")
     if scale > MOST_DIGITS:
         raise InvalidArgument(
-            f"{one} * {other} has {scale} digits behind the point, more than {MOST_DIGITS}: CAST one to a double"
+            f"{one} * {other} has {scale} digits after the point, more than {MOST_DIGITS}: CAST one to a double"
         )
     return pa.decimal128(min(digits, MOST_DIGITS), scale)
 
 
 def aggregate_kind(function: str, kind: pa.DataType) -> pa.DataType:
-    """The type of an aggregate of values of type `kind`."""
+    """Return the type of an aggregate of values of type `kind`."""
     match function:
         case "count":
             return pa.int64()
@@ -166,19 +166,19 @@ def aggregate_kind(function: str, kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-# --- values that both have ---
+# --- values of both forms ---
 
 
 def added(one: Any, other: Any) -> Any:
-    """A sum that goes on, of values of one type; :func:`summed` says whether it is in range."""
+    """Add a value to a running sum of the same type. :func:`summed` checks the range."""
     return EXACT.add(one, other) if isinstance(one, Decimal) else one + other
 
 
 def summed(total: Any) -> Any:
-    """A sum as its value. Raises Failed beyond a bigint, or 38 digits."""
+    """Return a running sum as a value. Raises Failed if it exceeds a bigint, or 38 digits."""
     whole = isinstance(total, int)
     if whole and not -(1 << 63) <= total < 1 << 63:
-        raise Failed("SUM: the sum is beyond what a bigint holds: sum a double, CAST(x AS DOUBLE)")
+        raise Failed("SUM: the sum exceeds a bigint: sum a double, CAST(x AS DOUBLE)")
     if isinstance(total, Decimal) and len(total.as_tuple().digits) > MOST_DIGITS:
         raise Failed(f"SUM: the sum has more than {MOST_DIGITS} digits: sum a double, CAST(x AS DOUBLE)")
     return total
@@ -194,14 +194,14 @@ def bounded(name: str, values: Plain, limit: Any) -> Plain:
     def call(*given: Any) -> Any:
         found = values(*given)
         if not least <= found < limit:
-            raise Failed(f"{name.upper()} of {', '.join(map(str, given))} does not work: {found} is beyond its type")
+            raise Failed(f"{name.upper()} of {', '.join(map(str, given))} failed: {found} exceeds the result's type")
         return found
 
     return call
 
 
 def exactly(name: str, result: pa.DataType) -> Plain:
-    """An operation over decimals, which has no value beyond the digits of `result`."""
+    """Return an operation over decimals that fails if its value exceeds the digits of `result`."""
     exact: Mapping[str, Plain] = {
         "+": EXACT.add,
         "-": EXACT.subtract,
@@ -213,7 +213,7 @@ def exactly(name: str, result: pa.DataType) -> Plain:
 
 
 def _by_pairs(values: Plain, left: Any, right: Any, kind: pa.DataType) -> Any:
-    """An operation over values, for columns that have no kernel for it."""
+    """Apply an operation value by value, for columns without an Arrow kernel."""
     if isinstance(left, pa.Scalar) and isinstance(right, pa.Scalar):
         one, other = left.as_py(), right.as_py()
         return pa.scalar(None if one is None or other is None else values(one, other), kind)
@@ -223,7 +223,7 @@ def _by_pairs(values: Plain, left: Any, right: Any, kind: pa.DataType) -> Any:
 
 
 def rest_of(kind: pa.DataType) -> Plain:
-    """The remainder with the sign of the dividend; None by zero."""
+    """Return the function of the remainder, with the dividend's sign; its value is None for a divisor of zero."""
     if pa.types.is_floating(kind):
         return lambda left, right: None if right == 0 else math.nan if math.isinf(left) else math.fmod(left, right)
     if pa.types.is_decimal(kind):
@@ -268,11 +268,13 @@ def called(name: str, kind: str, values: list[Any]) -> Any:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         types = ", ".join(str(each.type) for each in values)
         failed = Failed if type(error) is pa.ArrowInvalid else InvalidArgument
-        raise failed(f"{name.upper()} of ({types}) does not work: {error}") from error
+        raise failed(f"{name.upper()} of ({types}) failed: {error}") from error
 
 
 def _looked_at(name: str, arguments: list[Expression], leaf: Callable[[Expression], Any]) -> Any:
-    """The same, with nulls where a value is not looked at, so that it does not fail there."""
+    """Evaluate an operation lazily: operands get nulls in rows where they do not matter, so that they do not fail
+    there.
+    """
 
     def value(expression: Expression, where: Any = None) -> Any:
         def seen(each: Expression) -> Any:
@@ -316,7 +318,7 @@ def _looked_at(name: str, arguments: list[Expression], leaf: Callable[[Expressio
 
 
 def constant(value: Any) -> pa.Scalar:
-    """A literal as Arrow has it."""
+    """Return a literal as an Arrow scalar."""
     return pa.scalar(value, pa.timestamp("us")) if isinstance(value, datetime) else pa.scalar(value)
 
 
@@ -328,12 +330,12 @@ def cast(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_integer(kind) and (pa.types.is_floating(have) or pa.types.is_decimal(have)):
         return pc.cast(pc.trunc(value), kind)
     if pa.types.is_decimal(have) and pa.types.is_floating(kind):
-        return pc.cast(pc.cast(value, pa.utf8()), kind)  # the nearest one, which Arrow's own cast is not always
+        return pc.cast(pc.cast(value, pa.utf8()), kind)  # the nearest one; Arrow's own cast may miss it
     return pc.cast(value, kind, safe=pa.types.is_decimal(kind))
 
 
 def _case(values: list[Any]) -> Any:
-    """``condition, value, condition, value, ..., otherwise``."""
+    """Evaluate CASE over ``condition, value, condition, value, ..., otherwise``."""
     results = [*values[1::2], values[-1]]
     common = _common([each.type for each in results], [isinstance(each, pa.Scalar) for each in results])
     *chosen, found = results if common is None else [cast(each, common) for each in results]
@@ -359,12 +361,11 @@ def _divide(left: Any, right: Any) -> Any:
 
 
 def _modulo(left: Any, right: Any) -> Any:
-    """The remainder with the sign of the dividend; null by zero."""
+    """Return the remainder with the dividend's sign; null for a divisor of zero."""
     if pa.types.is_integer(left.type):
         divisor = pc.if_else(pc.equal(right, 0), pa.scalar(None, right.type), right)
-        divisor = pc.if_else(
-            pc.equal(divisor, -1), pa.scalar(1, right.type), divisor
-        )  # a least number has no quotient by -1
+        # By 1 instead of -1: the quotient of the least number and -1 would overflow.
+        divisor = pc.if_else(pc.equal(divisor, -1), pa.scalar(1, right.type), divisor)
         return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
     if pa.types.is_decimal(left.type):
         return _by_pairs(rest_of(left.type), left, right, _decimal_of("%", left.type, right.type))
@@ -377,7 +378,7 @@ def _modulo(left: Any, right: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Floats as numpy has them, null as NaN."""
+    """Return floats as numpy values, with NaN for null."""
     if isinstance(value, pa.Scalar):
         return math.nan if not value.is_valid else value.as_py()
     return value.to_numpy(zero_copy_only=False)
@@ -407,7 +408,7 @@ def _extreme(name: str) -> Plain:
 
 
 def _greater(one: Any, other: Any) -> Any:
-    """The greater of two, null where one is; NaN is greater than every number."""
+    """Return the greater of two values; null if one is null. NaN is greater than every number."""
     takes = pc.greater(other, one)
     return pc.if_else(pc.or_(takes, pc.is_nan(other)) if pa.types.is_floating(one.type) else takes, other, one)
 

@@ -1,9 +1,9 @@
-"""The content of PATTERN's parentheses: its parts, and its grammar. SQL parsers hand it over as text.
+"""The parts and the grammar of a PATTERN clause, which SQL parsers leave as text.
 
     ^ A+ (B | C){2,3} {- D* -} PERMUTE(E, F)? $ [^ G]
 
-Variables are names; unquoted ones are upper-cased, as in SQL. ``[^ G]`` is ours: no row that would be a `G` follows
-within WITHIN.
+Variables are names; unquoted ones are upper-cased, as in SQL. ``[^ G]`` is an extension: no row that would be a `G`
+follows within WITHIN.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """``^`` or ``$``: the first row of the partition follows, or none does."""
+    """``^`` or ``$``: the start or the end of the partition."""
 
     at: Literal["start", "end"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after the other."""
+    """The parts in this order."""
 
     parts: tuple[Pattern, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Alternation:
-    """The first that leads to a match is taken."""
+    """One of the choices; earlier ones are preferred."""
 
     choices: tuple[Pattern, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """`body` `least` to `most` times (None: without end); as often as can be if `greedy`, else as seldom."""
+    """`body`, `least` to `most` times (None: no maximum); as often as possible if `greedy`, otherwise as seldom."""
 
     body: Pattern
     least: int
@@ -67,7 +67,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """``{- ... -}``: its rows are matched, and left out of ALL ROWS PER MATCH."""
+    """``{- ... -}``: its rows are matched, but left out of ALL ROWS PER MATCH."""
 
     body: Pattern
 
@@ -83,7 +83,7 @@ Pattern: TypeAlias = Variable | Nothing | Anchor | Sequence | Alternation | Repe
 
 
 def sequence(*parts: Pattern) -> Pattern:
-    """The parts one after the other, without needless nesting."""
+    """Return the sequence of the parts, without needless nesting."""
     flat = [each for part in parts for each in (part.parts if isinstance(part, Sequence) else (part,))]
     return flat[0] if len(flat) == 1 else Sequence(tuple(flat)) if flat else Nothing()
 
@@ -96,20 +96,20 @@ def permute(*parts: Pattern) -> Pattern:
 
 
 def walk(pattern: Pattern) -> Iterator[Pattern]:
-    """The pattern and all parts of it, in the order of writing."""
+    """Yield the pattern and all its parts, in the order of the text."""
     yield pattern
     for part in _inside(pattern):
         yield from walk(part)
 
 
 def variables(pattern: Pattern) -> tuple[str, ...]:
-    """Names of all variables, absent ones too, each once, in the order of writing."""
+    """Return the names of all variables, including absent ones, each once, in the order of the text."""
     names = (each.name for each in walk(pattern) if isinstance(each, Variable | Absent))
     return tuple(dict.fromkeys(names))
 
 
 def nullable(pattern: Pattern) -> bool:
-    """Whether it may match without a row."""
+    """Return whether the pattern may match without a row."""
     match pattern:
         case Variable():
             return False
@@ -126,7 +126,7 @@ def nullable(pattern: Pattern) -> bool:
 
 
 def bounded(pattern: Pattern) -> bool:
-    """Whether a match has at most some number of rows."""
+    """Return whether the number of rows of a match is bounded."""
     return not any(isinstance(each, Repeated) and each.most is None for each in walk(pattern))
 
 
@@ -158,7 +158,7 @@ _TOKEN: Final = re.compile(
 
 
 def parse(text: str) -> Pattern:
-    """Return the pattern in `text`. Raises InvalidArgument that says what is wrong, and where."""
+    """Return the pattern in `text`. Raises InvalidArgument with the position of the fault."""
     if len(text) > MAX_LENGTH:
         raise InvalidArgument(f"a pattern has at most {MAX_LENGTH} characters")
     found = _Parser(text).whole()
@@ -174,7 +174,7 @@ class _Parser:
         while place < len(text):
             token = _TOKEN.match(text, place)
             if token is None:
-                raise self._wrong(f"{text[place]!r} has no meaning here", place)
+                raise self._wrong(f"{text[place]!r} is not part of a pattern", place)
             if token.lastgroup is not None:
                 self._tokens.append((token.lastgroup, token[0], place))
             place = token.end()
@@ -184,7 +184,7 @@ class _Parser:
     def whole(self) -> Pattern:
         found = self._alternation()
         if self._next < len(self._tokens):
-            raise self._wrong(f"{self._peek()!r} is left over")
+            raise self._wrong(f"{self._peek()!r} is unexpected")
         return found
 
     def _alternation(self) -> Pattern:
@@ -227,7 +227,7 @@ class _Parser:
         if self._taken(","):
             most = self._number()
             if least is None and most is None:
-                raise self._wrong("{,} says no number")
+                raise self._wrong("{,} has no number")
         else:
             most = least
             if least is None:

@@ -45,14 +45,14 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Go on only at the partition's start, or end."""
+    """Continue only at the partition's start, or end."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """Go on only where no row that would be `code` follows within WITHIN."""
+    """Continue only if no row that would match `code` follows within WITHIN."""
 
     code: int
 
@@ -80,7 +80,7 @@ class _Writer:
 
     def emit(self, instruction: Instruction) -> int:
         if len(self.program) >= MAX_INSTRUCTIONS:
-            raise InvalidArgument(f"the pattern is too large: {MAX_INSTRUCTIONS} instructions; repeat less often")
+            raise InvalidArgument(f"the pattern has more than {MAX_INSTRUCTIONS} instructions: use fewer repetitions")
         self.program.append(instruction)
         return len(self.program) - 1
 

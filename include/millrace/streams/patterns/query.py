@@ -1,4 +1,4 @@
-"""One MATCH_RECOGNIZE, checked: what the parser of SQL and the builder make, and the matchers run."""
+"""A checked MATCH_RECOGNIZE query: made by the SQL parser and the builder, run by the matchers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class MatchRecognize:
-    """What is looked for, and what is said of each match. Names of variables are as the pattern has them."""
+    """The pattern to find, and the answer for each match. Names of variables are those of the pattern."""
 
     pattern: Pattern
     order: tuple[Order, ...]
@@ -54,9 +54,9 @@ class MatchRecognize:
     rows: Rows = "one"
     skip: Skip = "past last row"
     skip_to: str = ""
-    """A variable, or a subset, for the skips to the first or last row of one."""
+    """The variable or subset of a skip to its first or last row."""
     within: timedelta | int | None = None
-    """How far a match's last row is behind its first at most, by the first column of `order`."""
+    """Maximum distance between a match's first and last rows, by the first column of `order`."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""
@@ -66,13 +66,13 @@ class MatchRecognize:
             raise InvalidArgument("PATTERN names no variable")
         for name, members in self.subsets.items():
             if name in names:
-                raise InvalidArgument(f"SUBSET {name} has the name of a variable")
+                raise InvalidArgument(f"SUBSET {name}: PATTERN has a variable of that name")
             if unknown := set(members) - set(names):
                 raise InvalidArgument(f"SUBSET {name} names {_list(unknown)}, which PATTERN does not have")
         if unknown := set(self.define) - set(names):
             raise InvalidArgument(f"DEFINE names {_list(unknown)}, which PATTERN does not have")
         if not self.order:
-            raise InvalidArgument("ORDER BY is missing: a pattern is one over rows in an order")
+            raise InvalidArgument("ORDER BY is missing: a pattern needs the order of its rows")
         self._check_expressions(names)
         self._check_rows(names)
         self._check_within()
@@ -84,15 +84,15 @@ class MatchRecognize:
                 if isinstance(leaf, MatchNumber):
                     continue
                 if unknown := set(leaf.variables) - set(names):
-                    raise InvalidArgument(f"{name} asks for {_list(unknown)}, which PATTERN does not have")
+                    raise InvalidArgument(f"{name} uses {_list(unknown)}, which PATTERN does not have")
                 if name in self.define and leaf.final:
-                    raise InvalidArgument(f"DEFINE {name}: FINAL has no meaning before the match is complete")
+                    raise InvalidArgument(f"DEFINE {name}: FINAL is for MEASURES only, where the match is complete")
         for name in absent:
             if any(
                 isinstance(each, Absent) is False and getattr(each, "name", None) == name for each in walk(self.pattern)
             ):
                 raise InvalidArgument(
-                    f"[^ {name}]: {name} is matched elsewhere in the pattern too: name the absent one otherwise"
+                    f"[^ {name}]: the pattern also matches {name}: use another name for the absent variable"
                 )
             if name not in self.define:
                 raise InvalidArgument(f"[^ {name}]: DEFINE must say which rows are a {name}")
@@ -103,27 +103,27 @@ class MatchRecognize:
             raise InvalidArgument(f"AFTER MATCH SKIP TO {self.skip_to}: PATTERN has no such variable")
         excludes = any(isinstance(each, Excluded) for each in walk(self.pattern))
         if excludes and self.rows == "all with unmatched":
-            raise InvalidArgument("ALL ROWS PER MATCH WITH UNMATCHED ROWS and {- -} exclude each other")
+            raise InvalidArgument("ALL ROWS PER MATCH WITH UNMATCHED ROWS and {- -} cannot be combined")
         if not self.measures and self.rows == "one" and not self.partition:
             raise InvalidArgument("ONE ROW PER MATCH without PARTITION BY and MEASURES gives rows without columns")
         if taken := set(self.measures) & set(self.partition):
-            raise InvalidArgument(f"MEASURES {_list(taken)} has the name of a column of PARTITION BY")
+            raise InvalidArgument(f"MEASURES {_list(taken)}: PARTITION BY has a column of that name")
 
     def _check_within(self) -> None:
         absent = any(isinstance(each, Absent) for each in walk(self.pattern))
         if self.within is None:
             if absent:
-                raise InvalidArgument("[^ variable] needs WITHIN, which says until when no such row may come")
+                raise InvalidArgument("[^ variable] needs WITHIN, the time in which no such row may come")
             return
         within = self.within // timedelta(microseconds=1) if isinstance(self.within, timedelta) else self.within
         if within < 0:
-            raise InvalidArgument("WITHIN takes a time that is not negative")
+            raise InvalidArgument("WITHIN is negative: use a time of 0 or more")
         if self.order[0].descending:
             raise InvalidArgument("WITHIN needs the first column of ORDER BY to ascend")
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All names of variables; a row's label is a place in here."""
+        """Names of all variables. A row's label is an index into it."""
         return variables(self.pattern)
 
     @property
@@ -142,17 +142,17 @@ class MatchRecognize:
 
     @property
     def lookback(self) -> int:
-        """How many rows before the first of a match are looked at, by PREV."""
+        """Number of rows before a match's first row that PREV reads."""
         return max((-each.shift for each in self._reaches() if each.shift < 0), default=0)
 
     @property
     def lookahead(self) -> int:
-        """How many rows behind the present one are looked at, by NEXT."""
+        """Number of rows after the current one that NEXT reads."""
         return max((each.shift for each in self._reaches() if each.shift > 0), default=0)
 
     @property
     def counts_matches(self) -> bool:
-        """Whether anything asks for MATCH_NUMBER()."""
+        """Whether an expression uses MATCH_NUMBER()."""
         said = [*self.define.values(), *self.measures.values()]
         return any(isinstance(leaf, MatchNumber) for each in said for leaf in leaves(each))
 
@@ -161,19 +161,19 @@ class MatchRecognize:
         return [leaf for each in said for leaf in leaves(each) if isinstance(leaf, Reach)]
 
     def check_stream(self) -> list[str]:
-        """Whether it may run over rows without an end; what lets its state grow, in words. Raises InvalidArgument."""
+        """Return warnings about what lets the state grow. Raises InvalidArgument if it cannot run over a stream."""
         if any(isinstance(each, Anchor) for each in walk(self.pattern)):
-            raise InvalidArgument("^ and $ are the ends of a partition, and a stream's has none")
+            raise InvalidArgument("^ and $ match the ends of a partition, which a stream does not have")
         if self.lookahead:
-            raise InvalidArgument("NEXT looks at rows that have not come yet: a stream's pattern looks back, with PREV")
+            raise InvalidArgument("NEXT reads rows that have not come yet: use PREV in a stream's pattern")
         if self.order[0].descending:
             raise InvalidArgument(
-                "a stream's rows are taken in the order of time: the first column of ORDER BY ascends"
+                "a stream's rows are taken in the order of time: the first column of ORDER BY must ascend"
             )
         warnings = []
         if self.within is None and not bounded(self.pattern):
             warnings.append(
-                "the pattern may match any number of rows and WITHIN bounds it not: an open match keeps its rows"
+                "the pattern may match any number of rows, and WITHIN does not bound it: an open match keeps its rows"
             )
         if self.counts_matches:
             warnings.append("MATCH_NUMBER() keeps a number for each key that ever matched")
@@ -187,7 +187,7 @@ def _list(names: set[str]) -> str:
 
 
 def size(pattern: Pattern) -> int:
-    """Instructions that the pattern compiles to, about; repetitions with numbers are written out."""
+    """Return the approximate number of instructions of the compiled pattern. Counted repetitions are expanded."""
     match pattern:
         case Repeated(body, least, most, _):
             return (size(body) + 2) * max(least, most or least + 1, 1)

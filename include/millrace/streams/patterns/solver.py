@@ -1,4 +1,4 @@
-"""All matches of conditions that look at no captured row, at once: from each place of a board, column by column.
+"""Finds the matches from all places of a board at once, column by column, if no condition reads captured rows.
 
 A node of the pattern is evaluated backwards: from the result of its continuation at each place (NO, YES, or OPEN: rows
 to come decide) to its own. It stores the way that it prefers at each place; :meth:`Node.walk` follows these ways
@@ -32,13 +32,13 @@ NO: Final = 0
 YES: Final = 1
 OPEN: Final = 2
 MAX_ROUNDS: Final = 64
-"""Of a repetition of several rows: beyond, threads (millrace.streams.patterns.matcher) do it."""
+"""Maximum rounds of a repetition of several rows. Beyond, threads take over (millrace.streams.patterns.matcher)."""
 
 Values = npt.NDArray[np.int8]
 
 
 class TooDeep(Exception):
-    """The pattern repeats groups of rows too often for the columns: threads go over these rows."""
+    """Raised if the pattern repeats groups of rows too often for columns, so that threads take over."""
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Node(Protocol):
 
     def solve(self, after: Values) -> Values: ...
     def walk(self, matches: Places, places: Places, traces: Traces | None) -> Places:
-        """Where those matches stand behind this node that stand before it at `places`."""
+        """Return the places after this node of `matches`, which are at `places` before it."""
         ...
 
 
 @dataclass
 class _Row:
-    """One variable, or alternatives of one row each: `codes` says which, at each place."""
+    """One variable, or alternatives of one row each; `codes` has the variable at each place."""
 
     board: Board
     mask: Flags
@@ -198,7 +198,7 @@ class _Loop:
 
 @dataclass
 class _Here:
-    """Anchors, the empty pattern, and absence, which is looked at behind."""
+    """Anchors, the empty pattern, and absence, which is checked afterwards."""
 
     allowed: Flags | None
     unsure: Flags | None = None
@@ -216,7 +216,7 @@ class _Here:
 def build(
     pattern: Pattern, board: Board, masks: dict[str, Flags], names: tuple[str, ...], excluded: bool = False
 ) -> Node:
-    """Return the node of `pattern` over `board`; `masks`, over places, say which rows a variable may be.
+    """Return the node of `pattern` over `board`; `masks`, over places, have the rows of each variable.
 
     Raises TooDeep if the columns cannot decide: an unbounded repetition of what may match no row.
     """
@@ -265,7 +265,7 @@ def build(
 
 
 def _single(pattern: Pattern) -> bool:
-    """Whether it is one row, whichever way."""
+    """Return whether each way through the pattern takes exactly one row."""
     return isinstance(pattern, Variable) or (
         isinstance(pattern, Alternation) and all(isinstance(each, Variable) for each in pattern.choices)
     )

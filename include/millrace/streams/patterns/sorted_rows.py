@@ -1,4 +1,4 @@
-"""The rows a pattern is looked for in: sorted by partition and order, and their row expressions as columns."""
+"""The input rows of a pattern, sorted by partition and order, with their row expressions as columns."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SortedRows:
     _lists: dict[Expression, list[Any]] = field(default_factory=dict)
 
     def value(self, expression: Expression) -> Any:
-        """A row expression that asks for no classifier, of all rows. Raises InvalidArgument."""
+        """Return a row expression without a classifier, evaluated for all rows. Raises InvalidArgument."""
         if expression not in self._values:
             found = over_columns(expression, self._column)
             self._values[expression] = _spread(found, self.board.rows)
         return self._values[expression]
 
     def plain(self, expression: Expression) -> Callable[[int, str | None], Any]:
-        """The same as Python values, by row and variable."""
+        """Return a function of row and variable to the Python value of a row expression."""
         if isinstance(expression, Classifier):
             return lambda row, label: label
         if classifies(expression):
@@ -50,31 +50,31 @@ class SortedRows:
         if expression not in self._lists:
             try:
                 self._lists[expression] = self.value(expression).to_pylist()
-            except Failed:  # in some row, which may not be asked for
+            except Failed:  # in some row, which may not be needed
                 return lambda row, label: self._evaluated(expression, pa.array([row]), label)[0].as_py()
         found = self._lists[expression]
         return lambda row, label: found[row]
 
     def kind(self, expression: Expression) -> pa.DataType:
-        """The type of a row expression's values."""
+        """Return the type of a row expression's values."""
         return self._evaluated(expression, pa.array([], pa.int64()), constant("")).type
 
     def _evaluated(self, expression: Expression, rows: Any, labels: Any) -> Any:
-        """A row expression at `rows` alone, matched as `labels`."""
+        """Evaluate a row expression at `rows` only, matched as `labels`."""
         found = over_columns(
             expression, lambda leaf: labels if isinstance(leaf, Classifier) else self._column(leaf).take(rows)
         )
         return _spread(found, len(rows))
 
     def labelled(self, expression: Expression, label: Any) -> Any:
-        """A row expression of all rows, each matched as `label` (a scalar)."""
+        """Evaluate a row expression for all rows, each matched as `label` (a scalar)."""
         return _spread(
             over_columns(expression, lambda leaf: label if isinstance(leaf, Classifier) else self._column(leaf)),
             self.board.rows,
         )
 
     def gathered(self, expression: Expression, rows: Any, labels: Any) -> Any:
-        """A row expression at `rows` (null: null), matched as `labels`."""
+        """Return a row expression's values at `rows`, matched as `labels`; null at a null row."""
         if not classifies(expression):
             try:
                 return self.value(expression).take(rows)
@@ -84,7 +84,7 @@ class SortedRows:
         return pc.if_else(pc.is_valid(rows), found, pa.scalar(None, found.type))
 
     def local(self, condition: Expression, variable: str) -> Flags:
-        """Return where a condition on the present row and physical offsets holds. Raises InvalidArgument."""
+        """Return the mask of a condition on the current row and physical offsets. Raises InvalidArgument."""
         board = self.board
 
         def leaf(reach: Expression) -> Any:
@@ -104,7 +104,7 @@ class SortedRows:
         if pa.types.is_null(found.type):
             return np.zeros(board.rows, dtype=np.bool_)
         if not pa.types.is_boolean(found.type):
-            raise InvalidArgument(f"DEFINE {variable}: the condition is of type {found.type}, not true or false")
+            raise InvalidArgument(f"DEFINE {variable}: the condition is of type {found.type}, not boolean")
         flags: Flags = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
         return flags
 
@@ -131,7 +131,7 @@ def one_chunk(column: Any) -> Any:
 
 
 def naive(column: Any) -> Any:
-    """Times as microseconds of UTC, without a zone."""
+    """Return times as microseconds in UTC, without a zone."""
     return column.cast(pa.timestamp("us"), safe=False) if pa.types.is_timestamp(column.type) else column
 
 
@@ -159,7 +159,7 @@ def sort(table: pa.Table, query: MatchRecognize, *, open_: bool = False, ties: b
 
 
 def within_times(table: pa.Table, query: MatchRecognize) -> Places:
-    """What WITHIN goes by. Raises InvalidArgument."""
+    """Return the values of the column that WITHIN compares. Raises InvalidArgument."""
     name = column_of(table.schema, query.order[0].column)
     column = one_chunk(table.column(name))
     timed = isinstance(query.within, timedelta)
@@ -169,20 +169,20 @@ def within_times(table: pa.Table, query: MatchRecognize) -> Places:
         else pa.types.is_integer(column.type)
     )
     if not fits:
-        raise InvalidArgument(f"WITHIN {query.within} does not go with ORDER BY {name} of type {column.type}")
+        raise InvalidArgument(f"WITHIN {query.within} does not fit ORDER BY {name} of type {column.type}")
     if column.null_count:
-        raise InvalidArgument(f"WITHIN goes by {name}, and {column.null_count} rows have none")
+        raise InvalidArgument(f"WITHIN compares {name}, which is null in {column.null_count} rows")
     return whole_numbers(column)
 
 
 def within_units(query: MatchRecognize) -> int:
-    """WITHIN in the units of :func:`within_times`."""
+    """Return WITHIN in the units of :func:`within_times`."""
     assert query.within is not None
     return query.within // timedelta(microseconds=1) if isinstance(query.within, timedelta) else query.within
 
 
 def one_value_each(column: Any) -> Any:
-    """A key's values with one form each: -0.0 is 0.0, and every NaN the same."""
+    """Return a key's values in canonical form: 0.0 for -0.0, and the same NaN for every NaN."""
     if not pa.types.is_floating(column.type):
         return column
     found = pc.add(column, pa.scalar(0.0, column.type))
@@ -190,7 +190,10 @@ def one_value_each(column: Any) -> Any:
 
 
 def key_codes(table: pa.Table, names: Sequence[str]) -> Places:
-    """A number for each row, equal for equal keys; by first appearance. Nulls are equal, NaNs too, and -0.0 is 0.0."""
+    """Return a number for each row, equal for equal keys, by first appearance.
+
+    Nulls are equal, NaNs too, and -0.0 equals 0.0.
+    """
     codes = np.zeros(table.num_rows, dtype=np.int64)
     for name in names:
         column = one_value_each(one_chunk(table.column(column_of(table.schema, name))))
@@ -203,7 +206,7 @@ def key_codes(table: pa.Table, names: Sequence[str]) -> Places:
 
 
 def order_rows(table: pa.Table, codes: Places, order: Sequence[Order], *, ties: bool = False) -> Places:
-    """Indices of the rows, by key and order; nulls come last in either direction."""
+    """Return the indices of the rows by key and order. Nulls come last in either direction."""
     keys = [_rank(table, each.column, each.descending) for each in order]
     if ties:
         said = {column_of(table.schema, each.column) for each in order}
@@ -241,7 +244,7 @@ def ranks(column: Any, *, descending: bool, tiebreaker: str) -> Places:
     found: Places = (
         pc.rank(column, sort_keys=direction, tiebreaker=tiebreaker).to_numpy(zero_copy_only=False).astype(np.int64)
     )
-    if descending and pa.types.is_floating(column.type):  # Arrow has NaN behind the numbers in either direction
+    if descending and pa.types.is_floating(column.type):  # Arrow sorts NaN after the numbers in either direction
         nan = pc.fill_null(pc.is_nan(column), False).to_numpy(zero_copy_only=False)
         if nan.any():
             known = column.is_valid().to_numpy(zero_copy_only=False) & ~nan

@@ -1,4 +1,4 @@
-"""MATCH_RECOGNIZE from SQL to a query: clauses by keyword, expressions by sqlglot, the pattern by our own grammar."""
+"""The parser of MATCH_RECOGNIZE: clauses by keyword, expressions by sqlglot, the pattern by a grammar of its own."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def parse(sql: str) -> MatchRecognize:
 
 
 def parse_expression(text: str, names: tuple[str, ...], subsets: Mapping[str, tuple[str, ...]]) -> Expression:
-    """One condition or measure of a pattern with these variables. Raises InvalidArgument."""
+    """Return a condition or measure of a pattern with these variables. Raises InvalidArgument."""
     from millrace.streams.patterns.clauses import tokens_of
 
     return _Reader(names, subsets).read(Clause(text, tokens_of(text)))
@@ -100,7 +100,7 @@ def parse_expression(text: str, names: tuple[str, ...], subsets: Mapping[str, tu
 def _named(items: list[tuple[str, Expression]], clause: str) -> dict[str, Expression]:
     found = dict(items)
     if len(found) < len(items):
-        raise InvalidArgument(f"{clause} says a name twice")
+        raise InvalidArgument(f"{clause} has a name twice")
     return found
 
 
@@ -172,7 +172,7 @@ def _within(clause: Clause) -> timedelta | int:
 
 
 class _Reader:
-    """Expressions of one pattern."""
+    """A reader of the expressions of one pattern."""
 
     def __init__(self, names: tuple[str, ...], subsets: Mapping[str, tuple[str, ...]]) -> None:
         self._names = {each: (each,) for each in names} | dict(subsets)
@@ -188,13 +188,13 @@ class _Reader:
         return clause.raw(-1), self.read(clause.part(0, -2))
 
     def read(self, clause: Clause) -> Expression:
-        """Raises InvalidArgument."""
+        """Return the expression of a clause. Raises InvalidArgument."""
         if not len(clause):
             raise InvalidArgument("MATCH_RECOGNIZE: an expression is missing")
         try:
             tree = sqlglot.parse_one(clause.called(), read="trino")
         except (SqlglotError, RecursionError) as error:
-            raise InvalidArgument(f"{clause.text[:200]!r} is no expression: {error}") from error
+            raise InvalidArgument(f"{clause.text[:200]!r} is not an expression: {error}") from error
         try:
             return self._made(tree)
         except InvalidArgument as error:
@@ -245,7 +245,7 @@ class _Reader:
                 return self._navigated(node, final=False)
             case exp.Anonymous():
                 return self._called(node)
-        raise InvalidArgument(f"{node.sql(dialect='trino')} has no meaning in MATCH_RECOGNIZE")
+        raise InvalidArgument(f"{node.sql(dialect='trino')} is not supported in MATCH_RECOGNIZE")
 
     def _called(self, node: Any) -> Expression:
         name, arguments = str(node.this).upper(), node.expressions
@@ -263,7 +263,7 @@ class _Reader:
         if name in ("PREV", "NEXT") and 1 <= len(arguments) <= 2:
             offset = _offset(arguments[1]) if len(arguments) == 2 else 1
             return ours.shifted(self._made(arguments[0]), -offset if name == "PREV" else offset, name=name)
-        raise InvalidArgument(f"there is no function {name} here, or not with {len(arguments)} arguments")
+        raise InvalidArgument(f"there is no function {name} with {len(arguments)} arguments in MATCH_RECOGNIZE")
 
     def _navigated(self, node: Any, *, final: bool) -> Expression:
         offset = node.args.get("expression")
@@ -297,22 +297,22 @@ class _Reader:
         quoted = bool(getattr(identifier, "quoted", False) or identifier.args.get("quoted"))
         name = identifier.name if quoted else identifier.name.upper()
         if name not in self._names:
-            raise InvalidArgument(f"{name} is no variable of the pattern")
+            raise InvalidArgument(f"{name} is not a variable of the pattern")
         return self._names[name]
 
     def _cast(self, node: Any) -> Expression:
         kind = _CASTS.get(node.to.this.name)
         if kind is None:
-            raise InvalidArgument(f"no cast to {node.to.sql()}; there are {', '.join(sorted(set(_CASTS.values())))}")
+            raise InvalidArgument(f"no cast to {node.to.sql()}; use {', '.join(sorted(set(_CASTS.values())))}")
         if isinstance(node.this, exp.Literal) and kind in ("date", "timestamp"):
             try:
                 return Constant(date.fromisoformat(node.this.name) if kind == "date" else _moment(node.this.name))
             except ValueError as error:
-                raise InvalidArgument(f"{node.this.name!r} is no {kind}") from error
+                raise InvalidArgument(f"{node.this.name!r} is not a {kind}") from error
         return Call("cast", (self._made(node.this),), kind)
 
     def _like(self, node: Any) -> Expression:
-        """LIKE, whose escape is a backslash whatever it was written with."""
+        """Return a LIKE whose pattern escapes with a backslash, whatever the ESCAPE of the text."""
         escape = "\\"
         if isinstance(node, exp.Escape):
             escape, node = self._escape(node.expression), node.this
@@ -351,7 +351,7 @@ def _moment(text: str) -> datetime:
 
 def _offset(node: Any) -> int:
     if not (isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit()):
-        raise InvalidArgument("an offset is a whole number, written out")
+        raise InvalidArgument("an offset must be a literal whole number")
     return int(node.name)
 
 

@@ -35,5 +35,5 @@ def match_recognize(table: pa.Table, query: str | MatchRecognize) -> pa.Table:
 
 
 def answer_schema(query: MatchRecognize, schema: pa.Schema) -> pa.Schema:
-    """The columns of the answer over rows of `schema`. Raises InvalidArgument where they do not fit the query."""
+    """Return the columns of the answer over rows of `schema`. Raises InvalidArgument if they do not fit the query."""
     return match_table(query, schema.empty_table()).schema

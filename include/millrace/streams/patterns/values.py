@@ -1,7 +1,7 @@
 """The operations of expressions over Python values, for conditions on captured rows: compiled once, called per row.
 
-They mean what :mod:`millrace.streams.patterns.operations` says, and use its types. A property test compares the two
-with each other, and both with DuckDB.
+They are equivalent to those of :mod:`millrace.streams.patterns.operations` and use its types. A property test compares
+the two with each other, and both with DuckDB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from millrace.streams.patterns.operations import (
 )
 
 _UNFAILING: Final = frozenset({"is null", "in", "nullif"})
-"""Operations that see nulls, and look at all of their arguments."""
+"""Operations that take nulls, and evaluate all of their arguments."""
 
 
 def over_values(
@@ -53,7 +53,7 @@ def over_values(
 def _compiled(
     expression: Expression, leaf: Callable[[Expression], Callable[[Any], Any]], kinds: Kinds
 ) -> tuple[Callable[[Any], Any], Any]:
-    """The function, and what it gives as Arrow has it: a scalar of a constant, else an empty array."""
+    """Return the function, and a sample of its Arrow type: a scalar for a constant, otherwise an empty array."""
     if isinstance(expression, Constant):
         value = expression.value
         return (lambda context: value), constant(value)
@@ -88,7 +88,7 @@ def _compiled(
 
 
 def _brought(part: Callable[[Any], Any], have: Any, kind: pa.DataType) -> Callable[[Any], Any]:
-    """The part's values as values of another type, as :func:`cast` has them."""
+    """Return a function for the part's values converted to another type, by the rules of :func:`cast`."""
     if isinstance(have, pa.Scalar):
         value = cast(have, kind).as_py()
         return lambda context: value
@@ -121,13 +121,13 @@ def _casting(part: Callable[[Any], Any], have: pa.DataType, kind: pa.DataType) -
         try:
             return cast(pa.scalar(value, have), kind).as_py()
         except pa.ArrowInvalid as error:
-            raise Failed(f"CAST of {value!r} to {kind} does not work: {error}") from error
+            raise Failed(f"CAST of {value!r} to {kind} failed: {error}") from error
 
     return call
 
 
 def _all(parts: list[Callable[[Any], Any]], ends: bool) -> Callable[[Any], Any]:
-    """AND, or OR, which the value `ends` decides, whatever fails beside it."""
+    """Return AND or OR, which the value `ends` decides even if another operand fails."""
 
     def call(context: Any) -> Any:
         result: Any = not ends
@@ -181,7 +181,7 @@ def _of_two(values: Plain, first: Callable[[Any], Any], second: Callable[[Any], 
 
 
 def _values(name: str, kinds: list[pa.DataType], result: pa.DataType) -> Plain:
-    """An operation over values of `kinds`, none of them null (but of `_UNFAILING`)."""
+    """Return an operation over values of `kinds`. None of them is null, except for `_UNFAILING`."""
     kind = kinds[0]
     if name in COMPARED:
         return COMPARED[name][1]
@@ -209,7 +209,7 @@ def _values(name: str, kinds: list[pa.DataType], result: pa.DataType) -> Plain:
 
 
 def _takes(name: str, sign: Plain, one: Any, other: Any) -> bool:
-    """Whether the other is the greater, or the smaller, of two; NaN is greater than every number."""
+    """Return whether `other` is greater (for "greatest") or smaller than `one`. NaN is greater than every number."""
     return bool(sign(other, one) or (other != other if name == "greatest" else one != one))
 
 

@@ -51,7 +51,7 @@ class Snapshots(Generic[S]):
     """The snapshots of one event store. Thread-safe."""
 
     def __init__(self, collection: Collection, aggregate: Aggregate[S], *, every: int) -> None:
-        """A snapshot is made whenever an aggregate's version passes a multiple of `every`."""
+        """`every`: a snapshot is made whenever an aggregate's version passes a multiple of it."""
         if every < 1:
             raise InvalidArgument(f"snapshots are made every 1 or more events, not {every}")
         self._collection = collection
