@@ -340,7 +340,7 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             (
                 {"pattern": {"match_recognize": "ORDER BY at MEASURES A.id AS id PATTERN (A B+)"}},
                 {},
-                "WITHIN bounds it not",
+                "WITHIN does not bound it",
             ),
             ({"as_of": versions}, {}, "error operator.as_of.collection"),
             ({"as_of": versions | {"collection": "letters"}}, {}, "the key 'id' is int64 here and string"),

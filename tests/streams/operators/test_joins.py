@@ -133,7 +133,7 @@ def test_a_key_is_kept_for_as_long_as_another_row_of_it_is_left_out() -> None:
 
 
 def test_what_cannot_be_joined_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="not true or false"):
+    with pytest.raises(InvalidArgument, match="not a boolean column"):
         Run(AsOf(("k",), "t", "v", ("k",), (("v", "value"),)), SCHEMA, 0)
     with pytest.raises(InvalidArgument, match="no column other"):
         Run(AsOf(("other",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)

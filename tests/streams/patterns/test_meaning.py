@@ -260,7 +260,7 @@ def test_a_failure_in_a_row_that_no_match_asks_for_is_none() -> None:
     assert match_recognize(TABLE, query).to_pylist() == [{"k": "x", "b": 4}]
     with pytest.raises(InvalidArgument, match=r"overflow|beyond"):
         match_recognize(TABLE, query.replace("t = 3", "t = 2"))
-    with pytest.raises(InvalidArgument, match="beyond what a bigint holds"):
+    with pytest.raises(InvalidArgument, match="exceeds a bigint"):
         match_recognize(TABLE, "ORDER BY t MEASURES COUNT(*) AS n PATTERN (A A A B) DEFINE B AS SUM(A.i) > 0")
 
 

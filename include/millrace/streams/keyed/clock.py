@@ -65,9 +65,7 @@ class Clock:
         if self.max_ahead is None:
             return
         if not pa.types.is_temporal(schema.field(column_of(schema, operator.time)).type):
-            raise InvalidArgument(
-                f"max_ahead compares {operator.time} with the log's time, but the column is a number: leave max_ahead out"
-            )
+            raise InvalidArgument(f"max_ahead compares {operator.time} with the log's time: leave it out for numbers")
         if self.max_ahead < timedelta(0):
             raise InvalidArgument(f"max_ahead is negative: {self.max_ahead}")
         if TICK not in schema.names or schema.field(TICK).type != pa.int64():
@@ -92,7 +90,7 @@ class Clock:
         return step, _newest(operator, believed)
 
     def _parted(self, operator: Operator, rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-        """Return the acceptable rows, and the others in the form of :attr:`Step.late`, or None if all are acceptable."""
+        """Return the acceptable rows, and the others in the form of :attr:`Step.late` (None if there are none)."""
         if self.max_ahead is None:
             return rows, None
         times, valid = times_of(rows, operator.time)

@@ -181,7 +181,7 @@ class KeyedTable:
         return files
 
     def commit(self, base: Base, batch: int, taken: Advanced, *, ended: bool = False) -> None:
-        """Commit a batch atomically. Raises CommitFenced if another commit was first, and the errors of commit_fenced."""
+        """Commit a batch atomically. Raises CommitFenced if another commit was first, and as commit_fenced."""
         if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
             try:
                 self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)

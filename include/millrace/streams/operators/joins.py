@@ -120,7 +120,7 @@ class AsOf(Ordered):
         return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[retained]))}, evicted
 
     def _keyed(self, rows: pa.Table) -> Any:
-        """Return the mask of the rows without nulls in their keys. As in SQL, a null equals nothing, not even a null."""
+        """Return the mask of the rows without nulls in their keys. As in SQL, no value equals a null."""
         found = np.ones(rows.num_rows, dtype=np.bool_)
         for each in self.keys:
             found &= one_chunk(rows.column(column_of(rows.schema, each))).is_valid().to_numpy(zero_copy_only=False)

@@ -60,7 +60,7 @@ class Part:
         return self._with(made.Excluded(self.pattern))
 
     def without(self, other: Part) -> Part:
-        """Match only if no later row within WITHIN is `other`, a single row with a condition. Raises InvalidArgument."""
+        """Match only if no later row within WITHIN is `other`, one row with a condition. Raises InvalidArgument."""
         if not isinstance(other.pattern, made.Variable):
             raise InvalidArgument("without() takes a part made by row(name, condition)")
         return self._with(made.sequence(self.pattern, made.Absent(other.pattern.name)), (other,))
@@ -115,7 +115,7 @@ def row(name: str, condition: str | None = None) -> Part:
 
 
 def permute(*parts: Part) -> Part:
-    """Return a part that matches all `parts` in any order, preferring orders as SQL's PERMUTE. Raises InvalidArgument."""
+    """Match all `parts` in any order, preferring orders as SQL's PERMUTE does. Raises InvalidArgument."""
     return Part(made.permute(*(each.pattern for each in parts)))._with(
         made.permute(*(each.pattern for each in parts)), parts
     )

@@ -172,7 +172,7 @@ class Finder:
         return over
 
     def _beyond(self, places: Places, ends: Places, status: npt.NDArray[np.int8], is_over: Flags) -> Flags:
-        """Return the mask of known matches that WITHIN or an absent row forbids, so that threads must look for others."""
+        """Return the mask of known matches that WITHIN or an absent row forbids: threads look for others there."""
         board, query = self._board, self._query
         assert board.times is not None
         partitions = board.partition_of(places)

@@ -74,7 +74,7 @@ class Failed(InvalidArgument):
 
 
 def wanted_kinds(name: str, kinds: list[pa.DataType], constants: list[bool]) -> list[pa.DataType]:
-    """Return the types to convert arguments of types `kinds` to. A text constant takes the type of a date or timestamp."""
+    """Return the types to convert arguments of types `kinds` to. Constants adapt to a date or a timestamp."""
     if name in _FLOATS and all(_is_number(each) for each in kinds):
         return [pa.float64()] * len(kinds)
     if name in ("floor", "ceil"):
