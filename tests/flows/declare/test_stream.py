@@ -96,8 +96,8 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ),
         ({"source": AT, "operator": {}}, "one of windows, distinct, pattern, as_of; this has none"),
         ({"source": AT, "operator": {"distinct": {"keys": ["id"]}}, "output_mode": "update"}, "gives each answer once"),
-        ({"source": AT, "operator": {"distinct": {"keys": ["id"], "within": "soon"}}}, "'soon' is no duration"),
-        ({"source": AT, "operator": {"windows": {"size": "1 hour", "aggregates": {"n": "count"}}}}, "is no aggregate"),
+        ({"source": AT, "operator": {"distinct": {"keys": ["id"], "within": "soon"}}}, "'soon' is not a duration"),
+        ({"source": AT, "operator": {"windows": {"size": "1 hour", "aggregates": {"n": "count"}}}}, "is not an aggregate"),
         ({"source": AT, "operator": {"windows": {"aggregates": {}, "siez": "1 hour"}}}, "operator.windows.siez"),
     ],
 )

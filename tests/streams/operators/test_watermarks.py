@@ -159,7 +159,7 @@ def test_what_a_table_remembers_of_both_sides_is_what_a_run_in_memory_does(tmp_p
 @pytest.mark.parametrize(
     ("schema", "most", "words"),
     [
-        (SCHEMA, AHEAD, "t against the log's time, and it is a number"),
+        (SCHEMA, AHEAD, "t with the log's time: leave it out for numbers"),
         (pa.schema(list(TIMED)[:-1]), AHEAD, "needs the column _time_tick"),
         (pa.schema([*list(TIMED)[:-1], ("_time_tick", pa.utf8())]), AHEAD, "needs the column _time_tick"),
         (TIMED, -AHEAD, "negative"),
