@@ -27,7 +27,7 @@ _LONGEST: Final = 255
 
 
 class Role(StrEnum):
-    """What a principal may do, from least to most."""
+    """The rights of a principal, from least to most."""
 
     READ = "read"
     """Read logs, messages and positions."""

@@ -1,4 +1,4 @@
-"""What a call requires of its caller, and what each message type requires.
+"""The requirements of calls on their callers, and of message types on their producers.
 
 The calls themselves are in the registry of the server that has them (:mod:`millrace.rpc.calls`; the routes of the
 service). A call that is not in the registry is denied to everybody.
@@ -28,7 +28,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a call requires of its caller: one of `roles` on the resource that the request names.
+    """A call's requirement on its caller: one of `roles` on the resource that the request names.
 
     `scope` is the resource's kind, `argument` the key of the request that has its name.
     """
@@ -75,7 +75,7 @@ MESSAGE_REQUIREMENTS: Final[Mapping[MessageType, Requirement]] = {
     **{kind: Requirement((Role.PRODUCE,), ResourceKind.VCHANNEL) for kind in _ROWS},
     MessageType.MANUAL_FLUSH: Requirement((Role.OPERATE,), ResourceKind.VCHANNEL),
 }
-"""Who may append a message of each type. Other types need the role admin on everything."""
+"""Roles that may append a message of each type. Other types need the role admin on everything."""
 
 
 def authorize(

@@ -39,7 +39,7 @@ LOCK: Final = "tokens.lock"
 MAX_TOKENS: Final = 256
 MAX_BYTES: Final = 4 << 20
 CACHE_SECONDS: Final = 0.5
-"""How long an open connection relies on the last read of the file."""
+"""Time for which an open connection relies on the last read of the file."""
 LOCK_SECONDS: Final = 10.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")

@@ -57,7 +57,7 @@ class GroupCommit(Generic[T, A]):
         self._copy = copy
         self._lock = threading.Lock()
         self.waiting: deque[Waiter[T, A]] = deque()
-        """What no leader has taken yet. Only to be read, for its length."""
+        """Items that no leader has taken yet. Read it for its length only."""
         self._leading = False
 
     def commit(self, item: T) -> A:

@@ -22,11 +22,12 @@ from typing import Final
 from millrace.base.closeable import Closeable
 
 EARLY_SECONDS: Final = 0.05
-"""How much earlier a job may run that asked for a second or more: a thread that is awake runs what is due soon, too."""
+"""Time by which a job may run early if it asked for a second or more: a thread that is awake also runs jobs due
+soon."""
 FAILED_PAUSE: Final = 1.0
 """Seconds until a job runs again that raised an error."""
 _IDLE_SECONDS: Final = 10.0
-"""How long a thread without work stays; one always does while there are jobs."""
+"""Time after which a thread without work ends. One always stays while there are jobs."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class JobPool(Closeable):
         self._timer: object | None = None
         """The thread that sleeps until the next job is due."""
         self.runs = 0
-        """How many times a job has run."""
+        """Number of runs of all jobs."""
 
     @property
     def threads(self) -> int:

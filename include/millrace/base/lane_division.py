@@ -1,4 +1,4 @@
-"""How members divide lanes: the workers of a flow its source's lanes, the members of a consumer group its VChannels.
+"""The division of lanes among members: a flow's lanes among its workers, VChannels among a consumer group's members.
 
 A division is a pure function, and only a hint: two members may briefly believe that they have one lane. A claim or a
 commit that only one of them can make keeps them apart.

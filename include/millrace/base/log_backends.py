@@ -35,7 +35,7 @@ class LogBackend:
     local: bool = False
     """Whether its files are on this host and only one process may open them; other processes use the log's server."""
     looker: str = ""
-    """For a local backend, ``module:function``, a :data:`millrace.log.registry.ReadOnlyOpener`."""
+    """Read-only opener of a local backend, as ``module:function`` (:data:`millrace.log.registry.ReadOnlyOpener`)."""
     fences: bool = False
     """Whether the log lets only one of two concurrent writers append; otherwise the chain's terms decide."""
     retains: bool = False

@@ -41,7 +41,7 @@ _BUILD_SECONDS: Final = 900.0
 _SYSTEM: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 """Folders with servers that a user's PATH may lack."""
 _POSTGRES: Final = Path("/usr/lib/postgresql")
-"""Where Debian installs each version of PostgreSQL, on no PATH."""
+"""Folders of Debian's PostgreSQL versions, which are not on the PATH."""
 
 
 def find_program(server: str, name: str) -> str:

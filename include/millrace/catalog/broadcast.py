@@ -41,7 +41,7 @@ class BroadcastResult:
     id: int
     """Grows from broadcast to broadcast of a VChannel."""
     ticks: dict[str, int]
-    """By VChannel the time tick of its message; 0 for a flush of a VChannel that had nothing to flush."""
+    """Time tick of each VChannel's message; 0 for a flush of a VChannel that had nothing to flush."""
 
 
 def check_kind_name(name: object) -> str:

@@ -74,7 +74,7 @@ class DefinitionCache:
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
         self._lookups: dict[str, _Lookup] = {}
         self._aliases: dict[str, set[str]] = {}
-        """By the name of a collection, the other names that its definition is cached under."""
+        """For each collection's name, the other names under which its definition is cached."""
         self._changes = 0
         self._due: OrderedDict[str, None] = OrderedDict()
         self._refreshing = False

@@ -25,7 +25,7 @@ A build raises it when older builds would misread the file; a table that they ma
 """
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
-"""How long a read waits for a writer."""
+"""Time that a read waits for a writer."""
 _EXISTS: Final = "state != 'dropped'"
 
 _T = TypeVar("_T")

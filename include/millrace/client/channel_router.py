@@ -49,7 +49,7 @@ class _Source:
     def __init__(self, service: RemoteLogService) -> None:
         self._service = service
         self.deadline = Deadline.never()
-        """When a call must have ended; the router sets it."""
+        """Deadline of the call, set by the router."""
         self.token = ""
         """Token for the nodes: the log server's, if it trusts this client with it, else the client's own."""
 

@@ -1,4 +1,4 @@
-"""How a database, a collection and an outcome look in a Python session and in a notebook.
+"""Representations of a database, a collection and an outcome in a Python session and in a notebook.
 
 Nothing here reads rows. A representation never raises: what cannot be fetched is left out with the reason.
 """

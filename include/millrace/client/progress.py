@@ -1,4 +1,4 @@
-"""How far a long call is: the share that is done and the time left, in one line of a terminal or a notebook."""
+"""Progress of a long call, in one line of a terminal or a notebook: the share done, and the time left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 0.25
 
 _LINE: Final = threading.Lock()
-"""Held by the call that shows its progress: two calls would overwrite each other's line."""
+"""Lock of the call that shows its progress: two calls would overwrite each other's line."""
 
 
 def progress_words(done: float, total: float, seconds: float) -> str:

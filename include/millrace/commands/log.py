@@ -32,7 +32,7 @@ app = command_group("log", INSPECT_PANEL, "Inspect and verify the ingress log, a
 READ_BYTES = 4 << 20
 _FOLLOW_SECONDS = 1.0
 _FOUND_SECONDS = 5.0
-"""How long a server that runs may take to write its record again."""
+"""Time in which a running server writes its record again."""
 
 Channel = Annotated[str | None, typer.Argument(metavar="[PCHANNEL]", help="A PChannel. Without it: all.")]
 

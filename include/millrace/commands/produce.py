@@ -59,7 +59,7 @@ class SourceFormat(StrEnum):
 
 
 class OnError(StrEnum):
-    """How to handle a batch with an invalid row."""
+    """Treatment of a batch with an invalid row."""
 
     STOP = "stop"
     SKIP = "skip"

@@ -45,7 +45,7 @@ class CoalescedAssignmentSource:
         self._version = self._floor = -1
         """Newest version read, and the version after which every change is known."""
         self._known: dict[tuple[str, str], tuple[int, Assignment]] = {}
-        """By PChannel and role: the version that brought the assignment, and the assignment."""
+        """The version that brought an assignment, and the assignment, by PChannel and role."""
 
     def all(self) -> AssignmentUpdate:
         return self.since(-1)

@@ -36,9 +36,9 @@ LEVEL_VERSION: Final = 1
 BEFORE_LEVELS: Final = 1
 NEWEST: Final = LEVEL
 CHAIN_OF: Final = {1: VERSION_4, 2: VERSION_5}
-"""By level, the chain version of new terms."""
+"""Chain version of new terms at each level."""
 FEATURES: Final = {2: ("entries that name their principal (chain 5)", "moves of the tables")}
-"""By level, what is off below it."""
+"""Features that are off below each level."""
 _ATTEMPTS: Final = 20
 
 
@@ -50,7 +50,7 @@ class UpgradeStatus:
     newest: int
     """Level that this build knows."""
     nodes: dict[str, int]
-    """By living node, the newest level that its build knows."""
+    """Newest level that the build of each living node knows."""
 
     @property
     def lagging(self) -> list[str]:

@@ -36,9 +36,9 @@ from millrace.meta.store import MAX_CHANGES, Delete, Entry, MetaStore, Mutation,
 POSITION_PREFIX: Final = "consumers/at/"
 CLAIM_PREFIX: Final = "consumers/place/"
 QUEUE_PREFIX: Final = "consumers/queue/"
-"""Of the states of work queues' lanes, each written with its position."""
+"""Prefix of the states of work queues' lanes, each written with its position."""
 MEMBER_PREFIX: Final = "consumers/member/"
-"""Of the members of groups, each under the lease of the process that it calls."""
+"""Prefix of the members of groups, each under the lease of the process that it calls."""
 IMPORT_KEY: Final = "consumers/taken"
 """Key that names the file whose positions the store has imported."""
 _PAUSE: Final = 0.1
@@ -166,7 +166,7 @@ class MetaStorePositions:
         self._lease = 0
         self._clock = clock
         self._ends = -math.inf
-        """When the lease may expire, by this process's clock: earlier than the store ends it."""
+        """Time at which the lease may expire, by this process's clock: earlier than the store ends it."""
         self._held: dict[tuple[str, str], _Held] = {}
         self._members: set[tuple[str, str]] = set()
         self._doubtful: set[tuple[str, str, str]] = set()

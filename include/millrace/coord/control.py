@@ -45,7 +45,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What operators have requested."""
+    """Requests of operators."""
 
     drains: frozenset[str]
     frozen: bool

@@ -19,7 +19,7 @@ from millrace.meta.store import MetaStore, Put
 
 NODE_PREFIX: Final = "nodes/"
 LEVELS_PREFIX: Final = "levels/"
-"""By session: the newest level that the node's build knows (millrace.coord.cluster_level), under the same lease.
+"""Prefix of the newest level that each session's build knows (millrace.coord.cluster_level), under the session's lease.
 
 Not a part of NodeInfo, which earlier builds read.
 """
@@ -34,7 +34,7 @@ ROLES: Final = (APPEND, INGEST)
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a node registers."""
+    """The registration of a node."""
 
     name: str
     address: str

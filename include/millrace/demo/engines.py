@@ -37,7 +37,7 @@ Answer: TypeAlias = list[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """What one engine says, and how long it took."""
+    """The answer of one engine, and the time it took."""
 
     engine: str
     rows: Answer

@@ -68,7 +68,7 @@ class ProcessUsage:
     """The processes of an installation and their memory, the most expensive part of a status."""
 
     counts: dict[str, int]
-    """By group: airflow, jobs, log."""
+    """Number of processes by group: airflow, jobs, log."""
     pss_bytes: dict[str, int]
 
     @classmethod

@@ -62,7 +62,7 @@ STREAMING_DAG: Final = "streaming"
 STREAMING_JOB: Final = "streaming_node"
 KILL_SECONDS: Final = 10.0
 AIRFLOW_START_SECONDS: Final = 180.0
-"""How much longer than `start_deadline` Airflow may take: 20 s on two idle cores become minutes on busy ones."""
+"""Additional time for Airflow beyond `start_deadline`: 20 s on two idle cores become minutes on busy ones."""
 MAX_FAILED_STARTS: Final = 3
 """Failed starts of Airflow after which waiting for it ends with an error."""
 SLOW_START_FACTOR: Final = 4
@@ -104,7 +104,7 @@ class StopResult:
     ended: int
     """The processes that were running."""
     killed: int
-    """Those of them that did not end on their own in time."""
+    """Number of those processes that did not end on their own in time."""
 
 
 class Installation:

@@ -188,7 +188,7 @@ class LogService(Protocol):
 
 
 class LogCore(Protocol):
-    """What all handles of one log share."""
+    """Shared state of all handles of one log."""
 
     def read(self, position: LogId, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries: ...
 

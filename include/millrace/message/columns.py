@@ -129,7 +129,7 @@ class MessageColumns(HeaderColumns):
     barrier_tick: Int64s
     payloads: pa.LargeBinaryArray
     details: dict[int, str]
-    """By index, why a message of type 0 (UNDEFINED) could not be decoded."""
+    """For each index, the reason that a message of type 0 (UNDEFINED) could not be decoded."""
     principal: npt.NDArray[np.int32] | None
     """Indexes into `principals`, -1 for a message without a stamp; None if none has one."""
     principals: list[str]

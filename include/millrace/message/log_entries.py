@@ -24,7 +24,7 @@ DEFAULT_MAX_ENTRY_BYTES: Final = 16 << 20
 
 
 ENTRY_OVERHEAD_BYTES: Final = 64
-"""What an entry counts besides its value where reads are bounded: an empty one is not free."""
+"""Bytes that an entry counts in addition to its value where reads are bounded, so that empty entries count too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LogDescription:
 
 
 class StampFloor(NamedTuple):
-    """What a log promises about the entries to come."""
+    """The promises of a log about later entries."""
 
     end: LogId
     """The position after the last entry."""

@@ -186,7 +186,7 @@ class CollectionSchema:
     """A name, or several in the key's order."""
     event_time: str | None = None
     on_duplicate: OnDuplicate = "keep"
-    """What an insert does to an existing row with its key: "keep" keeps both, "replace" makes it an upsert
+    """Effect of an insert on an existing row with its key: "keep" keeps both, "replace" makes it an upsert
     (docs/chain.md)."""
     generated_key: bool = False
     """Whether producers generate the key of a row without one; the key is then one uuid field."""

@@ -13,7 +13,7 @@ from millrace.base.errors import UnsupportedMessageType
 
 OnDuplicate: TypeAlias = Literal["keep", "replace"]
 ON_DUPLICATE: Final[tuple[OnDuplicate, ...]] = get_args(OnDuplicate)
-"""What an insert does to an existing row with its key, as in a collection's schema."""
+"""Effect of an insert on an existing row with its key, as in a collection's schema."""
 
 
 class MessageType(IntEnum):
@@ -88,7 +88,7 @@ class MessageType(IntEnum):
 
 
 class Flag(IntFlag):
-    """What a type means to the chain. A type that is not in :data:`BEHAVIOUR` has no behaviour."""
+    """The chain's behaviour for a type. A type that is not in :data:`BEHAVIOUR` has no behaviour."""
 
     NONE = 0
     SYSTEM = 1

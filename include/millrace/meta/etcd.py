@@ -46,8 +46,8 @@ _PAGE: Final = 1_000
 
 _NOT_FOUND, _OUT_OF_RANGE, _UNAUTHENTICATED = 5, 11, 16
 _REFUSED: Final = frozenset({3, 7, 8, 9, 16})
-"""gRPC codes that mean nothing was done: invalid argument, permission denied, resource exhausted, failed precondition,
-unauthenticated."""
+"""gRPC codes of calls that certainly had no effect: invalid argument, permission denied, resource exhausted, failed
+precondition, unauthenticated."""
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 

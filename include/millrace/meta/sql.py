@@ -74,7 +74,7 @@ class SqlStore(Closeable):
         self._retained = retained_revisions
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[int, float]] = {}
-        """By lease, its renewal counter and the time since when it has that value."""
+        """Renewal counter of each lease, and the time since which it has that value."""
         self._watch_at = monotonic()
         self._engine = sqlite_engine(url) if url.startswith("sqlite") else mariadb_engine(url, username, password)
         try:

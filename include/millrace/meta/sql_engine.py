@@ -14,14 +14,14 @@ from millrace.base.errors import MetaAmbiguous, MetaUnavailable, UnsupportedVers
 from millrace.meta.tables import STATE
 
 BUSY_SECONDS: Final = 10.0
-"""How long a writer waits for another process's transaction, and for any answer of a server."""
+"""Time that a writer waits for another process's transaction, and for any answer of a server."""
 IDLE_SECONDS: Final = 2
 """MariaDB rolls back a transaction that is idle for this long.
 
 Otherwise a process suspended during a write would block all other writers.
 """
 UPGRADE_SECONDS: Final = 60
-"""How long a process waits for another one that creates or migrates the tables."""
+"""Time that a process waits for another one that creates or migrates the tables."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

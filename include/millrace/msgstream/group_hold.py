@@ -35,7 +35,7 @@ class GroupHold:
         self._holder = f"{os.uname().nodename[:64]}:{os.getpid()}:{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._until: dict[tuple[str, str], float] = {}
-        """By group and channel, when the lease ends if it is not renewed."""
+        """Time at which each lease, by group and channel, ends if it is not renewed."""
         self._lost: GroupBusy | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None

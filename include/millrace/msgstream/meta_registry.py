@@ -22,7 +22,7 @@ from millrace.msgstream.registry import ChannelCreation, RegistryEvents, moved_e
 
 SPACE_PREFIX: Final = "streams/"
 RETRY_SECONDS: Final = 15.0
-"""How long to retry a store that does not answer, or that others write to."""
+"""Time for which to retry a store that does not answer, or that others write to."""
 _PART: Final = 4
 """Creations per commit: each may have 256 KiB less its envelope, and a commit 1 MiB."""
 _PAUSE: Final = 0.1

@@ -28,18 +28,18 @@ class BroadcastRow(BaseView):
     collection: str
     """Its collection, or several, with commas in between."""
     principal: str
-    """Who asked for it. Empty if unknown."""
+    """Principal that requested it. Empty if unknown."""
     state: TaskState
     at: float
     """Time at which it was stored, in Unix seconds. 0 if unknown."""
     words: str
-    """Why it waits or was abandoned."""
+    """Reason that it waits or was abandoned."""
     words_at: float
-    """When `words` was written, in Unix seconds. 0 if it was not."""
+    """Time at which `words` was written, in Unix seconds; 0 if it was not."""
     keys: list[str]
     """The resources it locks, exclusively unless marked as shared."""
     targets: dict[str, Int64String | None]
-    """By VChannel: the time tick of its message, None while unknown, 0 if another message had the same effect."""
+    """Time tick of each VChannel's message: None while unknown, 0 if another message had the same effect."""
 
     @property
     def open(self) -> bool:

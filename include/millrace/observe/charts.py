@@ -38,7 +38,7 @@ class SamplePoint(NamedTuple):
 
 @dataclass
 class _Read:
-    """What was read of a file so far."""
+    """The part of a file that was read so far."""
 
     inode: int = 0
     offset: int = 0

@@ -55,7 +55,7 @@ class FlushProgress(NamedTuple):
     growing: Mapping[tuple[str, int], tuple[int, int]]
     """Rows and payload bytes so far, by VChannel and segment."""
     parts: Mapping[str, tuple[tuple[int, int, int, int, str], ...]]
-    """By PChannel its growing segments: collection, segment, rows, bytes, VChannel."""
+    """Growing segments of each PChannel: collection, segment, rows, bytes, VChannel."""
 
     @classmethod
     def of(cls, checkpoints: Mapping[str, Checkpoint], *, known: Self | None = None) -> Self:

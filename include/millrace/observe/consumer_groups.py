@@ -50,7 +50,7 @@ class GroupMemberView(BaseView):
     wanted: int
     """Lanes that it reads together with the others."""
     reason: str
-    """Why it has no lane, "" if it has one."""
+    """Reason that it has no lane; "" if it has one."""
 
 
 class QueueConsumerView(BaseView):
@@ -73,7 +73,7 @@ class QueueView(BaseView):
     order: str
     tasks: int
     ready: int
-    """Of them, those that no consumer has."""
+    """Number of them that no consumer has."""
     in_flight: int
     blocked: int
     """They wait for an earlier one of their key."""
@@ -84,7 +84,7 @@ class QueueView(BaseView):
     full: int
     """VChannels that are not read further until tasks are done."""
     errors: list[str]
-    """Why VChannels are not read."""
+    """Reasons that VChannels are not read."""
     consumers: list[QueueConsumerView]
 
 
@@ -101,7 +101,7 @@ class GroupView(BaseView):
     mode: str = "stream"
     """`stream` or `queue`."""
     queue: QueueView | None = None
-    """Of a work queue with consumers."""
+    """State of a work queue with consumers."""
 
 
 class LaneLags:

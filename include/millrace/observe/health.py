@@ -47,7 +47,7 @@ _NOT_WELL: Final = {
     "checkpoint": ("ok", "a checkpoint or a base could not be verified"),
     "recovery": ("healthy", "findings remain"),
 }
-"""By job: the field of its report that is False if the result is bad, and what that means."""
+"""For each job, the field of its report that is False if the result is bad, and its meaning."""
 
 REMEDIES: Final[dict[HealthKind, str]] = {
     "parked": "fix the cause, or `millrace log tombstone`, then `millrace unpark`: docs/operating.md#parked-pchannels",
@@ -66,7 +66,7 @@ REMEDIES: Final[dict[HealthKind, str]] = {
     "docs/operating.md#health",
     "maintenance_retry": "nothing to do unless the retry fails too: docs/operating.md#health",
 }
-"""How to fix a finding, by kind."""
+"""Remedies, by kind of finding."""
 
 _CRITICAL: Final[frozenset[HealthKind]] = frozenset(
     {"parked", "job_failed", "job_stopped", "flusher_stalled", "ddl_stuck", "quality_blocks"}
@@ -105,7 +105,7 @@ class HealthInputs:
     flush_interval: float = 60.0
     """Seconds that rows may wait for the flusher."""
     publish_failures: Mapping[int, str] = field(default_factory=dict)
-    """By collection id, why its last publish failed."""
+    """Reason that each collection's last publish failed, by collection id."""
 
 
 def read_health_inputs(settings: Settings) -> HealthInputs:

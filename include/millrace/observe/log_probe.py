@@ -38,7 +38,7 @@ class ChannelLogView:
     term: int
     parked: str | None
     open: OpenFigures | None = None
-    """How much is open; None from a server of an earlier build."""
+    """Amount of open work; None from a server of an earlier build."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LogProbe:
         self._lock = threading.Lock()
         self._client: AppendClient | None = None
         self._complete: dict[str, tuple[int, LogId]] = {}
-        """By PChannel the commit and the end of the log for which the WAL was found to lack nothing."""
+        """For each PChannel, the commit and the end of the log at which the WAL lacked nothing."""
 
     @contextmanager
     def client(self) -> Iterator[AppendClient]:

@@ -47,7 +47,7 @@ class HealthFinding(BaseView):
     """The PChannel, job, collection or expectation."""
     words: str
     where: str
-    """How to fix it."""
+    """The remedy."""
     run: str = ""
     """Id of the run concerned, whose log has details. Empty if it concerns no run."""
 
@@ -59,7 +59,7 @@ class JobView(BaseView):
     state: Literal["running", "stopped", "never started"]
     pid: int | None = None
     at: float | None = None
-    """When it last finished a micro-batch."""
+    """Time at which it last finished a micro-batch."""
     batches: int = 0
     rows: int = 0
     """Rows since its start: WAL messages for the streaming node, collection rows for the flusher."""
@@ -68,9 +68,9 @@ class JobView(BaseView):
     seconds: dict[str, float] = {}
     """Seconds of the last micro-batch by phase, for the slowest PChannel."""
     failures: dict[str, str] = {}
-    """By PChannel: the failure of its last micro-batch."""
+    """Failure of each PChannel's last micro-batch."""
     doing: str = ""
-    """What Spark reports about it now, from the driver's heartbeat."""
+    """Spark's current report about it, from the driver's heartbeat."""
     busy_seconds: float | None = None
     """Seconds spent in the current micro-batch."""
 
@@ -123,7 +123,7 @@ class OverviewTotals(BaseView):
     freshness_seconds: float | None
     """Age of the newest row of the last micro-batch when it became readable."""
     freshness_at: float | None = None
-    """When that was measured."""
+    """Time of the measurement."""
 
 
 class Overview(BaseView):
@@ -217,7 +217,7 @@ class PartitionView(BaseView):
 
 
 class PublishedView(BaseView):
-    """What is published of a collection."""
+    """The publish status of a collection."""
 
     uri: str
     version: int | None
@@ -232,7 +232,7 @@ class PublishedView(BaseView):
     pause_seconds: float
     """Pause before the next publish, because the vectors outweighed what was flushed; else 0.0."""
     error: str
-    """Why the last attempt failed. Empty if it did not."""
+    """Reason that the last attempt failed. Empty if it did not."""
 
 
 class CollectionView(CollectionRow):
@@ -429,13 +429,13 @@ class CheckpointView(BaseView):
     truncate_to: str | None
     """Position up to which the log may be truncated: the minimum of both checkpoints."""
     truncate_time: float | None
-    """When that entry was appended (embedded log only)."""
+    """Time at which that entry was appended (embedded log only)."""
     files: int | None
     """Files of the embedded log."""
     free_bytes: int | None
     """Estimate: bytes of embedded log files last written before that entry."""
     holds: str
-    """What prevents further truncation of the log."""
+    """Reason that the log cannot be truncated further."""
 
 
 class CheckpointsView(BaseView):
@@ -533,7 +533,7 @@ class QualityTable(BaseView):
 
     title: str
     at: float | None
-    """When the table was checked last."""
+    """Time of the table's last check."""
     expectations: int
     failed: list[QualityRow]
     """Failures, critical ones first."""
@@ -558,7 +558,7 @@ class QualityView(BaseView):
     words: str = ""
     """The newest result of each expectation, in one sentence."""
     tables: list[QualityTable] = []
-    """By table, those with failures first."""
+    """Results by table, those with failures first."""
     rows: list[QualityRow]
     blocks: list[QualityBlock]
     docs: bool

@@ -18,9 +18,9 @@ from millrace.message.types import DML, ROW_CARRYING_TYPES, MessageType
 
 MAX_ROWS_SHOWN: Final = 50
 MAX_CHARACTERS: Final = 2000
-"""Of one string or binary value."""
+"""Bytes shown of one string or binary value."""
 MAX_ITEMS: Final = 100
-"""Of one list or object."""
+"""Items shown of one list or object."""
 MAX_PAYLOAD_BYTES: Final = 64 << 20
 """Larger payloads are not decoded for a page."""
 

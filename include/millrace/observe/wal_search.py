@@ -67,14 +67,14 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True)
 class WalQuery:
-    """What to search for. Times are Unix milliseconds of the log's append stamp."""
+    """A search. Times are Unix milliseconds of the log's append stamp."""
 
     kind: RowKind
     pchannel: str = ""
     vchannel: str = ""
     reason: str = ""
     principal: str = ""
-    """Who appended it, as rows of the WAL have it: ``NAME``, or ``asserted:NAME``."""
+    """Principal that appended it, as rows of the WAL have it: ``NAME``, or ``asserted:NAME``."""
     types: tuple[str, ...] = ()
     collection_id: int | None = None
     producer_id: int | None = None

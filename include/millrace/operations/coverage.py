@@ -1,4 +1,4 @@
-"""What an operation has covered: the tables that it need not open again, because nothing changed since its last run.
+"""The coverage of an operation: tables that it need not open again, because nothing changed since its last run.
 
     covered = Coverage.load(settings, "checkpoint", depends={"format": 1})
     for name, uri in covered.changed(tables):      # looks at a folder for each table, and opens none
@@ -43,7 +43,7 @@ class Record(NamedTuple):
     until: float
     """The record holds before this moment, in Unix seconds."""
     note: Any
-    """What the operation wants to know about the table without opening it, as JSON."""
+    """The operation's note about the table, as JSON, so that it need not open it."""
 
 
 class Coverage:

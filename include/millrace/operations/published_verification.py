@@ -45,7 +45,7 @@ class PublishedVerification:
     folded: bool = False
     """Whether compaction has removed rows that are visible at the tick: then nothing can be compared."""
     problem: str = ""
-    """Why one of the two could not be read. Empty if both could."""
+    """Reason that one of the two could not be read. Empty if both could."""
 
     @property
     def ok(self) -> bool:

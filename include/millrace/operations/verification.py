@@ -101,7 +101,7 @@ class CollectionVerification:
     wal_digest: int = 0
     table_digest: int = 0
     problem: str = ""
-    """Why the table could not be read. Empty if it could."""
+    """Reason that the table could not be read. Empty if it could."""
 
     @property
     def rolled_back(self) -> int:
@@ -309,7 +309,8 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
 
 @dataclass(slots=True)
 class _Hidden:
-    """What hides rows of one collection from every read from its base tick on, according to the WAL of one PChannel."""
+    """Deletes and drops that hide rows of one collection from reads at its base tick or later, by one PChannel's
+    WAL."""
 
     key: tuple[str, ...]
     deletes: pa.Table

@@ -1,4 +1,4 @@
-"""How clients start a log folder's server: its command line, and the options of a deployment."""
+"""The start of a log folder's server by its clients: its command line, and the options of a deployment."""
 
 from __future__ import annotations
 

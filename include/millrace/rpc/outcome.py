@@ -195,7 +195,7 @@ def _no_text(count: int) -> pa.Array:
 
 
 _EMITTED: Final = np.array([Flag.EMITTED in (flags_of(member) or Flag.NONE) for member in TYPE_CODES])
-"""By type code: whether only the chain makes such messages."""
+"""For each type code, whether only the chain makes such messages."""
 _ROLLBACK: Final = TYPE_CODES[MessageType.ROLLBACK_TXN]
 """The chain or a producer makes it."""
 

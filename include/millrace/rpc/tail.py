@@ -34,12 +34,12 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class DecidedMessages:
-    """What a read of one collection takes from the tails of its PChannels, in one call."""
+    """Messages that a read of one collection takes from the tails of its PChannels, in one call."""
 
     ticks: Mapping[str, int]
-    """By PChannel the tick up to which everything is decided."""
+    """For each PChannel, the tick up to which everything is decided."""
     messages: Mapping[str, Sequence[pa.RecordBatch]]
-    """By PChannel the messages (ROW_SCHEMA, in tick order) after the requested tick, up to its tick or further.
+    """For each PChannel, the messages (ROW_SCHEMA, in tick order) after the requested tick, up to its tick or further.
     Without time ticks and bodies of other collections.
     """
     complete: bool
@@ -111,7 +111,7 @@ class Mvcc(NamedTuple):
     A read below it is complete, whatever the other VChannels of the PChannel wait for.
     """
     updates: int = 0
-    """How often the host saw `time_tick` move since it follows the PChannel."""
+    """Number of moves of `time_tick` that the host has seen since it follows the PChannel."""
 
 
 TAIL_SCHEMA: Final = pa.schema(

@@ -27,12 +27,12 @@ class LeasedTasks(NamedTuple):
     """One answer of the server."""
 
     number: int
-    """Of the answer; the next call names it."""
+    """Number of the answer, which the next call names."""
     parts: Sequence[WireTasks]
     lanes: int
     """VChannels of the queue that the server dispatches."""
     reason: str
-    """Why it dispatches none, "" if it does."""
+    """Reason that the server dispatches no VChannel; "" if it does."""
 
 
 def encode_tasks(

@@ -189,5 +189,5 @@ class ClockView:
 
     @property
     def ahead_seconds(self) -> float:
-        """How far stamps are ahead of the wall clock; negative while a leap of it is not accepted."""
+        """Time by which stamps are ahead of the wall clock; negative while a leap of it is not accepted."""
         return (self.stamp_ms - self.wall_ms) / 1000

@@ -23,7 +23,7 @@ def apt_installer(*, timeout: float = 600) -> AptInstaller | None:
 
 
 class AptInstaller:
-    """apt-get, quiet and non-interactive. Its output goes to stderr."""
+    """A wrapper of apt-get, quiet and non-interactive. Its output goes to stderr."""
 
     def __init__(self, command: list[str], timeout: float) -> None:
         self._command = command

@@ -18,7 +18,7 @@ from millrace.base.process import ProcessInfo, all_processes
 
 POLL_SECONDS: Final = 0.05
 KILL_SECONDS: Final = 30.0
-"""How long a killed process may take to end: the kernel frees gigabytes first."""
+"""Time that a killed process may take to end: the kernel frees gigabytes first."""
 
 
 def read_environment(pid: int) -> dict[str, str] | None:

@@ -37,7 +37,7 @@ Stop = Callable[[float], bool]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a process has to be replaced, or why supervision ends."""
+    """A reason to replace a process, or to end its supervision."""
 
     cause: str
     """Empty: nothing failed. The process has to run differently, or its work is done."""
@@ -142,7 +142,7 @@ class Supervisor(Generic[P]):
         self._detached = detached
         self._on_fault = on_fault
         self.restarts = 0
-        """How many times a process was started after a fault."""
+        """Number of starts of a process after a fault."""
 
     def start(self, stop: Stop) -> P | None:
         """Start the process once the pause after the last failure is over; return None if `stop` came first."""

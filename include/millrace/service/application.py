@@ -31,7 +31,7 @@ OPENAPI_CALLS: Final[Mapping[str, Requirement]] = {
 HEALTH: Final = "/health"
 """Path of the health probe."""
 READY_SECONDS: Final = 1.0
-"""How long an answer of the probe counts: anybody may ask."""
+"""Time for which an answer of the probe is cached, since the call needs no token."""
 
 
 class RouteGroup(NamedTuple):

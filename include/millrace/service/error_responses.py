@@ -49,7 +49,7 @@ HTTP_STATUS: Final = {
     "TOKEN_FILE_REFUSED": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-"""By the code of a MillraceError; any other is 500."""
+"""HTTP status by the code of a MillraceError. Others are 500."""
 
 
 class ApiError(BaseModel):

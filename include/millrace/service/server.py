@@ -25,11 +25,11 @@ from millrace.service.authentication import ON_AUTHENTICATED
 from millrace.service.middleware import MAX_BODY_BYTES, App, Message, Receive, Scope, Send
 
 _GRACE_SECONDS: Final = 1
-"""How long running requests may take at shutdown: a watch never ends by itself."""
+"""Time that running requests may take at shutdown: a watch never ends by itself."""
 
 _KEEP_ALIVE_SECONDS: Final = 75
-"""How long a connection without a request stays open, as in nginx. HTTP clients pool connections for about a minute;
-uvicorn's 5 s would end a pooled one just as its client sends the next request."""
+"""Time for which a connection without a request stays open, as in nginx. HTTP clients pool connections for about a
+minute; uvicorn's 5 s would end a pooled one just as its client sends the next request."""
 _IDLE_SECONDS: Final = 30.0
 """A connection silent for so long is shut if a new one finds no room."""
 

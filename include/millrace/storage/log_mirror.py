@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 SEEN_SECONDS: Final = 60.0
-"""How long a version that was the newest is taken to be still in the log."""
+"""Time for which a version that was the newest is assumed to be still in the log."""
 CACHE_BYTES: Final = 256 << 20
 """Bound of the cache on disk. It is checked every CHECK_EVERY new files, so it may be exceeded by as many."""
 CHECK_EVERY: Final = 256
@@ -324,7 +324,7 @@ def _text(path: Path) -> bytes:
 
 
 class LocalNews:
-    """What the processes of this machine announced. Not thread-safe."""
+    """The announcements of this machine's processes. Not thread-safe."""
 
     def __init__(self, cache: Path | None = None) -> None:
         """`cache`: the folder of the cache, if not this user's."""

@@ -22,13 +22,13 @@ from millrace.base.errors import InvalidSettings
 from millrace.storage.store import StoreUnreachable
 
 TORN_TRIES: Final = 5
-"""How often an answer is asked for whose body ends early. obstore repeats requests, but not for their bodies."""
+"""Number of requests for an answer whose body ends early. obstore repeats requests, but not for their bodies."""
 _TORN: Final = "response body"
 _TORN_PAUSE: Final = 0.5
 _TORN_SECONDS: Final = 30.0
 _MACHINE_ROLE: Final = "//169.254.169.254/"
 TAIL_BYTES: Final = 64 << 10
-"""Of an object that its first request brings: a Parquet file's footer, or the whole of a small one."""
+"""Bytes of an object in its first request: a Parquet file's footer, or the whole of a small one."""
 
 
 _T = TypeVar("_T")

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG_SECONDS: Final = 3600.0
-"""How long an entry of a table's log stays at least: far longer than a commit takes."""
+"""Minimum time for which an entry of a table's log stays: far longer than a commit takes."""
 MEMORY_BYTES: Final = 16 << 20
-"""Of a new file; what exceeds it waits for its upload in a temporary file on this machine."""
+"""Bytes of a new file in memory. The rest waits for its upload in a temporary file on this machine."""
 PART_BYTES: Final = 8 << 20
-"""Of a request of a larger upload, which is aborted if it fails."""
+"""Bytes of a request of a larger upload, which is aborted if it fails."""
 
 _TIMEOUT: Final = "30s"
-"""Of a request. With its repetitions a call ends within `_RETRY_SECONDS`."""
+"""Timeout of a request. With its repetitions, a call ends within `_RETRY_SECONDS`."""
 _RETRY_SECONDS: Final = 60
 _RETRIES: Final = 10
 _CLIENT: Final = {"timeout": _TIMEOUT, "connect_timeout": "5s"}
@@ -64,13 +64,15 @@ class ObjectStore:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """As TableStore.options. Raises InvalidSettings if a profile or a web identity gives no credentials."""
+        """Options of the store (TableStore.options). Raises InvalidSettings if a profile or a web identity gives no
+        credentials."""
         found = {**_CLIENT, "max_retries": str(_RETRIES), "retry_timeout": f"{_RETRY_SECONDS}s"}
         return found | (_keys_for_delta_rs() if self.uri.startswith("s3://") else {})
 
     @property
     def spark_options(self) -> Mapping[str, str]:
-        """As TableStore.spark_options. Raises InvalidSettings for a store that Spark cannot read here."""
+        """Options for Spark (TableStore.spark_options). Raises InvalidSettings for a store that Spark cannot read
+        here."""
         return s3a_options() if self._s3(self.uri) else {}
 
     @property

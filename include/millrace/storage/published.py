@@ -121,7 +121,7 @@ class AddedFile:
 
 @dataclass(frozen=True, slots=True)
 class PublishedChange:
-    """What one commit does."""
+    """The changes of one commit."""
 
     tick: int
     """Tick that the rows are of after the commit."""
@@ -131,7 +131,7 @@ class PublishedChange:
     add: Sequence[AddedFile] = ()
     remove: Sequence[str] = ()
     mask: Mapping[str, Positions] = field(default_factory=dict)
-    """By live file, all its masked positions from now on, not only the new ones."""
+    """For each live file, all its masked positions from now on, not only the new ones."""
     rewrites: frozenset[str] = frozenset()
     """Added and removed files of a rewrite: together, they show the same rows as before."""
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -270,7 +270,8 @@ class PublishedTable:
 
     @property
     def commit_info(self) -> Mapping[str, Any]:
-        """What this version's commit says: tick, schemaVersion, collectionId, rows, and the entries of its change."""
+        """Information of this version's commit: tick, schemaVersion, collectionId, rows, and the entries of its
+        change."""
         said = self._state.commit_info.get(COMMIT_INFO_KEY) or {}
         return MappingProxyType(json.loads(said) if isinstance(said, str) else said)
 

@@ -92,7 +92,7 @@ class LogState:
     row_count: int = 0
     """Rows of the live files that are not masked."""
     vectors: Counter[str] = field(default_factory=Counter)
-    """By vector file, the number of live files with a vector in it."""
+    """For each vector file, the number of live files with a vector in it."""
 
     def apply(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
         """Go to the next `version` by the actions of its commit. Raises UnsupportedVersion, and then stays as it is."""

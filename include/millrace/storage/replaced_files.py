@@ -64,7 +64,7 @@ class FileRemover:
         self._keep = keep
         self._now = now
         self._next: dict[str, int] = {}
-        """By table the first version whose replaced files may still be there."""
+        """For each table, the first version whose replaced files may still exist."""
 
     def remove(self, table: TableHandle, *, max_versions: int = CALL_LIMIT) -> int:
         """Remove what `table`, a handle at its newest version, no longer needs. Return the number of files.

@@ -58,7 +58,8 @@ class TableStore(Protocol):
     """The storage of one table."""
 
     log_seconds: float
-    """How long an entry of the table's log stays at least. Infinite for a store with leases: while a writer works."""
+    """Minimum time for which an entry of the table's log stays. Infinite for a store with leases: while a writer
+    works."""
 
     @property
     def uri(self) -> str:

@@ -546,14 +546,14 @@ def _delta(store: TableStore, version: int | None) -> DeltaTable:
 
 
 class ChangeMark(NamedTuple):
-    """What a table's log looks like from outside, without opening it."""
+    """A table's log as seen from outside, without opening it."""
 
     text: str
     """Differs after each commit."""
     settled: bool
     """Whether a commit from now on changes `text` for certain. Clocks of file systems tick every few milliseconds."""
     at: float
-    """When the log last changed, in Unix seconds; if the store does not say, now."""
+    """Time of the log's last change, in Unix seconds; the current time if the store does not say."""
 
 
 SETTLE_SECONDS: Final = 2.0
@@ -633,7 +633,7 @@ def create_table(
 
 @dataclass(frozen=True, slots=True)
 class LogMaintenance:
-    """How a table's log is kept short."""
+    """The rules that keep a table's log short."""
 
     checkpoint_commits: int = 50
     """Commits between two Delta checkpoints: opening and refreshing cost as much as the commits since."""

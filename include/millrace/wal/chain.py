@@ -74,7 +74,7 @@ class ChainOutcome:
 
 
 class Chain:
-    """redo → lock → timetick (with the transaction manager) → shard. Stateless: PChannels may share one."""
+    """The chain redo → lock → timetick (with the transaction manager) → shard. Stateless: PChannels may share one."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class VChannelDefinition:
 
 
 class OpenFigures(NamedTuple):
-    """How much of a PChannel is open: what views show of it."""
+    """The amount of open work of a PChannel, for views."""
 
     vchannels: int
     transactions: int
@@ -78,7 +78,7 @@ class OpenFigures(NamedTuple):
 
 
 class VChannelOutline(NamedTuple):
-    """What tells that a VChannel's definition has changed: schema versions are only ever added."""
+    """A key that changes with a VChannel's definition: schema versions are only ever added."""
 
     collection_id: int
     schema_version: int

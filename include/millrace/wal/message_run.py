@@ -45,9 +45,9 @@ def _table(types: Iterable[MessageType]) -> Bools:
 
 
 CARRIES_ROWS_MASK: Final = _table(ROW_CARRYING_TYPES)
-"""By type number: messages of whole rows."""
+"""Mask, by type number, of messages that carry whole rows."""
 DELETES_KEYS_MASK: Final = _table(KEY_DELETING_TYPES)
-"""By type number: messages whose keys hit older rows."""
+"""Mask, by type number, of messages whose keys hit older rows."""
 _CHANGING: Final = tuple(
     _table(kind for kind in DML if MIN_CHAIN_VERSION.get(kind, 1) <= version) for version in CHAIN_VERSIONS
 )
@@ -119,7 +119,7 @@ class MessageRun:
     """False for a time tick that becomes no row."""
     tick: Int64s = field(default_factory=lambda: _UNSTAMPED)
     segment: Int64s = field(default_factory=lambda: _UNSTAMPED)
-    """Of an insert: the segment of its rows. Of an Import: the first segment. Otherwise 0."""
+    """Segment of an insert's rows, or first segment of an Import. Otherwise 0."""
 
     @classmethod
     def of(cls, columns: MessageColumns, start: int, *, most: int) -> MessageRun:

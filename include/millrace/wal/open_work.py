@@ -1,4 +1,4 @@
-"""What waits in the channel state: timers, open transactions, and segments that can be flushed.
+"""Pending work in the channel state: timers, open transactions, and segments that can be flushed.
 
 :class:`OpenWork` summarises a segment, a transaction, a VChannel or a whole PChannel alike. The state's maps keep these
 summaries with their nodes (millrace.wal.shared_map), so the next timer is known without a walk, and what is due is

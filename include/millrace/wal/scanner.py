@@ -195,7 +195,8 @@ class Scanner:
 
     @property
     def selection(self) -> tuple[Filter, ...] | None:
-        """What decides whether rows outside transactions, after `after_tick`, are delivered; None: also their ids.
+        """The selection that decides whether rows outside transactions after `after_tick` are delivered; None if it
+        also depends on their ids.
 
         Scanners with an equal selection deliver the same ones.
         """

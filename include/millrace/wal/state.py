@@ -33,7 +33,7 @@ DECODE_ERRORS: Final = (
     RecursionError,
     MillraceError,
 )
-"""What the decoding of bytes that are no state may raise."""
+"""Errors that decoding raises for bytes that are not a state."""
 ENDED_TXNS: Final = 64
 """Number of ended transactions that a VChannel remembers, to explain why a late message is rejected."""
 
@@ -92,9 +92,9 @@ class VChannelState(NamedTuple):
     """Schema version v is schemas[v - 1]."""
     partitions: SharedMap[int, str]
     growing: SharedMap[int, Segment] = SharedMap()
-    """By partition id."""
+    """Segments by partition id."""
     sealed: SharedMap[int, Segment] = SharedMap()
-    """By segment id: segments that are full and wait for the transactions that touch them."""
+    """Segments, by id, that are full and wait for the transactions that touch them."""
     txns: SharedMap[int, OpenTxn] = SharedMap()
     ended: tuple[tuple[int, str], ...] = ()
     producers: SharedMap[int, ProducerState] = SharedMap()
@@ -269,7 +269,7 @@ class ChannelState:
 
     @property
     def open_work(self) -> OpenWork:
-        """What of the PChannel waits for time or for an end. Costs what changed since it was last asked."""
+        """Pending work of the PChannel. Costs what changed since the last call."""
         work: OpenWork = self.vchannels.summary(VCHANNELS, self.config)
         return work
 

@@ -23,7 +23,7 @@ from millrace.base.settings import LIVE, Settings, parse_setting
 FILE_VERSION: Final = 1
 """Version of the file and of the meta store's entry. A newer one is not read."""
 LOOK_SECONDS: Final = 1.0
-"""How long a value is used before the file is looked at again."""
+"""Time for which a value is used before the file is checked again."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ChangedSettings:
 
     values: Mapping[str, str]
     changed_at: float = 0.0
-    """When the last one was changed, in Unix seconds."""
+    """Time of the last change, in Unix seconds."""
 
     def encode(self) -> bytes:
         """Return the form in the file and in the meta store."""

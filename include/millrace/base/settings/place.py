@@ -1,4 +1,4 @@
-"""Where the tables of a deployment lie, after they were moved (millrace.operations.move; docs/moving.md).
+"""The place of a deployment's tables, after they were moved (millrace.operations.move; docs/moving.md).
 
 Without the file ``coord/tables.json`` of the data folder, the setting `tables` says it. With it, the file decides, and
 the setting may name any of the places that it lists. In a cluster, the meta store has the truth, and nodes and
@@ -30,13 +30,13 @@ _POLL_SECONDS: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TablesPlace:
-    """Where the tables lie, and a move that is under way. Places are values of the setting `tables`."""
+    """The place of the tables, and a move in progress. Places are values of the setting `tables`."""
 
     uri: str
     earlier: tuple[str, ...] = ()
     """Places that still have files of earlier moves, the newest last."""
     target: str | None = None
-    """Where a move under way copies them."""
+    """Target of a move in progress."""
     closed: bool = False
     """Whether that move has begun to close the tables at `uri`: nothing is written until it ends."""
     mover: str = ""

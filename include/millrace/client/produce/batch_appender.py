@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """When a batch is sent, and how much may be held.
+    """Limits at which a batch is sent, and of the rows held in memory.
 
     A PChannel's batch is sent at `bytes` of rows or `count` calls, or `delay` seconds after its first row.
     """

@@ -28,7 +28,7 @@ from millrace.message.model import MutableMessage
 
 
 class BroadcastCatalog(Protocol):
-    """What a broadcast needs of the catalog."""
+    """The part of the catalog that a broadcast needs."""
 
     def collection(self, name: str) -> CollectionInfo: ...
 

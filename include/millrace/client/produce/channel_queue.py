@@ -80,7 +80,7 @@ class Call(ABC):
     __slots__ = ("ended", "error", "left", "written")
 
     series: object = None
-    """What it shares with calls that may be sent before it has ended; None: its caller waits for it."""
+    """The series that it shares with calls that may be sent before it has ended; None if its caller waits for it."""
 
     waits = False
     """Whether a thread waits for it: it is held (AppendUnresolved) while the log is unreachable, and not queued."""
@@ -108,7 +108,7 @@ class Call(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Destination:
-    """What a message has one of: pieces of one destination share messages."""
+    """The destination of a message. Pieces of one destination share messages."""
 
     pchannel: str
     vchannel: str

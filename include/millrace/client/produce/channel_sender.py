@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from millrace.client.spool.sender import SpoolSender
 
 GATHER_SECONDS: Final = 0.002
-"""How long a leader lets the callers of the last message come back for the next one, at most.
+"""Maximum time for which a leader lets the callers of the last message come back for the next one.
 
-They were all told at once and need a moment to make their next calls: without it, the first of them would be sent alone
-each time. A leader waits only while calls keep coming, and not at all if the last message had one caller.
+The callers were all answered at once and need a moment to make their next calls: without it, the first of them would
+be sent alone each time. A leader waits only while calls keep coming, and not at all if the last message had one caller.
 """
 
 _GATHER_STEP: Final = 0.0005
@@ -85,7 +85,7 @@ class ChannelSender:
         self._changed = threading.Condition(threading.Lock())
         self._queue = ChannelQueue()
         self._due = inf
-        """When the sender's own thread leads, if no other does."""
+        """Time at which the sender's own thread leads, if no other does."""
         self._leading = False
         self._waiting: deque[WaitingCall] = deque()
         self._drawn: list[OutboundEntry] = []

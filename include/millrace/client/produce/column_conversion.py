@@ -42,7 +42,7 @@ _MINUTE: Final = timedelta(minutes=1)
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE: Final = pa.decimal128(20, 0)
 _DIGITS: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789+-", np.uint8))
-"""By byte whether it is a digit or a sign."""
+"""For each byte, whether it is a digit or a sign."""
 _BY_OBJECT: Final = frozenset({"decimal", "uuid", "json"})
 
 

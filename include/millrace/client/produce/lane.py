@@ -99,7 +99,7 @@ class ProducerIdentity:
 
 
 class Appender(Protocol):
-    """What a producer needs of an append host's client."""
+    """The part of an append host's client that a producer needs."""
 
     def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float | None = None) -> AppendOutcome: ...
 
@@ -185,7 +185,7 @@ class Lane:
         self._pipeline: AppendPipeline[AppendOutcome] | None = None
         self._closing = threading.Event()
         self._waited = 0.0
-        """When the last wait between two attempts ended, or the delivery began."""
+        """End of the last wait between two attempts, or begin of the delivery."""
         self._retries = None if metrics is None else metrics.wal_append_retry_total.labels(pchannel)
 
     @property

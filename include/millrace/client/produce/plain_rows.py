@@ -47,7 +47,7 @@ _TYPES: Final[dict[str, type]] = {
     "timestamp": datetime,
     "timestamp_ntz": datetime,
 }
-"""By type of a field the Python type of its plain values."""
+"""Python type of a field type's plain values."""
 
 _BITS: Final = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _NULL: Final = type(None)

@@ -71,7 +71,7 @@ def _may_be_outdated(error: MillraceError) -> bool:
 
 
 class ProducerCatalog(TermSource, Protocol):
-    """What a producer asks of the catalog."""
+    """The part of the catalog that a producer needs."""
 
     def collection(self, name: str) -> CollectionInfo: ...
 
@@ -122,7 +122,7 @@ class Producer(Closeable):
         self._batches: list[BatchAppender] = []
         self.closed = False
         self._newest: dict[int, CollectionInfo] = {}
-        """By collection the catalog's last definition, for collections whose schema was to evolve."""
+        """Last definitions from the catalog of collections whose schema was to evolve, by collection."""
         self.spool = spool
         if spool is not None:
             spool.start(self.lane)

@@ -51,7 +51,7 @@ KeyMatcher = Callable[[CollectionInfo, "str | pc.Expression", Moment | None], tu
 
 
 class MessageSender(Protocol):
-    """What a transaction or upsert needs of its producer."""
+    """The part of a producer that a transaction or an upsert needs."""
 
     def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written: ...
 

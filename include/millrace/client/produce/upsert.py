@@ -62,7 +62,7 @@ class _Part:
 
 
 class UpsertSender(MessageSender, Protocol):
-    """What upserts need of their producer."""
+    """The part of a producer that upserts need."""
 
     def run(self, call: WaitingCall, pieces: Sequence[Piece]) -> Written: ...
 

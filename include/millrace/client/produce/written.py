@@ -26,7 +26,7 @@ class Written:
     rejected_by_reason: Counter[str] = field(default_factory=Counter)
     """`rejected_rows`, by reason."""
     refused: list[tuple[MutableMessage, AppendRejected]] = field(default_factory=list)
-    """Of a call with messages (`Producer.send`), those that were rejected."""
+    """Messages of a call (`Producer.send`) that were rejected."""
     results: list[AppendResult] = field(default_factory=list)
     spooled_rows: int = 0
     """Rows that are durable in the producer's spool and not decided yet."""

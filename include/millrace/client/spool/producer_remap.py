@@ -28,7 +28,7 @@ class ProducerRemap:
         self._folder = folder
         self._path = folder / _FILE
         self._names: dict[str, list[int]] = {}
-        """By producer, epoch and VChannel: the new producer, its first sequence, and that message's barrier tick.
+        """The new producer, its first sequence, and that message's barrier tick, by old producer, epoch and VChannel.
 
         With the barrier, the chain recognizes a repeat of the first message even if it forgets the new producer, too.
         """

@@ -100,7 +100,7 @@ class Spool(Closeable):
 
     @property
     def oldest_ns(self) -> int | None:
-        """When the oldest frame that is not settled was stored."""
+        """Time at which the oldest unsettled frame was stored."""
         return min((each for channel in self.channels().values() if (each := channel.oldest_ns)), default=None)
 
     def channels(self) -> dict[str, SpoolChannel]:

@@ -1,4 +1,4 @@
-"""What all commands share: options, settings, printing and errors.
+"""Shared parts of all commands: options, settings, printing and errors.
 
 The callback of the program declares the shared options once. A command takes those that its context names, before or
 after its own name: ``millrace --data X status`` and ``millrace status --data X`` are the same. A command without a

@@ -112,16 +112,15 @@ class Balancer:
         self._roles = roles
         self._progress: dict[str, HandoverProgress] = {}
         self._levels: dict[str, int] = {}
-        """By session: the newest level that its build knows."""
+        """Newest level that the build of each session's node knows."""
         self._outdated: frozenset[str] = frozenset()
         """Sessions whose build does not know the cluster's level: they are given nothing."""
         self._put_out_since: dict[str, float] = {}
         self._wanted = ControlState(frozenset(), frozen=False)
         self._rests: dict[str, AssignmentView] = {}
-        """By role the view for which the policy, a pure function, returned no moves."""
+        """For each role, the view for which the policy, a pure function, returned no moves."""
         self._drains: dict[str, tuple[frozenset[str], list[PlannedMove]]] = {}
-        """By role the sessions that could get it when its drains were planned, and those that are left for later
-        rounds.
+        """For each role, the sessions that could get it when its drains were planned, and those left for later rounds.
         """
         self._loaded = False
         self.manager = ChannelManager(leadership, self._epoch)

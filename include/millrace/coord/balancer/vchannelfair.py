@@ -62,7 +62,7 @@ class _Node:
     _kinds: Counter[frozenset[int]] = field(default_factory=Counter)
     """Number of its channels by exact set of collections."""
     _with: dict[int, set[frozenset[int]]] = field(default_factory=dict)
-    """By collection, the sets that contain it."""
+    """The sets that contain each collection."""
 
     def near(self, collections: frozenset[int]) -> float:
         """Return the sum of affinities of its channels to one with `collections`."""
@@ -136,9 +136,10 @@ class PlacementIndex:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._alike: dict[tuple[int, int], list[str]] = {}
-        """By PChannels and VChannels: a heap of the nodes with that load, and of some that had it earlier."""
+        """Nodes by their numbers of PChannels and VChannels: a heap of the nodes with that load, and of some that had
+        it before."""
         self._homes: dict[int, set[str]] = {}
-        """By collection, the nodes with PChannels of it."""
+        """The nodes with PChannels of each collection."""
         for name, node in layout.nodes.items():
             self._count(name)
             for channel in node.channels.values():

@@ -24,7 +24,7 @@ from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.wal.reasons import Reason
 
 MAX_PLAN_ATTEMPTS: Final = 100
-"""How often a broadcast is planned again after others changed its snapshot."""
+"""Number of times that a broadcast is planned again after others changed its snapshot."""
 MAX_TARGETS: Final = 10_000
 """VChannels of one broadcast: bounds the task's record and its acknowledgements."""
 

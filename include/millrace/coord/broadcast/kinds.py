@@ -31,14 +31,14 @@ class SubmittedBroadcast:
     """A broadcast as its kind's callbacks see it."""
 
     id: int
-    """Of two broadcasts to one VChannel, the later has the greater id."""
+    """Id of the broadcast. Of two broadcasts to one VChannel, the later one has the greater id."""
     kind: str
     principal: str
-    """Who submitted it."""
+    """Principal that submitted it."""
     data: Mapping[str, Any]
     messages: tuple[MutableMessage, ...]
     ticks: Mapping[str, int]
-    """By VChannel the time tick of its message; empty before they are sent."""
+    """Time tick of each VChannel's message; empty before the messages are sent."""
 
 
 def _nothing(broadcast: SubmittedBroadcast) -> None:

@@ -81,7 +81,7 @@ class BroadcastDraft:
     snapshot: Any = field(default=None, compare=False)
     """The state that it was planned from, for the check of its kind. Not persisted."""
     principal: str = ""
-    """Who asked for it. Its messages carry the name."""
+    """Principal that requested it. Its messages carry the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,16 @@ class BroadcastTask:
     change: dict[str, Any]
     keys: tuple[ResourceKey, ...]
     targets: dict[str, int | None]
-    """By VChannel: the time tick of its message (0: another message had the effect), None while unacknowledged."""
+    """Time tick of each VChannel's message: 0 if another message had the effect, None while unacknowledged."""
     state: TaskState = TaskState.PENDING
     at: float = 0.0
-    """When it was stored, in Unix seconds; 0.0 if unknown."""
+    """Time at which it was stored, in Unix seconds; 0.0 if unknown."""
     reason: str = ""
-    """Why it waits or was abandoned."""
+    """Reason that it waits or was abandoned."""
     reason_at_ms: int = 0
-    """When `reason` was written."""
+    """Time at which `reason` was written."""
     principal: str = ""
-    """Who asked for it; empty if unknown."""
+    """Principal that requested it; empty if unknown."""
 
     @property
     def pending_targets(self) -> list[str]:

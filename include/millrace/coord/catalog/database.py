@@ -27,9 +27,9 @@ from millrace.base.sqlite_errors import translate_busy
 from millrace.catalog.sqlite_file import FORMAT_VERSION, check_format_version, open_read_only
 
 BUSY_SECONDS: Final = 30.0
-"""How long a writer waits for another process's transaction."""
+"""Time that a writer waits for another process's transaction."""
 ATTEMPTS: Final = 12
-"""How often a transaction is tried while other machines change the shared catalog."""
+"""Number of attempts of a transaction while other machines change the shared catalog."""
 _PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 

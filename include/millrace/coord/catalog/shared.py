@@ -66,7 +66,7 @@ _TABLES: Final = {
     "restored": ("restored", "0"),
     "alias": ("alias", "bucket({row}.name)"),
 }
-"""For each table of the file: the kind of its documents, and the document that a row belongs to."""
+"""For each table of the file, the kind of its documents, and the document that a row belongs to."""
 _ROWS_OF: Final = {"insert": ("new",), "update": ("old", "new"), "delete": ("old",)}
 
 _log = logging.getLogger(__name__)

@@ -47,9 +47,9 @@ class CompletedMove:
     to: str
     cause: str
     began: float
-    """When the previous owner was lost, or the next one chosen."""
+    """Time at which the previous owner was lost, or the next one chosen."""
     ended: float
-    """When the new owner held the role."""
+    """Time at which the new owner had the role."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ TERM_REJECTIONS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
 _PASSING: Final = TERM_REJECTIONS | {Reason.UNKNOWN_PRODUCER}
 """Rejections after which a retry can succeed."""
 OPENING_SECONDS: Final = 3.0
-"""How long to wait for a term that its owner has not opened in the log yet."""
+"""Time to wait for a term that its owner has not opened in the log yet."""
 _PAUSE: Final = 0.05
 
 

@@ -1,1 +1,1 @@
-"""What each machine of a cluster copies from the meta store into its data folder: catalog, settings, tokens, news."""
+"""Copies of the meta store in each machine's data folder: catalog, settings, tokens, news."""

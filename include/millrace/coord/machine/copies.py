@@ -1,4 +1,4 @@
-"""What each machine of a cluster copies from the meta store into its data folder, whose files its processes read.
+"""Copies of the meta store in each machine's data folder, whose files the machine's processes read.
 
 The catalog, the changed settings and the tokens; and news of commits to tables on an object store, which it sends too.
 """

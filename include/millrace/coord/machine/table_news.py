@@ -52,19 +52,19 @@ class TableNews(PeriodicTask):
         super().__init__(name="table-news", interval=NEWS_SECONDS)
         self._settings = following(settings)
         self._root = ""
-        """Where the tables were in the last round, without a trailing slash."""
+        """Place of the tables in the last round, without a trailing slash."""
         self._store, self._now = store, now
         self._local = LocalNews(folder)
         self._folder = folder
         self._key = PREFIX + secrets.token_hex(8)
         self._lock = -1
         self._number = 0
-        """Of the newest commit that this process put."""
+        """Number of the newest commit that this process put."""
         self._tables: dict[str, int] = {}
         """Tables with newest commits of this machine, by name relative to the root, with their numbers."""
         self._unsent = False
         self._seen: dict[str, tuple[int, int]] = {}
-        """By entry of another machine: its revision, and the number of its newest commit."""
+        """Revision of each other machine's entry, and the number of its newest commit."""
         self._first = True
         self._lease, self._renewed = 0, 0.0
 

@@ -29,9 +29,9 @@ from millrace.flows.sources.triggers.statements import statements
 
 Row = tuple[Any, ...]
 ALTERED: Final = "alter table planes add column inspected date not null default '2013-01-01'"
-"""What changes a table in the middle of the writing; its log has not the rows that got the value."""
+"""Statement that changes a table in the middle of the writing. Rows that get the value are not in its log."""
 MARKED: Final = "update planes set seats = seats + 1 where tailnum = 'N10156'"
-"""What a mark changes."""
+"""Statement that marks a row by a change."""
 REPEATED: Final = "update planes set seats = seats where tailnum = 'N10156'"
 """A change that leaves the row as it is."""
 _BATCH: Final = 100
@@ -106,7 +106,7 @@ class SourceDatabase(ABC):
     def __init__(self, server: LocalServer, rows: int | None, seed: int) -> None:
         self.server = server
         self.between = threading.Lock()
-        """Held during a transaction, so its holder sees the database between two."""
+        """Lock held during a transaction, so that its holder sees the database between two."""
         self.transactions = 0
         self.altered = False
         self._random = random.Random(seed)
@@ -119,7 +119,7 @@ class SourceDatabase(ABC):
     @property
     @abstractmethod
     def password(self) -> str:
-        """That of the user who captures."""
+        """Password of the user who captures."""
 
     @property
     def password_name(self) -> str:

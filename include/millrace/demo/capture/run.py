@@ -56,7 +56,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the tables of a flow had at a recorded tick."""
+    """Contents of a flow's tables at a recorded tick."""
 
     flow: CaptureFlow
     tick: int
@@ -69,7 +69,7 @@ class CaptureFlow:
 
     database: SourceDatabase
     way: str
-    """How the database is captured: log, triggers or query."""
+    """Way of capturing the database: log, triggers or query."""
     source: dict[str, Any]
     tables: tuple[CapturedTable, ...]
     settings: Settings

@@ -36,7 +36,7 @@ FOLDER: Final = "demo-streams"
 """Subfolder of the data folder: a deployment that each run creates anew, so that all of its rows are counted."""
 SHARDS: Final = 2
 STARTS: Final = 4
-"""How often a stream is restarted before its failure ends the demo."""
+"""Restarts of a stream after which its failure ends the demo."""
 POLL_SECONDS: Final = 0.25
 CATCH_UP_SECONDS: Final = 600.0
 

@@ -63,9 +63,9 @@ class Generation:
 
     url: str
     ends: Mapping[str, LogId] = field(default_factory=dict)
-    """By PChannel, the final end of its log here: the position after its AlterWAL entry."""
+    """Final end of each PChannel's log in this generation: the position after its AlterWAL entry."""
     since: Mapping[str, LogId] = field(default_factory=dict)
-    """By PChannel, the end of its log here when the next generation was added; its AlterWAL entry is after that."""
+    """End of each PChannel's log here when the next generation was added. The AlterWAL entry comes after it."""
     closed: bool = False
     """Whether every PChannel has moved to the next generation. New PChannels are then created there."""
 
@@ -88,9 +88,9 @@ class Generations:
 
     items: tuple[Generation, ...]
     first: Mapping[str, int] = field(default_factory=dict)
-    """By PChannel, the earliest generation that truncation has left."""
+    """Earliest generation of each PChannel that truncation has left."""
     tombstones: Mapping[str, TombstoneMap] = field(default_factory=dict)
-    """By PChannel; no entry for a PChannel without tombstones."""
+    """Tombstones of each PChannel that has some."""
 
     def span(self, pchannel: str) -> GenerationSpan | None:
         """Return the span of a PChannel that moved to another generation, or began here; None if the list does not know

@@ -61,9 +61,7 @@ _LOOK_UP_BYTES: Final = 4 << 20
 _SIZE_SECONDS: Final = 2.0
 _MARKERS: Final = 4
 """Offsets at a log's end that are searched for the newest entry: a transaction ends with a marker."""
-"""How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for
-that.
-"""
+"""Time for which a partition's size is cached: a planner asks ten times a second where logs end, but not for that."""
 
 
 class _Partition:

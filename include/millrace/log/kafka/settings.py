@@ -90,9 +90,9 @@ class KafkaSettings:
     """
     max_entry_bytes: int = DEFAULT_MAX_ENTRY_BYTES
     replication_factor: int = -1
-    """Of new topics; -1: the brokers' default."""
+    """Replication factor of new topics; -1 means the brokers' default."""
     min_insync_replicas: int = 0
-    """Of new topics; 0: the brokers' default."""
+    """Minimum number of in-sync replicas of new topics; 0 means the brokers' default."""
     fsync: bool = False
     """Make the broker sync every append of new topics (flush.messages=1): slow, for a single broker without
     replicas.

@@ -117,9 +117,9 @@ class KafkaWriter:
         self._settings = settings
         self._place = place
         self._order = threading.Lock()
-        """Held while an append's values are queued, and while a producer is replaced."""
+        """Lock held while an append's values are queued, and while a producer is replaced."""
         self._polling = threading.Lock()
-        """Held by the thread that polls the client. Two at once could deliver the reports of one append out of order.
+        """Lock of the thread that polls the client. Two at once could deliver the reports of one append out of order.
         """
         self._changed = threading.Condition()
         self._producer: Producer | None = None

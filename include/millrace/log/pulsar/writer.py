@@ -92,7 +92,7 @@ class PulsarWriter:
         self._in_flight = 0
         self._acknowledged = LostId(LogId(0, 0), 0)
         self.failed: LogUnavailable | LogFenced | ChannelNotFound | None = None
-        """Why this writer sends no more."""
+        """Reason that this writer stopped sending."""
         try:
             self._producer = client.create_producer(
                 settings.topic_url(topic),

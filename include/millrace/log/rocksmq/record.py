@@ -40,7 +40,7 @@ _HEADER: Final = struct.Struct("<I4sQQQQII")
 _UNCHECKED: Final = struct.Struct("<4sQQQQII")
 _LENGTH: Final = struct.Struct("<I")
 _SEED_MASK: Final = 0xFFFFFFFF
-"""crc32c takes a 32-bit seed; offsets may be larger."""
+"""Mask of offsets as seeds of crc32c, which takes 32 bits."""
 
 _MAX_COUNT: Final = (1 << 32) - 1
 """The record's count is a u32."""

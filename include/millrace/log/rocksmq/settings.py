@@ -29,7 +29,7 @@ class RocksMQSettings:
     producer has in flight. 0: none.
     """
     lock_wait: float = 5.0
-    """How long opening waits for the lock of a process that was just killed."""
+    """Time that opening waits for the lock of a process that was just killed."""
     retention_bytes: int = 0
     """Size limit of a channel, as far as the checkpoint allows; 0: no limit."""
     retention_ms: int = 0

@@ -41,7 +41,8 @@ PERSIST_SECONDS: Final = 5.0
 """Longest time between two writes of the state; the begin and the end of a held leap are written at once."""
 
 PROMISE_SECONDS: Final = 1.0
-"""How far ahead of the wall clock a promise is stored: one durable write in this time, while somebody asks for floors.
+"""Time ahead of the wall clock up to which a promise is stored: one durable write in this time, while floors are
+needed.
 
 After a kill, stamps go on from the promise. So one that is ahead already gets less, down to MIN_PROMISE_SECONDS, or a
 process that is killed again and again would take log time ahead by as much each time.

@@ -11,7 +11,7 @@ import pyarrow as pa
 from millrace.message.field_types import FieldType
 
 Unscaled = npt.NDArray[Any]
-"""int64 without its minimum, or an object array of integers."""
+"""Values as int64 without its minimum, or as an object array of integers."""
 Bools = npt.NDArray[np.bool_]
 
 _MOST: Final = (1 << 63) - 1

@@ -19,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 _ALONE: Final = 32
-"""If a run of at most this many payloads fails validation, all of them are decoded alone."""
+"""Maximum length of a run whose payloads are all decoded alone if the run fails validation."""
 
 _ATTEMPTS: Final = 4
 """Passes over the columns that may exclude payloads; after that, all remaining ones are decoded alone."""

@@ -43,8 +43,7 @@ class ExpectedShape:
     nodes: int
     buffers: int
     length_from: tuple[int, ...]
-    """By node, where its length comes from: the node with this index, the batch's rows (ROWS), or its own (OWN: list
-    items)."""
+    """Source of each node's length: the node with this index, the batch's rows (ROWS), or its own (OWN: list items)."""
     required: tuple[int, ...]
     """Indexes of the nodes without nulls: fields that are not nullable, a map's entries and keys."""
 

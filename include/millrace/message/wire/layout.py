@@ -31,7 +31,7 @@ MAX_STAMP_BYTES: Final = 255
 ASSERTED: Final = 1
 """Flag of a stamp that the producer wrote itself, and that no server checked."""
 ASSERTED_PREFIX: Final = "asserted:"
-"""What precedes the name of an asserted stamp wherever a principal is shown. No token's name can begin with it."""
+"""Prefix of the name of an asserted stamp wherever a principal is shown. No token's name can begin with it."""
 BYTES_PER_MESSAGE: Final = 16
 """An entry of n messages has at least n times this many bytes, so that decoding cannot expand a few bytes into many
 rows."""

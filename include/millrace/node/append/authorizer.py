@@ -39,7 +39,7 @@ class AppendAuthorizer:
         if principal is not None and (caller is not LOCAL_ADMIN or not isinstance(principal, str)):
             raise PermissionDenied("only the deployment's own servers append in the name of somebody else")
         self.principal = caller.principal.name if principal is None else str(principal)
-        """Whose name the entries get."""
+        """Principal whose name the entries get."""
         self._caller = caller
         self._collection_of = collection_of
         self._free = caller.principal.has_role((Role.ADMIN,), ())

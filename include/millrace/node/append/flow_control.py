@@ -31,7 +31,7 @@ MAX_WAIT_SECONDS: Final = 5.0
 
 
 class Mode(StrEnum):
-    """How flow control treats appends that change rows."""
+    """The ways in which flow control treats appends that change rows."""
 
     NORMAL = "normal"
     SLOWDOWN = "slowdown"

@@ -99,7 +99,7 @@ class FlowMonitor(PeriodicTask):
         self.control = FlowControl(limits_of(self._limited_by))
         self._lag = FlushLag()
         self._newest: dict[str, tuple[ChannelState, int]] = {}
-        """By PChannel, the state of the last look and the newest visible tick up to it."""
+        """State of each PChannel at the last look, and the newest visible tick up to it."""
         self._table: TableHandle | None = None
         self._read: tuple[int, Mapping[str, Checkpoint]] = (-1, {})
         """The checkpoints of a version of their table."""

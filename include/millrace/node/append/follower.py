@@ -85,7 +85,7 @@ _log = logging.getLogger(__name__)
 
 
 class Unconfirmed(NamedTuple):
-    """What is not decided yet on some VChannels."""
+    """Undecided entries of some VChannels."""
 
     tick: int
     """The least tick that it can have."""
@@ -142,7 +142,7 @@ class Follower:
         self._led = False
         """Whether a caller appends a group, or was woken to do so."""
         self._ends: dict[int, LogId] = {}
-        """By generation of a log that was switched away from, its last entry. Later entries do not count."""
+        """Last entry of each generation of a log that was switched away from. Later entries do not count."""
         self._unrecorded = _ended(state)
         self._error: MillraceError | None = None
         self._fenced: LogFenced | None = None
@@ -150,12 +150,13 @@ class Follower:
         self._awake = threading.Event()
         """Wakes the thread while it waits for appenders."""
         self._turn = threading.Lock()
-        """Held by the thread that reads the log and judges; by nobody else before the first check of the log."""
+        """Lock held by the thread that reads the log and judges. No other thread has it before the first check of the
+        log."""
         self._turn.acquire()
         self._helped = 0.0
-        """When an appender last judged what it had appended."""
+        """Time at which an appender last judged its own appends."""
         self._updates: dict[str, int] = {}
-        """By VChannel how often its MVCC tick moved."""
+        """Number of moves of each VChannel's MVCC tick."""
         self._counted = state
         """The state up to which they are counted."""
         self._chain = Chain() if self._metrics is None else Chain(wrap=self._metrics.wrap_interceptor)

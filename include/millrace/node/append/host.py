@@ -62,7 +62,8 @@ _log: Final = logging.getLogger(__name__)
 _MILLISECOND: Final = 0.001
 
 _NAMES_SECONDS: Final = 1.0
-"""How long the deployment's PChannel names are cached. A message stream's log is not one, and gets frequent appends."""
+"""Time for which the deployment's PChannel names are cached. Logs of message streams are not among them, and get
+frequent appends."""
 
 
 @dataclass(frozen=True, slots=True)

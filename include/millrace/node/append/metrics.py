@@ -97,7 +97,7 @@ class HostMetrics:
         self._replayed = metrics.recovery_replayed_message_total.labels(pchannel)
         self._links: list[tuple[TimedInterceptor, BufferedHistogram]] = []
         self._appended: dict[tuple[str, str], Counter] = {}
-        """By type and status."""
+        """Counters by type and status."""
         self._recovering: tuple[LogId, float] | None = None
         metrics.wal_parked.labels(pchannel).set(0)
         metrics.log_refused_entries_total.labels(pchannel)

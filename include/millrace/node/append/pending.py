@@ -59,7 +59,7 @@ class PendingOutcome:
     messages: int = 0
     """Number of messages in its entries, by their headers."""
     begun: float = field(default_factory=time.perf_counter)
-    """When it was submitted, by time.perf_counter."""
+    """Time of its submission, by time.perf_counter."""
     _leads: bool = False
     _decided: threading.Lock = field(default_factory=threading.Lock)
     _runs: list[ChainDecisions] = field(default_factory=list)

@@ -121,7 +121,7 @@ class AppendPlacement(Protocol):
 
 
 class ClusterPlacement(AppendPlacement, AppendForwarder, Protocol):
-    """What the log's server of a deployment knows of its nodes."""
+    """A server's knowledge of the deployment's nodes."""
 
     def start(self, open_term: Callable[[str], object]) -> None:
         """Start to take PChannels back from nodes that are gone, each by a term that `open_term` opens."""
@@ -167,7 +167,7 @@ class AppendExtension:
         self._closing = False
         self._access_log: AccessLog | None = None
         self._encoded: dict[str, tuple[Sequence[pa.RecordBatch], Sequence[pa.RecordBatch]]] = {}
-        """By PChannel the newest batches that a reader took, and their wire form."""
+        """Newest batches of each PChannel that a reader took, and their wire form."""
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
         self._taking = threading.BoundedSemaphore(MAX_TAKING)
 

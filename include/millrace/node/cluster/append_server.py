@@ -60,7 +60,7 @@ class AppendGate:
         self._held = held
         self._changed = threading.Condition()
         self._open: dict[str, str] = {}
-        """By PChannel, the session under which it is held."""
+        """Session under which each PChannel is held."""
         self._appending = Counter[str]()
 
     def open_channel(self, pchannel: str, session: str) -> None:

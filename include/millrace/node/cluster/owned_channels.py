@@ -53,7 +53,7 @@ class OwnedChannels:
         self._changed = changed or threading.Condition()
         self._monotonic = monotonic
         self._open: dict[str, str] = {}
-        """By PChannel, the session under which it is held."""
+        """Session under which each PChannel is held."""
         self._planned: set[str] = set()
         self._running = Counter[str]()
         self._rates = RateMeter()

@@ -58,7 +58,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
         self._checkpoints: TableHandle | None = None
         self._read: tuple[int, dict[str, Checkpoint]] = (-1, {})
         self._quiet: tuple[tuple[object, ...], float] = ((), 0.0)
-        """What the last look without work saw, and the time until which it need not be repeated."""
+        """Findings of the last look without work, and the time until which it need not be repeated."""
 
     def pending(
         self,
@@ -137,7 +137,7 @@ class _Waiting:
     base: int
     """The tick of its checkpoint."""
     since: float
-    """When a look first found rows after it."""
+    """Time at which a look first found rows after it."""
     seen_tick: int
     """Tick up to which no message asks for the flush."""
 

@@ -93,7 +93,7 @@ class FlushReport:
     schemas: dict[int, CollectionSchema] = field(default_factory=dict)
     """The newest schema of each collection that has rows or deletes here, or whose schema changed."""
     collections: dict[int, dict[str, TablePart]] = field(default_factory=dict)
-    """By collection id: ROWS and DELETES."""
+    """ROWS and DELETES, by collection id."""
     segments: TablePart = field(default_factory=TablePart)
     checkpoint_actions: list[FileAction] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)

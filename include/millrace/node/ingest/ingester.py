@@ -45,7 +45,7 @@ class IngestPlan:
     end: LogId
     max_bytes: int
     peeked: int | None = None
-    """How many bytes of the log that is, if the planner read them."""
+    """Bytes of the log in it, if the planner read them."""
     generations: bytes = b""
     """The list of the log's backends and tombstones, for a task that does not share the data folder."""
 

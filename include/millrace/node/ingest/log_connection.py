@@ -1,4 +1,5 @@
-"""How Spark's planner and tasks reach a deployment's log: brokers directly, the embedded log through its server.
+"""Connections of Spark's planner and tasks to a deployment's log: to brokers directly, to the embedded log by its
+server.
 
 A log that was switched to or from the embedded backend is reached through the server too. The next call notices a
 switch.

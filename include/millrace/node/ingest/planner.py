@@ -44,7 +44,7 @@ MAX_RANGES: Final = 32
 """PChannels in a micro-batch, at most: a read of another one waits until the batch has ended."""
 
 _URGENT_SECONDS: Final = 10.0
-"""What somebody waits for goes before rows that have waited so much longer."""
+"""Head start, in seconds of waiting, of rows that a caller waits for over other rows."""
 
 _NAMES_SECONDS: Final = 1.0
 """Maximum time until a new PChannel is noticed. In between, a poll asks each log for its end only."""
@@ -53,20 +53,20 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Peek:
-    """What was read of a PChannel beyond its position."""
+    """Findings on a PChannel after its position."""
 
     commits: int
     state: ChannelState
     """The state before the first entry that becomes a row, as far as it is known."""
     end: LogId = EARLIEST
-    """Where the entries begin that were not looked at."""
+    """Start of the entries that were not examined."""
     bytes: int = 0
     rows: bool = False
     """Whether anything becomes a row."""
     urgent: bool = False
     """Whether it is too much to wait for more, or something that must not wait."""
     since: float = 0.0
-    """When the first row was found."""
+    """Time at which the first row was found."""
 
 
 class LogPlanner(Planner[IngestPlan, LogId]):
@@ -105,7 +105,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         self._logs: dict[str, Log] = {}
         self._peeks: dict[str, _Peek] = {}
         self._proved: dict[str, int] = {}
-        """By PChannel, the commit whose state row without a checksum was proved by a replay."""
+        """For each PChannel, the commit whose state row without a checksum was proved by a replay."""
         self._names: set[str] = set()
         self._names_until = -math.inf
         self._found: dict[str, LogId] = {}

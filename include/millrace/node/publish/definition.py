@@ -82,7 +82,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _News:
-    """What is known of one collection's inner tables."""
+    """Knowledge of one collection's inner tables."""
 
     seen: int = 1
     """Counts news."""
@@ -99,13 +99,13 @@ class _News:
     not_before: float = 0.0
     """Time of the next look by the clock, if it waits for a PChannel or because of its vectors."""
     announced: Sequence[bytes | None] = ()
-    """What the inner tables' stores had announced at the sweep's last look."""
+    """Announcements of the inner tables' stores at the sweep's last look."""
     looked_at: float = -math.inf
     """Time of that look."""
 
 
 class PublishState:
-    """What the planner, the runs and the committer of one process know of its collections. Thread-safe."""
+    """One process's knowledge of its collections, for planner, runs and committer. Thread-safe."""
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -114,7 +114,7 @@ class PublishState:
         self._news: dict[int, _News] = {}
         self._open: OrderedDict[int, CollectionTables] = OrderedDict()
         self.lags: dict[int, float] = {}
-        """By collection that is behind, the Unix seconds of its published tick."""
+        """Published tick of each collection that is behind, in Unix seconds."""
         self.published = False
         """Whether the last round published all rows of a collection that had news."""
 

@@ -64,16 +64,16 @@ class LogTicks:
 
 @dataclass(frozen=True, slots=True)
 class TablesProgress:
-    """How far the inner tables are, by one look."""
+    """Progress of the inner tables, at one look."""
 
     collections: Mapping[int, Mapping[str, VChannelInfo]]
     """The VChannels of each collection, by name, as of their checkpoints."""
     checkpoints: Mapping[str, int]
-    """By PChannel the tick of its checkpoint."""
+    """Tick of each PChannel's checkpoint."""
     waiting: Mapping[str, int]
-    """By VChannel the tick of the first message in ``wal`` that the tables lack."""
+    """For each VChannel, the tick of the first message in ``wal`` that the tables lack."""
     whole: Mapping[str, int]
-    """By PChannel the tick up to which ``wal`` is complete."""
+    """For each PChannel, the tick up to which ``wal`` is complete."""
 
     def tick(self, collection_id: int) -> int:
         """Return the tick up to which the tables hold everything of a collection; 0 if a VChannel is unknown.

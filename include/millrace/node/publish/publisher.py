@@ -177,7 +177,7 @@ class PublishView:
     newest: int
     """Tick after which the inner tables have nothing of the collection."""
     pinned_at: float = field(default_factory=time.monotonic)
-    """When the versions were pinned, by the monotonic clock. Their files stay for ``file_retention``."""
+    """Time at which the versions were pinned, by the monotonic clock. Their files stay for ``file_retention``."""
 
     @property
     def rows(self) -> TableHandle:
@@ -236,7 +236,7 @@ class PublishView:
 
 @dataclass(slots=True)
 class PublishFigures:
-    """What one publish did."""
+    """The result of a publish."""
 
     files_added: int = 0
     files_removed: int = 0

@@ -34,7 +34,7 @@ BATCH_ROWS: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class PublishedShape:
-    """What the files of a published table must look like for one schema."""
+    """The required form of a published table's files, for one schema."""
 
     schema: CollectionSchema
     columns: pa.Schema

@@ -1,4 +1,4 @@
-"""What is published of a collection, for views: version, tick, rows, how far it is behind, and why."""
+"""The publish status of a collection, for views: version, tick, rows, lag and its reason."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from millrace.tables.collections.data_tables import deletes_uri, published_uri, 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStatus:
-    """What is published of one collection."""
+    """The publish status of one collection."""
 
     uri: str
-    """Where the published table lies."""
+    """URI of the published table."""
     version: int | None
     """The newest version of the table; None: nothing is published yet."""
     tick: int
@@ -31,7 +31,7 @@ class PublishedStatus:
     lag_seconds: float
     """Age of that tick, if the collection's tables have news since; else 0.0."""
     error: str
-    """Why the last attempt to publish failed; empty if it did not."""
+    """Reason that the last attempt to publish failed; empty if it did not."""
     vector_bytes_per_row: float = 0.0
     """Bytes of deletion vectors that the newest version wrote for each row of an older file that it hides."""
     pause_seconds: float = 0.0

@@ -39,7 +39,7 @@ class Report(Protocol):
     def channel(self) -> str: ...
     @property
     def failure(self) -> RangeFailure | None:
-        """Why the range ended early. The files in the report were written before that."""
+        """Reason that the range ended early. The files in the report were written before that."""
 
     @property
     def tick(self) -> int:
@@ -128,7 +128,7 @@ class CommitResult(Generic[R]):
     fenced: Sequence[R] = ()
     """Reports that lost to another committer. Their files are removed; their channels are planned again."""
     refused: Mapping[str, MillraceError] = field(default_factory=dict)
-    """By channel, the reason that its report cannot be committed. Nothing of it was."""
+    """For each channel, the reason that its report cannot be committed. No part of it was."""
     version: int = 0
     """The version of the table after the commit, if there is one table."""
     conflicts: int = 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Why and where a PChannel is parked."""
+    """The place and the reason of a parked PChannel."""
 
     pchannel: str
     code: str

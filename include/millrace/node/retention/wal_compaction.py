@@ -40,7 +40,7 @@ MOST_SMALL: Final = 64
 
 CALL_BYTES: Final = 64 << 20
 CALL_FILES: Final = 256
-"""How much one call merges at most, unless a single group has more: the committer waits for it."""
+"""Bytes that one call merges at most, unless a single group has more: the committer waits for it."""
 
 ROW_GROUP_BYTES: Final = 16 << 20
 """Approximate size up to which small row groups are joined."""

@@ -106,7 +106,7 @@ def _check(settings: Settings, manifest: StagingManifest, missing: Sequence[int]
 
 @dataclass(slots=True)
 class _Plan:
-    """What was sent, or is about to be sent, to one VChannel."""
+    """The messages to one VChannel that were sent, or are about to be sent."""
 
     since: int
     """Last tick of the WAL before anything was sent."""
@@ -116,7 +116,7 @@ class _Plan:
 
 
 class _State:
-    """What is known about an import's messages, stored beside its files."""
+    """The record of an import's messages, stored beside its files."""
 
     def __init__(self, folder: TableStore) -> None:
         self._folder = folder

@@ -130,7 +130,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What all slices of a run share."""
+    """Shared state of all slices of a run."""
 
     spark: SparkSession
     settings: Settings

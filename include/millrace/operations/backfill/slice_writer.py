@@ -134,7 +134,7 @@ class SliceWriter:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a task does with its rows."""
+    """The work of a task on its rows."""
 
     uri: str
     schema: bytes

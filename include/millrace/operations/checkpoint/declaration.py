@@ -10,7 +10,7 @@ from millrace.operations.operation import Operation, OperationParams
 
 
 class CheckpointParams(OperationParams):
-    """How much to replay, and what to remove before the checkpoints."""
+    """The range to replay, and what to remove before the checkpoints."""
 
     sample_mib: int = Field(
         default=256,

@@ -50,7 +50,7 @@ class Verification:
     by_log: bool
     """Whether the log was run through the chain. Otherwise the stored rows were evolved."""
     problem: str = ""
-    """Why the checkpoint must not be trusted. Empty if everything agrees."""
+    """Reason that the checkpoint must not be trusted. Empty if everything agrees."""
 
 
 def choose_start(

@@ -30,7 +30,7 @@ from millrace.tables.wal.table import WalTable
 
 
 class WalTrimReport(OperationReport):
-    """What a PChannel's WAL removed by its retention, or could remove. VACUUM frees the bytes."""
+    """Rows that a PChannel's WAL removed by its retention, or could remove. VACUUM frees the bytes."""
 
     pchannel: str
     base_tick: int

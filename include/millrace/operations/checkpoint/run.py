@@ -55,7 +55,7 @@ class ChannelCheckpoint(OperationReport):
 
 
 class LogTruncation(OperationReport):
-    """What the log of a PChannel freed, or could free."""
+    """Space that the log of a PChannel freed, or could free."""
 
     pchannel: str
     begin: str

@@ -18,7 +18,7 @@ from millrace.tables.collections.layout import rows_name, stored_collection_ids
 
 
 class SyncedTables(NamedTuple):
-    """What a call synced."""
+    """The result of a sync."""
 
     files: int
     tables: int

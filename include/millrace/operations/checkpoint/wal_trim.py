@@ -31,7 +31,7 @@ ATTEMPTS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class TrimResult:
-    """What was, or could be, removed of one PChannel."""
+    """Rows that were, or could be, removed of one PChannel."""
 
     pchannel: str
     time_tick: int

@@ -10,7 +10,7 @@ from millrace.operations.operation import Operation, OperationParams
 
 
 class CompactionParams(OperationParams):
-    """What to compact, from which sizes on, and how far back reads at a time tick must reach afterwards."""
+    """Tables to compact, minimum sizes, and the history that reads at a time tick must still reach afterwards."""
 
     collections: tuple[str, ...] = Field(
         default=(),

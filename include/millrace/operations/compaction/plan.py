@@ -54,7 +54,7 @@ class CollectionPlan:
 
     collection: FlushedCollection
     history_tick: int
-    """Nothing after this tick is folded in."""
+    """Last tick that is folded in."""
     rows: TableHandle
     deletes: TableHandle | None
     rows_uri: str
@@ -66,7 +66,7 @@ class CollectionPlan:
     published: str = ""
     """URI of the published table; empty if it hides nothing."""
     vectors: Mapping[str, Vector] = field(default_factory=dict)
-    """By file of the rows table the vector of the rows that the published version hides."""
+    """For each file of the rows table, the vector of the rows that the published version hides."""
     fold_tick: int = 0
     """Tick up to which deletes and drops are folded in. 0: nothing is folded."""
     drops: HiddenRanges = field(default_factory=HiddenRanges)

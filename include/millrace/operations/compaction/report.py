@@ -1,4 +1,4 @@
-"""What compaction found and did, as plain data for the task's result, the UI and the history."""
+"""The report of a compaction, as plain data for the task's result, the UI and the history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TableCompaction(OperationReport):
-    """What was found in one table and what was done. A dry run changes nothing."""
+    """Findings and work in one table. A dry run changes nothing."""
 
     files: int = 0
     """Live files at the start."""
@@ -103,7 +103,7 @@ class CompactionReport(OperationReport):
 
 
 class CollectionNeed(OperationReport):
-    """What compaction would find in one collection, according to the Delta logs."""
+    """Potential of a compaction of one collection, according to the Delta logs."""
 
     collection_id: int
     name: str

@@ -75,7 +75,7 @@ def published_tables(settings: Settings, collection_ids: list[int] | None) -> di
 
 
 class Vacuumed(NamedTuple):
-    """What VACUUM removed, or would remove in a dry run."""
+    """Files that VACUUM removed, or would remove in a dry run."""
 
     files: dict[str, int]
     """Files by table."""

@@ -24,7 +24,7 @@ from millrace.runtime.launch.command import home_folder
 
 MODULE: Final = "millrace_airflow.housekeeping"
 STOP_SECONDS: Final = 20.0
-"""How long the process may take to end its transaction when the run is stopped."""
+"""Time that the process may take to end its transaction when the run is stopped."""
 _DATABASE: Final = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 _BLOCKED: Final = "airflow-db-not-allowed"
 """Scheme of the address that Airflow gives to processes of tasks instead of the database's."""

@@ -18,11 +18,11 @@ ALL_AREAS: Final[tuple[Area, ...]] = (
     "quality",
     "uploads",
 )
-"""What is trimmed, each by a setting (docs/operating.md, "What grows")."""
+"""Areas to trim, each by a setting (docs/operating.md, "What grows")."""
 
 
 class HousekeepingParams(OperationParams):
-    """What to trim."""
+    """Areas to trim, and how."""
 
     areas: tuple[Area, ...] = Field(
         default=ALL_AREAS,

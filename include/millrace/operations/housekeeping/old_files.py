@@ -20,7 +20,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class Removed:
-    """What was removed, or would be in a dry run."""
+    """Files that were removed, or would be in a dry run."""
 
     files: int = 0
     bytes: int = 0

@@ -44,7 +44,7 @@ DAY: Final = 86_400.0
 
 
 class AreaReport(OperationReport):
-    """What one area freed, or could free."""
+    """Space that one area freed, or could free."""
 
     area: str
     retention_days: float = Field(description="0: everything is kept.")
@@ -56,7 +56,7 @@ class AreaReport(OperationReport):
 
 
 class HousekeepingReport(OperationReport):
-    """What a run freed, by area."""
+    """Space that a run freed, by area."""
 
     dry_run: bool
     areas: tuple[AreaReport, ...] = ()

@@ -40,7 +40,7 @@ class MoveJournal(Closeable):
         self._path = path
         self._lock = threading.Lock()
         self.files: dict[str, tuple[StoredFile, str] | None] = {}
-        """By name: what was proven, with the mark that the source had; None: begun, or not compared."""
+        """For each file, its proven copy, with the mark that the source had; None if begun, or not compared."""
         continued = self._read(target)
         make_folder(path.parent)
         self._file = path.open("a" if continued else "w", encoding="utf-8")

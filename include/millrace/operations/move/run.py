@@ -115,7 +115,7 @@ TABLE_FOLDERS: Final = (
 
 
 class MoveReport(OperationReport):
-    """What was moved, or would be."""
+    """Tables that were moved, or would be."""
 
     source: str = Field(description="Where the tables were.")
     target: str = Field(description="Where they are now.")
@@ -200,7 +200,7 @@ def _target(settings: Settings, place: TablesPlace, params: MoveParams) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What one pass found, and sent."""
+    """Findings of one pass, and the files it sent."""
 
     tables: int
     files: int

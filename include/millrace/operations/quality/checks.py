@@ -42,7 +42,7 @@ class CheckResult:
     sample: tuple[str, ...] = ()
     """Unexpected values as JSON, with the ids of their rows if the table has ids."""
     error: str = ""
-    """Why the check could not run. The check counts as failed."""
+    """Reason that the check could not run. The check counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)

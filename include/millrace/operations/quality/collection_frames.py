@@ -60,7 +60,7 @@ class StoredCollection:
     folded_tick: int
     """Deletes up to this tick are folded into the rows."""
     flushed_ticks: Mapping[str, int]
-    """By VChannel: the tick up to which the tables have rows and deletes. Later than the checkpoint's for a moment."""
+    """For each VChannel, the tick up to which the tables have rows and deletes. Briefly later than the checkpoint's."""
 
     @property
     def pchannels(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ ALL_TABLES: Final[tuple[TableGroup, ...]] = ("wal", "segments", "checkpoints", "
 
 
 class QualityParams(OperationParams):
-    """What to check, over which range, and what to do with a slice that fails."""
+    """Tables and range to check, and the treatment of a slice that fails."""
 
     tables: tuple[TableGroup, ...] = Field(default=ALL_TABLES, min_length=1, description="Tables to check.")
     collections: tuple[str, ...] = Field(

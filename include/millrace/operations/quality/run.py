@@ -155,7 +155,7 @@ def _run(
 
 @dataclass(slots=True)
 class Selection:
-    """What a run found to check besides the frames, and what it may record as checked."""
+    """Other things that a run found to check besides the frames, and those that it may record as checked."""
 
     covered: Coverage
     small: list[SmallCollection] = field(default_factory=list)

@@ -34,10 +34,10 @@ class DeploymentSnapshot:
     known: Mapping[int, Mapping[str, VChannelInfo]]
     """VChannels of the collections that are not dropped."""
     collections: Mapping[int, StoredCollection]
-    """Those of them that have tables and are not known to be unchanged."""
+    """Collections that have tables and are not known to be unchanged."""
     wal: WalVersion
     unchanged: frozenset[str]
-    """Of `wal` and `checkpoints`: the tables that have not changed since their last check passed."""
+    """Those of `wal` and `checkpoints` that have not changed since their last check passed."""
 
     @property
     def flushed_ticks(self) -> dict[str, int]:

@@ -60,7 +60,7 @@ class QualityState:
     revision: int = 0
     """Number of runs and releases so far."""
     checked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By table and PChannel: the tick up to which everything passed or was released."""
+    """For each table and PChannel, the tick up to which everything passed or was released."""
     blocks: tuple[Block, ...] = ()
 
     def checked_ticks(self, table: str) -> Mapping[str, int]:

@@ -48,7 +48,7 @@ from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 
 Contents = Literal["none", "since", "all"]
-"""What is compared of a PChannel's WAL: nothing, the part after its newest checkpoint, or all of it."""
+"""Part of a PChannel's WAL to compare: nothing, the part after its newest checkpoint, or all of it."""
 
 QUERIES = ("streaming-node", "flusher")
 """Queries with progress files in the run folder."""

@@ -54,7 +54,7 @@ class RecoveryFinding(BaseModel):
 
 
 class RepairResult(BaseModel):
-    """What was done about one finding."""
+    """The action taken on one finding."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""Where a repair or a diagnosis starts to run a PChannel's log through the chain again.
+"""The start of a replay: where a repair or a diagnosis begins to run a PChannel's log through the chain again.
 
 At the log's first entry or, if that is truncated, at a recovery checkpoint that the log still reaches back to. Such a
 checkpoint is a state that a replay has confirmed, with the totals of the WAL up to there.

@@ -48,7 +48,7 @@ MANUAL_REPAIRS: Final = {
     "log_regressed": "no repair is possible: restore the log (docs/operating.md)",
     "staged_file_damaged": 'no repair is possible: put the file back (docs/tables.md, "staged")',
 }
-"""What a person must do for findings that have no automatic repair."""
+"""Work for a person on findings that have no automatic repair."""
 
 ROUNDS: Final = 3
 """Maximum number of diagnoses after repairs. Collections can be compared only once the WAL is intact."""

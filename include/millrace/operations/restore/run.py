@@ -54,7 +54,7 @@ class CollectionRestoreReport(OperationReport):
     digest: str
     """Row count and two hash sums, equal for source and copy. Spark's hashes differ from Arrow's."""
     ticks: dict[str, int]
-    """Of a restore in place: tick of the Import by VChannel."""
+    """Tick of the Import on each VChannel, for a restore in place."""
     dry_run: bool
     seconds: float
 

@@ -1,4 +1,4 @@
-"""Which rules of a schema a restored collection is created with, and which it gets after its rows.
+"""The rules of a restored collection's schema: those it is created with, and those it gets after its rows.
 
 A rule that every version of the schema had up to the restored time holds for every row. A later rule need not: adding a
 rule does not check existing rows, but the restore writes them as new rows.

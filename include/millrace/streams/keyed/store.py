@@ -52,7 +52,7 @@ class Base:
     ended: bool
     """Whether the stream has ended with its last batch."""
     files: Mapping[tuple[int, str], str]
-    """By shard and name of the state's table, its file."""
+    """File of each of the state's tables, by shard and name."""
     stale: Sequence[str]
     """Files of older states."""
 

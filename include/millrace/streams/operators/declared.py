@@ -156,7 +156,7 @@ class AsOfOf(_Model):
     left: tuple[str, ...] = ()
     """Columns of the stream in the answer. Default: all but the change columns."""
     policy: Literal["min", "max"] | None = None
-    """Which side's watermark counts: the slower side's ("min") or the faster one's ("max").
+    """The side whose watermark counts: the slower one ("min") or the faster one ("max").
 
     The default is "min", but "max" for ``_log_time``: a side that seldom changes would hold back all answers.
     """

@@ -58,7 +58,8 @@ class Windows(Operator):
     keys: tuple[str, ...]
     time: str
     aggregates: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    """By column of the answer, (function, column): count, sum, min, max or avg. A count of None counts rows."""
+    """(function, column) of each column of the answer; functions are count, sum, min, max and avg. A count of None
+    counts rows."""
     size: timedelta | int | None = None
     slide: timedelta | int | None = None
     gap: timedelta | int | None = None

@@ -47,7 +47,7 @@ class VerifiedBase:
     confirmed: MessageId = FIRST_ID
     catalog_bytes: bytes = field(default_factory=lambda: WalCatalog().to_bytes())
     collections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By collection: the number of rows and deletes compared."""
+    """Number of rows and deletes compared, by collection."""
     path: str | None = None
 
 

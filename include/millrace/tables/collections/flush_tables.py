@@ -90,7 +90,7 @@ class Checkpoint:
     snapshot: CatalogSnapshot | None = None
     """The row with the whole catalog: this one, or the one that this one's changes follow."""
     changes: CatalogChanges = field(default_factory=CatalogChanges)
-    """What changed in the catalog since `snapshot`."""
+    """Changes in the catalog since `snapshot`."""
 
     @property
     def catalog(self) -> WalCatalog:

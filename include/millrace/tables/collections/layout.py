@@ -1,4 +1,4 @@
-"""Where the tables of collections lie, the move of an earlier build's tables to there, and links by name.
+"""The layout of collections' tables, the move of an earlier build's tables to it, and links by name.
 
     tables/<id>/          the published table, with its log
     tables/<id>/_rows/    the rows table, a Delta table of its own, whose files the published table names

@@ -46,7 +46,7 @@ class StagedFiles:
 
     place: object
     earlier: object = None
-    """Where files are looked for that are not at `place`. None: nowhere."""
+    """Place to look for files that are not at `place`. None: nowhere."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:

@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class IndexWork:
-    """What upkeep of an index cost."""
+    """The cost of an index's upkeep."""
 
     files_indexed: int = 0
     rows_indexed: int = 0

@@ -1,4 +1,4 @@
-"""What is found by a key index: the rows that deletes hit, and the rows of keys, by file and position.
+"""Lookups by a key index: the rows that deletes hit, and the rows of keys, by file and position.
 
 Three steps, the cheapest first: the bounds of ticks and keys of each file, which cost nothing and leave out every old
 file if keys grow with time; the index; and for what the index cannot decide, the columns of the candidates' row groups.
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LookupWork:
-    """What a lookup cost."""
+    """The cost of a lookup."""
 
     files_excluded: int = 0
     """Files that bounds of ticks or keys left out."""
@@ -54,7 +54,7 @@ class Hits:
     """Rows that deletes hit."""
 
     positions: Mapping[str, Int64s]
-    """By file, ascending. Files without a hit are not there."""
+    """Positions by file, ascending. Files without a hit are left out."""
     work: LookupWork
 
     @property
@@ -64,10 +64,10 @@ class Hits:
 
 @dataclass(frozen=True, slots=True)
 class KeyPlaces:
-    """Where rows of keys may be."""
+    """The places where rows of keys may be."""
 
     positions: Mapping[str, Int64s]
-    """By covered file, ascending: rows whose key has the hash of one of the keys."""
+    """Positions by covered file, ascending: rows whose key has the hash of one of the keys."""
     unknown: tuple[str, ...]
     """Files that the index does not cover and that may have such rows."""
     unknown_rows: int
@@ -82,7 +82,7 @@ class _Wanted:
     hashes: KeyHashes
     last: Int64s
     last_everywhere: Int64s
-    """Of the deletes that name no partition; -1 without any."""
+    """Last tick of the deletes that name no partition; -1 without any."""
 
 
 def find_hits(

@@ -35,7 +35,7 @@ LOOK_SECONDS: Final = 60.0
 _MOST: Final = 1024
 _BLOCK_BYTES: Final = 4 << 20
 _looks: dict[Path, float] = {}
-"""When readers of this process last looked, by folder; the newest of them."""
+"""Times at which readers of this process last looked, by folder, for the newest folders."""
 
 _log = logging.getLogger(__name__)
 

@@ -183,9 +183,9 @@ class _Files:
     """Files of the rows table that are read in one way."""
 
     actions: pa.Table
-    """As :meth:`TableHandle.actions` has them."""
+    """The files, in the form of :meth:`TableHandle.actions`."""
     hidden: Mapping[str, Positions]
-    """By file the rows to leave out."""
+    """Rows to leave out, by file."""
     judged: bool
     """Whether no delete hits one of the other rows."""
 
@@ -224,7 +224,7 @@ class _Look:
             if all(self._says_bounds(name) for name in arrow_filter.fields):
                 self._coarse = _both(self._coarse, arrow_filter.expression)
         self._candidates: Mapping[str, Positions] = {}
-        """By file, the only rows that may have the wanted keys."""
+        """For each file, the only rows that may have the wanted keys."""
         files = self._chosen_files()
         masked = {} if plan.base is None or files is None else plan.base.judged(files)
         since = self._judged_until(files, masked)

@@ -1,4 +1,4 @@
-"""How far a collection can be read, including what the log knows: an idle PChannel does not delay a read.
+"""The tick up to which a collection can be read, with the help of the log: an idle PChannel does not delay a read.
 
 The ``wal`` table's tick of an idle PChannel does not move, because a tick without news becomes no row. So a reader asks
 the append host how far each PChannel is decided. What the table lacks up to there comes from the host, too, in the same
@@ -58,12 +58,12 @@ class TickSource(Protocol):
 
 
 class ConfirmedTicks(NamedTuple):
-    """How far the ``wal`` table is complete."""
+    """The completeness of the ``wal`` table."""
 
     ticks: dict[str, int]
-    """By PChannel, the tick up to which it is complete."""
+    """For each PChannel, the tick up to which it is complete."""
     missing: str
-    """What the read still waits for and how to get it; empty if nothing."""
+    """The event that the read still waits for, and how to get it; empty if there is none."""
 
 
 def confirm_ticks(
@@ -86,9 +86,10 @@ def confirm_ticks(
     ticks: dict[str, int] = {}
     whole: dict[str, int] = {}
     unasked: dict[str, MillraceError] = {}
-    """By PChannel why its tick is not known."""
+    """Reason that a PChannel's tick is not known."""
     lacking: dict[str, tuple[int, int]] = {}
-    """By PChannel, the (table version, tick) at which rows are known to be missing. Checked again once either moves."""
+    """For each PChannel, the (table version, tick) at which rows are known to be missing. Checked again once either
+    moves."""
     target = at or 0
     wal: WalTable | None = None
     while True:

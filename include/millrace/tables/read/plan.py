@@ -56,7 +56,7 @@ class WalTail:
     checkpoint: Checkpoint
     range: WalRange
     row_ticks: dict[str, int]
-    """By VChannel: the tick up to which the rows table is complete."""
+    """For each VChannel, the tick up to which the rows table is complete."""
     delete_ticks: dict[str, int]
     staged_bytes: int = 0
     """Size of the staged files that its imports name."""
@@ -123,7 +123,7 @@ class ReadPlan:
     deletes: TableHandle | None
     tails: tuple[WalTail, ...]
     base: PublishedBase | None = None
-    """What is published up to the tick; None if nothing is, or nothing hides a row."""
+    """The published version at the tick; None if there is none, or if nothing hides a row."""
 
     def tail_bytes(self) -> int:
         """Return the approximate size of the tails' WAL and staged files. Reads one file of each tail."""

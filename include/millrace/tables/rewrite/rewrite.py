@@ -52,7 +52,7 @@ _PLACE: Final = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
 
 @dataclass(frozen=True, slots=True)
 class DeadRowFilter:
-    """What makes a row dead: the deletes up to a tick, and dropped partitions and collections."""
+    """The causes of dead rows: the deletes up to a tick, and dropped partitions and collections."""
 
     key: tuple[str, ...]
     tick: int
@@ -67,7 +67,7 @@ class DeadRowFilter:
 
 @dataclass(frozen=True, slots=True)
 class RewriteJob:
-    """What all groups of one table share: plain data that is sent to every task."""
+    """Shared data of all groups of one table, which is sent to every task."""
 
     uri: str
     """URI of the table."""
@@ -113,9 +113,9 @@ class RewriteResult:
     rows_in: int = 0
     rows_out: int = 0
     unchanged: bool = False
-    """Nothing was written, because the single file has no dead row."""
+    """Whether nothing was written, because the single file has no dead row."""
     error: str | None = None
-    """Why the group failed. Nothing of it is left on disk."""
+    """Reason that the group failed. Its new files are removed."""
     rows_apart: int = 0
     """Rows of other files that were set apart."""
 

@@ -54,7 +54,7 @@ ROW_BYTES: Final = 400
 """Bytes that a row takes at least, most of them in columns that compress."""
 
 FOLLOWED_SECONDS: Final = 5.0
-"""How long a reader counts as following the table after its last call of :func:`follow`."""
+"""Time for which a reader counts as following the table after its last call of :func:`follow`."""
 
 _FOLLOW_SECONDS: Final = 1.0
 

@@ -185,7 +185,7 @@ class WalTable:
         self._positions: dict[str, WalPosition] = {}
         """The last position that was read of each PChannel."""
         self._found: dict[str, dict[str, _FoundRow]] = {}
-        """By PChannel and file, its state rows that were read."""
+        """State rows that were read, by PChannel and file."""
 
     @classmethod
     def create(cls, uri: object) -> Self:

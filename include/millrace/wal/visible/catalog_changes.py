@@ -1,4 +1,4 @@
-"""What changed in a PChannel's catalog since a snapshot of it: what a checkpoint stores instead of the whole catalog.
+"""Changes in a PChannel's catalog since a snapshot of it, which a checkpoint stores instead of the whole catalog.
 
 Changes are cumulative, so that a reader needs the snapshot and one row of changes. They name the snapshot by tick and
 digest: with another one they are not applied.

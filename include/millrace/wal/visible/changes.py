@@ -95,7 +95,7 @@ def change_schema(schema: CollectionSchema, *, principals: bool = False) -> pa.S
 
 @dataclass(slots=True)
 class ChangeStart:
-    """Where a reader of changes starts, and the catalog there."""
+    """Start of a reader of changes, and the catalog there."""
 
     after: ChangePosition
     """No change up to this position is returned."""

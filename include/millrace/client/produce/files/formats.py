@@ -49,7 +49,7 @@ _SUFFIXES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
-    """How a CSV file is written.
+    """The format of a CSV file.
 
     `nulls` are the cell texts that mean null in a nullable field. `dates` and `timestamps` are strptime formats
     (default: ISO 8601).

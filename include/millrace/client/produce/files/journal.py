@@ -36,9 +36,9 @@ class LoadPosition:
     batches: int = 0
     """Acknowledged batches of that file."""
     numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By VChannel the epoch and the next sequence."""
+    """Epoch and next sequence of each VChannel."""
     ticks: dict[str, int] = field(default_factory=dict)
-    """By PChannel a tick after which everything is that is sent from this position on."""
+    """For each PChannel, a tick before everything that is sent from this position on."""
     bad_bytes: int = 0
     """Size of the file of bad rows."""
     counts: dict[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from millrace.wal.state import ChannelState, ProducerState, SequenceResult, VCha
 from millrace.wal.versions import VERSION_4
 
 _USES_SEQUENCE: Final = np.array([True, *(reason not in SEQUENCE_NEUTRAL_REASONS for reason in REASONS)])
-"""By reason code: whether the verdict uses up the sequence number."""
+"""For each reason code, whether the verdict uses up the sequence number."""
 
 
 class _IdleMeasure:
