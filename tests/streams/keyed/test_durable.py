@@ -90,7 +90,7 @@ def test_a_stream_that_has_ended_takes_no_more(tmp_path: Path) -> None:
     durable.batch(0, BATCHES[0])
     assert durable.finish(1)
     assert not durable.finish(1)
-    with pytest.raises(InvalidArgument, match="has ended with batch 1"):
+    with pytest.raises(InvalidArgument, match="ended with batch 1"):
         durable.batch(2, BATCHES[1])
 
 

@@ -137,7 +137,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
         Run(AsOf(("k",), "t", "v", ("k",), (("v", "value"),)), SCHEMA, 0)
     with pytest.raises(InvalidArgument, match="no column other"):
         Run(AsOf(("other",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)
-    with pytest.raises(InvalidArgument, match="one name"):
+    with pytest.raises(InvalidArgument, match="the same name"):
         Run(AsOf(("k",), "t", "right", ("k",), (("v", "k"),)), SCHEMA, 0)
 
 

@@ -91,7 +91,7 @@ class PipelineClient(Closeable):
             raise ServiceUnavailable(
                 f"{self.address} is not a pipeline service, or runs an older build: it has no {method} {path}"
             )
-        error = {"code": said["code"], "message": said["message"], "attributes": {}}
+        failure = {"code": said["code"], "message": said["message"], "attributes": {}}
         if said["code"] == PipelineInvalid.code:
             problems = said.get("problems") or []
             for each in problems:
@@ -99,7 +99,7 @@ class PipelineClient(Closeable):
             raise PipelineInvalid(
                 f"the declaration has {len(problems)} problem{'s' * (len(problems) != 1)}", problems=problems
             )
-        raise error_from_bytes(json.dumps(error).encode())
+        raise error_from_bytes(json.dumps(failure).encode())
 
     def close(self) -> None:
         self._client.close()

@@ -115,7 +115,10 @@ def row(name: str, condition: str | None = None) -> Part:
 
 
 def permute(*parts: Part) -> Part:
-    """Match all `parts` in any order, preferring orders as SQL's PERMUTE does. Raises InvalidArgument."""
+    """Return a part that matches all `parts` in any order, preferring orders as SQL's PERMUTE does.
+
+    Raises InvalidArgument for too many parts.
+    """
     return Part(made.permute(*(each.pattern for each in parts)))._with(
         made.permute(*(each.pattern for each in parts)), parts
     )
