@@ -128,13 +128,13 @@ class WithSet:
 @pytest.mark.parametrize(
     ("source", "key", "words"),
     [
-        ({"id": "int64"}, None, "say which column is the primary key"),
+        ({"id": "int64"}, None, "name the primary key"),
         ({"id": "integer"}, "id", "unknown type 'integer'; one of bool, int8"),
         ({"id": 7}, "id", "the type of 'id' is text, such as \"int64\""),
         ({"id": "int64"}, "key", "the primary key 'key' is no field"),
         (WithSet, "id", "field 'seen': set[int] has no type here; a class has bool, int"),
         (int, "id", "int is neither a dataclass"),
-        (7, "id", "int is no schema: give a dict of types by column"),
+        (7, "id", "int is not a schema: pass a dict of types by column"),
     ],
 )
 def test_what_is_no_schema_is_refused_in_words(source: object, key: str | None, words: str) -> None:
@@ -203,7 +203,7 @@ def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None
         ([{"id": 1}, None], "row 1 is NoneType"),
         ([{"id": 1, "city": "Oslo"}], "has no column 'city'; it has id, name"),
         ([{"name": "a"}], "the column 'id' is missing"),
-        ([{"id": 1, "name": 5}, {"id": 2, "name": "x"}], "the column 'name' is no list of values of one type"),
+        ([{"id": 1, "name": 5}, {"id": 2, "name": "x"}], "the column 'name' is not a list of values of one type"),
         ({"id": [1, 2], "name": ["a"]}, "these columns make no table"),
         ([{"id": 1.5}], "the column 'id' is not int64"),
         ([{"id": None}], "the column 'id' has nulls"),

@@ -192,7 +192,7 @@ def test_positions_of_a_stopped_pipeline_are_shown_and_set(ran: Deployment) -> N
     assert ran.as_json("flows", "offsets", "show", "late-flights") == found
     assert "is no task" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights", "planes-0=3")
     assert "LANE=POSITION" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights")
-    assert "is no position" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights", "flights-0")
+    assert "is not a position" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights", "flights-0")
     registered = ProcessRegistration(ran.settings.run_path)
     said = PipelineStatus(pipeline="late-flights", state=State.RUNNING, pid=os.getpid(), at=time.time())
     status_path(ran.settings, "late-flights").write_text(said.model_dump_json())

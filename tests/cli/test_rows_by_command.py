@@ -147,7 +147,7 @@ def test_an_error_before_the_first_batch_stands_alone(users: Deployment) -> None
     result = users.run("produce", "users", "-", "--partition", "eu", stdin='{"id": 1, "name": }\n')
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert "line 1: it is no JSON at character 19" in result.stderr
+    assert "line 1: it is not JSON at character 19" in result.stderr
     sent = users.run("produce", "users", "-", "--partition", "eu", "--batch-rows", "1", stdin='{"id": 1}\nnot\n')
     assert sent.stdout.startswith("Accepted 1 row in 1 message")
 

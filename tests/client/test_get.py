@@ -104,7 +104,7 @@ def test_history_without_keys_takes_no_columns(shop: Database, items: Definition
     target = shop.collection(items.name)
     with pytest.raises(InvalidArgument, match="columns and deadline are for the history of keys"):
         target.history(columns="name")
-    with pytest.raises(InvalidArgument, match="no keys of collection"):
+    with pytest.raises(InvalidArgument, match="not keys of collection"):
         target.history(["a"])
     assert target.history()["operation"].to_pylist()[0] == "create"
 

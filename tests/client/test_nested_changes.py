@@ -59,7 +59,7 @@ def test_paths_become_the_wider_type_of_the_whole_field() -> None:
     [
         ({"rename": {"at.x": "deep"}}, "'deep' stands twice in a struct"),
         ({"rename": {"at.x": "x"}}, "'at.x' has that name"),
-        ({"rename": {"at.x": "at.y"}}, "'at.x' stays where it is: say its new name alone, 'y'"),
+        ({"rename": {"at.x": "at.y"}}, "'at.x' stays in its place: give only its new name, 'y'"),
         ({"rename": {"at.z": "y"}}, "'at.z': there is no field 'z'; there are x, deep"),
         ({"rename": {"at.x.z": "y"}}, "'z' would lie in a value of int8"),
         ({"rename": {"at.x": "_y"}}, "underscore"),

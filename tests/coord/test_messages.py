@@ -164,7 +164,7 @@ def test_what_one_vchannel_would_refuse_none_gets(coordinator: Coordinator, log:
         (lambda made: [replace(made[0], producer_id=COORDINATOR_ID)], InvalidArgument, "has no producer"),
         (lambda made: [replace(made[0], payload=b"x" * (MAX_MESSAGE_BYTES + 1))], EntryTooLarge, "262,145 bytes"),
         (lambda made: [replace(made[0], collection_id=99)], CollectionNotFound, "no collection 99"),
-        (lambda made: [replace(made[0], vchannel="dml_0_9v9")], InvalidArgument, "is no VChannel of collection"),
+        (lambda made: [replace(made[0], vchannel="dml_0_9v9")], InvalidArgument, "is not a VChannel of collection"),
         (
             lambda made: [builders.drop_collection(vchannel=made[0].vchannel, collection_id=1, term=0)],
             InvalidArgument,

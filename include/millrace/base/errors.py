@@ -532,7 +532,7 @@ class CallbackFailed(MillraceError):
 
 
 class TooManyBroadcasts(MillraceError):
-    """Too many broadcasts are open: nothing was stored. `millrace broadcasts` shows what they wait for."""
+    """Too many broadcasts are open: nothing was stored. `millrace broadcasts` shows the channels that they wait for."""
 
     retriable = True
 

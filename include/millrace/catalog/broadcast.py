@@ -113,7 +113,7 @@ def message_from_json(value: Mapping[str, Any]) -> MutableMessage:
             type=MessageType[value["type"]], vchannel=value["vchannel"], term=0, payload=payload, **numbers
         )
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise InvalidArgument(f"this is no message of a broadcast: {error!r}") from None
+        raise InvalidArgument(f"this is not a message of a broadcast: {error!r}") from None
 
 
 def content_digest(messages: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow ha
         if columns is not None and not all(isinstance(each, str) for each in (*columns,)):
             raise InvalidArgument("columns are given by their names")
         if isinstance(columns, dict):
-            raise InvalidArgument("columns are given by their names: compute others from what comes")
+            raise InvalidArgument("columns must be names: compute other columns from the result")
         return CollectionScanner(self._scan, self.schema, columns, filter)
 
     def count_rows(self, filter: pc.Expression | None = None, **_: object) -> int:

@@ -97,7 +97,7 @@ def _inside_of(
             prefix = shown[: -len(path[-1])]
             if to.startswith(prefix):
                 raise InvalidArgument(
-                    f"{shown!r} stays where it is: say its new name alone, {to.removeprefix(prefix)!r}"
+                    f"{shown!r} stays in its place: give only its new name, {to.removeprefix(prefix)!r}"
                 )
             return RenameNestedField(outer.name, tuple(path), to)
         case MakeNullable():

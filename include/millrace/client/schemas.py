@@ -125,16 +125,14 @@ def _schema(
         if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
             raise InvalidArgument("a schema has its key, event time and on_duplicate already: do not give them again")
         if generated_key is not None and (generated_key, True) != (source.primary_key, source.generated_key):
-            raise InvalidArgument("a schema says already whether its key is generated: say nothing of it beside it")
+            raise InvalidArgument("the schema already says whether its key is generated: leave the argument out")
         return source
     if generated_key is not None:
         if key not in (None, generated_key):
             raise InvalidArgument(f"the key is generated as {generated_key!r}: do not give another key")
         return with_generated_key(_fields(source), generated_key, event_time=event_time, on_duplicate=on_duplicate)
     if key is None:
-        raise InvalidArgument(
-            "say which column is the primary key: key=... (or generated_key=..., where rows have none)"
-        )
+        raise InvalidArgument("name the primary key: key=... (or generated_key=..., where rows have none)")
     names = normalize_key_names(key)
     fields = _fields(source)
     if isinstance(source, Mapping | type):  # Arrow's fields are nullable unless they say otherwise
@@ -296,7 +294,7 @@ def arrow_schema(source: Any) -> pa.Schema:
         try:
             return pa.Schema.from_pandas(with_named_index(source), preserve_index=False).remove_metadata()
         except CONVERSION_ERRORS as error:
-            raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
+            raise InvalidArgument(f"the DataFrame is not a table with one type per column: {error}") from None
     if hasattr(source, "mapInArrow"):  # Spark, whose own Arrow stream (4.2) has no timestamps
         return source.limit(0).toArrow().schema
     if hasattr(source, "__arrow_c_schema__"):
@@ -304,6 +302,6 @@ def arrow_schema(source: Any) -> pa.Schema:
     if hasattr(source, "__arrow_c_stream__"):
         return reader_of(source).schema
     raise InvalidArgument(
-        f"{type(source).__name__} is no schema: give a dict of types by column, a pyarrow schema, a dataclass or a"
+        f"{type(source).__name__} is not a schema: pass a dict of types by column, a pyarrow schema, a dataclass or a"
         " DataFrame"
     )

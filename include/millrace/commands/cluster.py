@@ -260,7 +260,7 @@ def drain(
             if not end.pause(_POLL):
                 break
     if left and wait:
-        raise DeadlineExceeded(f"{name} still has {', '.join(left)} after {wait:g} s; it goes on being emptied")
+        raise DeadlineExceeded(f"{name} still has {', '.join(left)} after {wait:g} s; the node is still being drained")
     typer.echo(f"{name} is being emptied: it has {', '.join(left)}." if left else f"{name} has nothing any more.")
 
 

@@ -85,7 +85,7 @@ def parse_name(name: str) -> None:
     """Raise InvalidSettings unless `name` is a setting that may change while Millrace runs."""
     if name not in LIVE:
         raise InvalidSettings(
-            f"{name} is no setting that changes while Millrace runs; those are {', '.join(sorted(LIVE))}"
+            f"{name} is not a setting that can change while Millrace runs; these can: {', '.join(sorted(LIVE))}"
         )
 
 

@@ -122,5 +122,5 @@ def _keys(collection: CollectionInfo, texts: list[str]) -> pa.RecordBatch:
         columns = [pa.array(values).cast(each.type) for each, values in fields]
     except pa.ArrowException as error:
         wanted = ", ".join(f"{each.name} {each.type}" for each in schema)
-        raise InvalidArgument(f"these are no keys of {collection.name} ({wanted}): {error}") from None
+        raise InvalidArgument(f"these are not keys of {collection.name} ({wanted}): {error}") from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -353,7 +353,7 @@ def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
     words = f"whose key ({', '.join(key)}) is there already"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidArgument(
-            f"choose what happens to a row {words}: --on-duplicate replace (the new row takes the place of the older"
+            f"choose what happens to a row {words}: --on-duplicate replace (the new row replaces the older"
             " one; the same"
             " load again changes nothing) or --on-duplicate keep (both stay: for data that is only appended)"
         )

@@ -127,5 +127,5 @@ def _moment(text: str) -> float:
         return (found.replace(tzinfo=UTC) if found.tzinfo is None else found).timestamp()
     except (ValueError, OverflowError):
         raise InvalidArgument(
-            f"{text[:100]!r} is no time for a token to run out: write 30d, 12h, 15m or 2027-01-31T12:00:00Z"
+            f"{text[:100]!r} is not an expiry time of a token: write 30d, 12h, 15m or 2027-01-31T12:00:00Z"
         ) from None

@@ -448,7 +448,7 @@ class Coordinator(Closeable):
             raise CollectionNotFound(f"there is no collection {number}: it may have been dropped")
         for each in messages:
             if each.collection_id == number and each.vchannel not in found.vchannels:
-                raise InvalidArgument(f"{each.vchannel!r} is no VChannel of collection {found.name!r}")
+                raise InvalidArgument(f"{each.vchannel!r} is not a VChannel of collection {found.name!r}")
         return found
 
     def _message_callbacks(self, kind: str) -> BroadcastCallbacks | None:

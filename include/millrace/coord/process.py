@@ -128,7 +128,7 @@ def follow_settings(balancer: Balancer, live: LiveSettings) -> None:
     try:
         balancer.use_policy(policy_of(found))
     except InvalidSettings as error:
-        _log.warning("the balancer goes on with its former policy: %s", error)
+        _log.warning("the balancer continues with its former policy: %s", error)
 
 
 def rebalance_limits(settings: Settings) -> RebalanceLimits:

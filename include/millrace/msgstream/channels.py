@@ -112,7 +112,7 @@ class MsgChannels:
         known, there = self._described(), set(self._service.names())
         for name in request.channel_names:
             if name not in known:
-                raise ChannelNotFound(f"{name!r} is no channel that create_channels made, or is destroyed already")
+                raise ChannelNotFound(f"{name!r} was not made by create_channels, or is destroyed already")
         for name in dict.fromkeys(request.channel_names):
             if name in there:
                 self._service.drop(name)
@@ -129,7 +129,7 @@ class MsgChannels:
         wanted = (request.channel_names if request is not None else ()) or sorted(known)
         for name in wanted:
             if name not in known:
-                raise ChannelNotFound(f"{name!r} is no channel that create_channels made, or is destroyed already")
+                raise ChannelNotFound(f"{name!r} was not made by create_channels, or is destroyed already")
         return DescribeChannelResponse([known[name] for name in wanted])
 
     def trim_channels(self, channel_names: Sequence[str]) -> dict[str, int]:

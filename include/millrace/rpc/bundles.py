@@ -57,7 +57,7 @@ def decode_bundle(values: pa.LargeBinaryArray, metadata: bytes) -> list[BundledA
                 begin += count
             case _:
                 raise InvalidArgument(
-                    f"{part!r} is no append of a bundle: write [PChannel, number of entries, seconds to wait]"
+                    f"{part!r} is not an append of a bundle: write [PChannel, number of entries, seconds to wait]"
                 )
     if begin != len(values):
         raise InvalidArgument(f"the appends of the bundle have {begin} entries, but the message {len(values)}")

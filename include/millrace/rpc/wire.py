@@ -88,7 +88,7 @@ def log_id(value: object) -> LogId:
         case [int(ledger), int(entry)] if all(-_LARGEST <= part <= _LARGEST for part in (ledger, entry)):
             return LogId(ledger, entry)
         case _:
-            raise InvalidArgument(f"{value!r} is no position: write it as [ledger, entry]")
+            raise InvalidArgument(f"{value!r} is not a position: write it as [ledger, entry]")
 
 
 def optional_log_id(value: object) -> LogId | None:

@@ -357,7 +357,7 @@ class PublishedTable:
             raise InvalidArgument(f"tick {change.tick} is before tick {self.tick}, which {self.uri} has")
         for path in (*removed, *change.mask):
             if path not in live:
-                raise InvalidArgument(f"{path} is no live file of {self.uri} at version {self.version}")
+                raise InvalidArgument(f"{path} is not a live file of {self.uri} at version {self.version}")
         doubled = len(added) < len(change.add) or any(path in live for path in added)
         if doubled or not removed.isdisjoint(change.mask):
             raise InvalidArgument(f"a change of {self.uri} has a file twice, or adds a live file")

@@ -149,7 +149,7 @@ def test_frames_of_every_kind_go_in_with_one_call(shop: Database, items: Collect
     frames += [item_rows(*range(80, 100)).to_reader(), iter(item_rows(*range(100, 120)).to_batches())]
     assert [producer.insert(items, frame).rows for frame in frames] == [20] * 6
     assert stored(items).keys() == set(range(120))
-    with pytest.raises(InvalidArgument, match="no DataFrame"):
+    with pytest.raises(InvalidArgument, match="not a DataFrame"):
         producer.insert(items, 7)
 
 

@@ -225,19 +225,19 @@ def test_arrow_columns_that_a_type_does_not_hold_are_refused(given: pa.Array, ki
 @pytest.mark.parametrize(
     ("given", "kind", "why"),
     [
-        (5, "bool", "number is no bool"),
-        (0.5, "bool", "number is no bool"),
+        (5, "bool", "number is not a bool"),
+        (0.5, "bool", "number is not a bool"),
         (1e300, "float32", "exceeds the range of float32"),
         ("1e400", "float64", "exceeds the range of float64"),
         (Decimal("0.1234567890123456789"), "float64", "more digits than float64"),
         (Decimal("12345678.12"), "float32", "more digits than float32"),
         (datetime(2026, 1, 2, 3), "date", "time of day"),  # noqa: DTZ001
         (datetime(2026, 1, 2, 3, tzinfo=UTC), "date", "time of day"),
-        (5, "date", "does not say its unit"),
-        (5, "timestamp", "does not say its unit"),
-        (5.0, "timestamp_ntz", "does not say its unit"),
-        (datetime(2026, 1, 2), "int64", "no number"),  # noqa: DTZ001
-        (date(2026, 1, 2), "int32", "no number"),
+        (5, "date", "has no unit of time"),
+        (5, "timestamp", "has no unit of time"),
+        (5.0, "timestamp_ntz", "has no unit of time"),
+        (datetime(2026, 1, 2), "int64", "not a number"),  # noqa: DTZ001
+        (date(2026, 1, 2), "int32", "not a number"),
         (datetime(2026, 1, 2, tzinfo=UTC), "timestamp_ntz", "time zone"),
     ],
     ids=str,

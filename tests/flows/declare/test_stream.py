@@ -97,7 +97,10 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"source": AT, "operator": {}}, "one of windows, distinct, pattern, as_of; this has none"),
         ({"source": AT, "operator": {"distinct": {"keys": ["id"]}}, "output_mode": "update"}, "gives each answer once"),
         ({"source": AT, "operator": {"distinct": {"keys": ["id"], "within": "soon"}}}, "'soon' is not a duration"),
-        ({"source": AT, "operator": {"windows": {"size": "1 hour", "aggregates": {"n": "count"}}}}, "is not an aggregate"),
+        (
+            {"source": AT, "operator": {"windows": {"size": "1 hour", "aggregates": {"n": "count"}}}},
+            "is not an aggregate",
+        ),
         ({"source": AT, "operator": {"windows": {"aggregates": {}, "siez": "1 hour"}}}, "operator.windows.siez"),
     ],
 )
@@ -318,14 +321,14 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         bounded = AT | {"watermark": {"column": "at", "delay": "1 hour", "max_ahead": "1 day"}}
         for operator, more, words in [
             ({"distinct": {"keys": ["other"]}}, {}, "error operator: there is no column other"),
-            ({"distinct": {"keys": ["id"]}}, {}, "warning operator: each key is kept for ever"),
+            ({"distinct": {"keys": ["id"]}}, {}, "warning operator: each key is kept forever"),
             ({"distinct": {"keys": ["id"]}}, {"source": AT | {"columns": []}}, "warning source.columns"),
             ({"distinct": {"keys": ["id"]}}, {"late": "nothing"}, "error late.collection"),
             ({"distinct": {"keys": ["id"]}}, {"source": bounded}, "needs the column _time_tick"),
-            ({"distinct": {"keys": ["id"]}}, {"source": arrived}, "warning operator: each key is kept for ever"),
+            ({"distinct": {"keys": ["id"]}}, {"source": arrived}, "warning operator: each key is kept forever"),
             ({"distinct": {"keys": ["id"]}}, {"late": "into"}, "error operator: "),
             (hourly, {}, "error operator: "),
-            ({"windows": {"aggregates": {"n": "count(*)"}}}, {}, "say one of them"),
+            ({"windows": {"aggregates": {"n": "count(*)"}}}, {}, "either a size, or a gap"),
             (
                 {"windows": {"size": "1 hour", "late": "correct", "keep": "1 day", "aggregates": {"id": "count(*)"}}},
                 {},

@@ -96,7 +96,7 @@ def test_properties_are_read_in_spark_s_own_form(settings: Settings, tmp_path: P
         ("spark.hadoop.fs.s3a.access.key abc", "list of processes"),
         ("spark.ssl.keyPassword abc", "list of processes"),
         ("spark.kubernetes.authenticate.oauthToken abc", "list of processes"),
-        ("queue streaming", "no property of Spark"),
+        ("queue streaming", "not a property of Spark"),
     ],
 )
 def test_properties_that_would_change_rows_or_show_secrets_are_refused(

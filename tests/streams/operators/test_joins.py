@@ -102,7 +102,7 @@ def test_each_key_once_within_a_time(
 def test_state_is_one_version_a_key_and_none_behind_the_tolerance() -> None:
     bounded = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10), SCHEMA, 0)
     endless = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)
-    assert "for ever" in endless.warnings[0]
+    assert "forever" in endless.warnings[0]
     for at in range(100):
         each = {"k": f"k{at}", "t": at, "v": 1, "gone": False}
         rows = pa.Table.from_pylist([each | {"right": True}, each | {"right": False}], SCHEMA)

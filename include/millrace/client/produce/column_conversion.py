@@ -126,14 +126,14 @@ def _refuse_guess(values: pa.Array, kind: FieldType) -> None:
     if pa.types.is_integer(kind.arrow) and _is_text(source) and not _has_digits_alone(values):
         plain = pc.match_substring_regex(values, r"^[+-]?[0-9]+$")
         if pc.all(plain).as_py() is False:  # Arrow reads 0x10 as 16
-            raise InvalidArgument(f"{values.filter(pc.invert(plain))[0].as_py()!r:.60} is no whole number in digits")
+            raise InvalidArgument(f"{values.filter(pc.invert(plain))[0].as_py()!r:.60} is not a whole number in digits")
     moment = pa.types.is_timestamp(source) or pa.types.is_date(source)
     if kind.kind == "bool" and _is_number(source):
-        raise InvalidArgument("a number is no bool: compare it with the one you mean")
+        raise InvalidArgument("a number is not a bool: compare it with a number")
     if kind.kind in ("date", "timestamp", "timestamp_ntz") and _is_number(source):
-        raise InvalidArgument("a number does not say its unit: make it a date or a timestamp of the one you mean")
+        raise InvalidArgument("a number has no unit of time: convert it to a date or a timestamp")
     if moment and _is_number(kind.arrow):
-        raise InvalidArgument("a date or a moment is no number: cast it to the unit you mean")
+        raise InvalidArgument("a date or a time is not a number: cast it to a number of some unit")
     if pa.types.is_timestamp(source) and source.tz is not None and kind.kind == "timestamp_ntz":
         raise InvalidArgument("it has a time zone, and timestamp_ntz has none: remove it explicitly")
 
@@ -263,7 +263,7 @@ def _uuid(value: Any) -> str | None:
         return str(UUID(bytes=value))
     if isinstance(value, str) and (_UUID_LAYOUT.match(value.lower()) or len(value) == 32):
         return str(UUID(value))
-    raise ValueError(f"{value!r:.60} is no uuid")
+    raise ValueError(f"{value!r:.60} is not a uuid")
 
 
 def _check_json(text: str | None) -> None:
@@ -275,7 +275,7 @@ def _check_json(text: str | None) -> None:
 
 
 def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _refuse_unknown(given: Iterable[str], kind: FieldType) -> None:

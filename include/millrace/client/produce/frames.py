@@ -63,7 +63,7 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
             yield from _batches(each, schema)
     else:
         raise InvalidArgument(
-            f"{type(frame).__name__} is no DataFrame: give a DataFrame of pandas, Polars (collected) or Spark,"
+            f"{type(frame).__name__} is not a DataFrame: pass a DataFrame of pandas, Polars (collected) or Spark,"
             " pyarrow, or what has"
             " __arrow_c_stream__ (`millrace produce` takes files)"
         )
@@ -139,7 +139,7 @@ def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:
             }
         )
     except CONVERSION_ERRORS as error:
-        raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
+        raise InvalidArgument(f"the DataFrame is not a table with one type per column: {error}") from None
 
 
 def _is_own(dtype: str, field: FieldSpec) -> bool:

@@ -75,7 +75,7 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     if not batches and hasattr(rows, "__arrow_c_stream__"):
         return reader_of(rows).schema.empty_table()  # an empty frame still has columns
     if not batches:
-        raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
+        raise InvalidArgument("the stream of Arrow batches is empty, so its columns are unknown")
     return pa.Table.from_batches(batches)
 
 
@@ -121,7 +121,7 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
         except CONVERSION_ERRORS as error:
             if kind is not None and needs_declared_type(kind):
                 raise InvalidArgument(f"the column {name!r} is not {kind.text}: {error}") from None
-            raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
+            raise InvalidArgument(f"the column {name!r} is not a list of values of one type: {error}") from None
     try:
         return pa.table(arrays)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -321,7 +321,7 @@ def key_rows(keys: Keys, collection: CollectionInfo) -> pa.RecordBatch:
         columns = [_fitted(table.column(field.name), field) for field in schema.key_fields]
     except InvalidArgument as error:
         wanted = ", ".join(f"{field.name} {field.type}" for field in schema.key_fields)
-        raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({wanted}): {error}") from None
+        raise InvalidArgument(f"these are not keys of collection {collection.name!r} ({wanted}): {error}") from None
     found = pa.Table.from_arrays(columns, schema=schema.key_arrow()).combine_chunks().to_batches()
     return found[0] if found else pa.RecordBatch.from_pylist([], schema.key_arrow())
 

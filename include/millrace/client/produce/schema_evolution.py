@@ -72,7 +72,7 @@ def _of_columns(columns: Mapping[str, Any], schema: CollectionSchema) -> list[Sc
         try:
             values = given if isinstance(given, pa.Array | pa.ChunkedArray) else array_of(given)
         except CONVERSION_ERRORS as error:
-            raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
+            raise InvalidArgument(f"the column {name!r} is not a list of values of one type: {error}") from None
         found = type_of_arrow(name, values.type)
         if name not in known:
             made.append(AddField(FieldSpec(name, found.text, True)))

@@ -56,7 +56,7 @@ def set_offsets(
     Example: `millrace flows offsets set flights --reset earliest`
     """
     if bool(put) == bool(reset):
-        raise InvalidArgument("say which positions to set: either LANE=POSITION, or --reset TO")
+        raise InvalidArgument("name the positions to set: either LANE=POSITION, or --reset TO")
     settings = context.settings
     flow = found_flow(settings, name)
     asked = dict(map(_lane, put or ()))
@@ -80,7 +80,9 @@ def set_offsets(
 def _lane(text: str) -> tuple[str, int]:
     lane, _, position = text.rpartition("=")
     if not lane or not (position.isascii() and position.isdigit()):
-        raise InvalidArgument(f"{text[:100]!r} is no position: give a lane and its next position, such as flights-0=17")
+        raise InvalidArgument(
+            f"{text[:100]!r} is not a position: give a lane and its next position, such as flights-0=17"
+        )
     return lane, int(position)
 
 
@@ -119,7 +121,7 @@ def replay(
     from millrace.message.ids import resolve_tick
 
     if (after is None) == (snapshot is None):
-        raise InvalidArgument("say where the flow begins: give either --after or --snapshot")
+        raise InvalidArgument("name the begin of the flow: either --after or --snapshot")
 
     def place(text: str | None) -> int | str | None:
         return text if text in (None, "now") else resolve_tick(int(text) if text.isdigit() else text)

@@ -293,7 +293,7 @@ def offsets(
     Example: `millrace flows service offsets flights --reset earliest`
     """
     if put and reset:
-        raise InvalidArgument("--set and --reset are two ways to change offsets: say one of them")
+        raise InvalidArgument("--set and --reset cannot be combined: use one of them")
     path = f"pipelines/{name}/offsets"
     if put:
         found = _ask(context, "PUT", path, dict(map(_offset, put)))
@@ -338,7 +338,7 @@ def dry_run(
         try:
             documents += [json.loads(line)] if line.strip() else []
         except ValueError as error:
-            raise InvalidArgument(f"{samples}, line {number}, is no JSON: {error}") from None
+            raise InvalidArgument(f"{samples}, line {number}, is not JSON: {error}") from None
     body: dict[str, Any] = {"documents": documents, "newest": newest}
     if declaration is not None:
         body["declaration"] = _named(declaration, name)[1]

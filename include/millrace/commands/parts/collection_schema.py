@@ -44,7 +44,7 @@ def parse_field(text: str) -> FieldSpec:
     """Parse ``name:type`` or ``name:type?`` (nullable) into a field. Raises InvalidArgument."""
     name, colon, kind = text.rpartition(":")
     if not colon or not name or not kind:
-        raise InvalidArgument(f"{text!r} is no field: write name:type, or name:type? where it may be null")
+        raise InvalidArgument(f"{text!r} is not a field: write name:type, or name:type? where it may be null")
     return FieldSpec(name, kind.removesuffix("?"), kind.endswith("?"))
 
 
@@ -52,7 +52,7 @@ def parse_pair(text: str) -> tuple[str, str]:
     """Split ``name:what`` into its two parts. Raises InvalidArgument."""
     name, colon, what = text.partition(":")
     if not colon or not name or not what:
-        raise InvalidArgument(f"{text!r} is no pair: write NAME:TYPE, or OLD:NEW")
+        raise InvalidArgument(f"{text!r} is not a pair: write NAME:TYPE, or OLD:NEW")
     return name, what
 
 
@@ -62,7 +62,7 @@ def parse_rules(texts: Sequence[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, equals, what = text.partition("=")
         if not equals or not name.strip() or not what.strip() or name.strip() in found:
-            raise InvalidArgument(f"{text!r} is no rule: write NAME=WHAT, each name once")
+            raise InvalidArgument(f"{text!r} is not a rule: write NAME=WHAT, each name once")
         found[name.strip()] = what.strip()
     return found
 
@@ -177,7 +177,7 @@ def _type(name: str, values: Sequence[Any]) -> pa.DataType:
     try:
         return pa.array(values).type
     except CONVERSION_ERRORS as error:
-        raise InvalidArgument(f"{name} has no one type ({error}); say it with --field {name}:TYPE") from None
+        raise InvalidArgument(f"{name} has more than one type ({error}); choose one with --field {name}:TYPE") from None
 
 
 def _json(file: BinaryIO, *, array: bool) -> Iterator[dict[str, Any]]:
@@ -197,7 +197,9 @@ def _json(file: BinaryIO, *, array: bool) -> Iterator[dict[str, Any]]:
 
 def _csv(file: BinaryIO, form: CsvOptions) -> pa.Schema:
     if not form.header:
-        raise InvalidArgument("without a header it does not say their names: make the collection first, with --field")
+        raise InvalidArgument(
+            "without a header the file does not name its columns: create the collection first, with --field"
+        )
     rows: list[list[str]] = []
     reader = csv_reader(file, form)
     header = next(reader, None)
@@ -244,4 +246,4 @@ def _field(item: pa.Field) -> FieldSpec:
     try:
         return FieldSpec.from_arrow(item)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{error}; or say what it is to be with --field {item.name}:TYPE") from None
+        raise InvalidArgument(f"{error}; or choose its type with --field {item.name}:TYPE") from None

@@ -120,7 +120,7 @@ class _Guarded:
         known: list[PlannedMove] = []
         for move in moves:
             if not isinstance(move, PlannedMove) or move.pchannel not in owners or move.to not in view.nodes:
-                raise InvalidSettings(f"{move!r} is no move of a known PChannel to a session that is there")
+                raise InvalidSettings(f"{move!r} does not move a known PChannel to a living session")
             known.append(move)
         if len({move.pchannel for move in known}) != len(known):
             raise InvalidSettings("it moves a PChannel twice in a round")

@@ -115,7 +115,7 @@ def message_callbacks(store: CatalogStore, kind: BroadcastKind) -> BroadcastCall
             raise StalePlan
         if sum(MESSAGES in each.change for each in store.broadcasts.open_tasks()) >= MAX_OPEN:
             raise TooManyBroadcasts(
-                f"{MAX_OPEN} broadcasts are open, the most that are allowed: nothing was stored. `millrace broadcasts`"
+                f"{MAX_OPEN} broadcasts are open, which is the limit: nothing was stored. `millrace broadcasts`"
                 " shows what they wait for"
             )
         run_check(kind, task)

@@ -415,7 +415,7 @@ class Kafka(LeasesInProcess, Closeable):
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
         """See :meth:`millrace.log.protocol.LogService.move_group`."""
         if position.ledger or not 0 <= position.entry < 1 << 63:
-            raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
+            raise InvalidArgument(f"{position} is not a position of this log: its ledger is 0")
         self._check_channel(pchannel)
         self.admin.commit_offset(self.settings.group(group), self.settings.partition_of(pchannel), position.entry)
 

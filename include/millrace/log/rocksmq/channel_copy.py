@@ -112,7 +112,9 @@ def _openings(manifest: ChannelManifest, directory: Path) -> list[tuple[int, Pat
             os.close(fd)
         if opening is None:
             if number != max(files):
-                raise LogCorrupted(f"{files[number]}: its opening is broken, although what follows was acknowledged")
+                raise LogCorrupted(
+                    f"{files[number]}: its beginning is damaged, although later entries were acknowledged"
+                )
             break  # it is being created: it has no acknowledged entry yet
         found.append((number, files[number], opening))
     return found

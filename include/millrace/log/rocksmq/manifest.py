@@ -33,7 +33,7 @@ def encode_file_name(name: str) -> str:
     encoded = name.encode("utf-8", "replace")
     if not name or "/" in name or "\0" in name or len(encoded) > _MAX_NAME_BYTES:
         raise InvalidArgument(
-            f"{name!r} is no channel or group name: 1 to {_MAX_NAME_BYTES} bytes of UTF-8 without '/'"
+            f"{name!r} is not a valid channel or group name: 1 to {_MAX_NAME_BYTES} bytes of UTF-8 without '/'"
         )
     # The prefix "~" makes "." and ".." ordinary names.
     return "~" + quote(name, safe="")

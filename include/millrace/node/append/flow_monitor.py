@@ -138,7 +138,7 @@ class FlowMonitor(PeriodicTask):
         try:
             self.control.change_limits(limits_of(found))
         except InvalidSettings as error:
-            _log.warning("flow control goes on with its former limits: %s", error)
+            _log.warning("flow control continues with its former limits: %s", error)
 
     def sample(self) -> Mode:
         """Take all readings once, update the mode and return it. Starts to relieve the disk if due."""

@@ -247,5 +247,5 @@ def _delivered(send: Callable[[Deadline], _T], pchannel: str, seconds: float) ->
         return deliver_single(send, deadline=Deadline.after(seconds))
     except AssignmentStale as error:
         raise LogUnavailable(
-            f"no node took what is to be appended to {pchannel} within {seconds:.1f} s: nothing was appended ({error})"
+            f"no node accepted the append to {pchannel} within {seconds:.1f} s: nothing was appended ({error})"
         ) from error

@@ -62,7 +62,7 @@ class BackfillParams(OperationParams):
         if self.start == self.end:
             raise ValueError(
                 f"the range [{self.start.isoformat()}, {self.end.isoformat()}) is empty: this run has no data interval "
-                "of its own (a manual run of a scheduled DAG has none). Give start and end"
+                "of its own (like any manual run of a scheduled DAG). Give start and end"
             )
         if self.start > self.end:
             raise ValueError(f"start {self.start.isoformat()} is after end {self.end.isoformat()}")

@@ -55,7 +55,7 @@ def trim_database(settings: Settings, *, before: float, dry_run: bool) -> dict[s
             process.kill()
             raise
     if process.returncode:
-        raise JobFailed(f"{MODULE} ended with {process.returncode}: the lines before this say why")
+        raise JobFailed(f"{MODULE} ended with {process.returncode}: see the lines before this one")
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 

@@ -176,7 +176,7 @@ def _target(settings: Settings, place: TablesPlace, params: MoveParams) -> str:
     """Return the value of the setting `tables` that the parameters name. Raises MoveRefused."""
     if not params.to:
         if place.target is None:
-            raise MoveRefused("no move is unfinished: say where the tables go (to)")
+            raise MoveRefused("there is no unfinished move: name the target of the tables (to)")
         return place.target
     to = "" if store_at(params.to).uri == store_at(settings.data_dir).uri else params.to.removeprefix("file://")
     if place.target not in (None, to):

@@ -88,7 +88,7 @@ def _rebuild(
     # order, rows flushed in between would be rebuilt here and also be in the table already.
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is None:
-        raise RepairImpossible("there is no wal table to rebuild from: restore it from a backup")
+        raise RepairImpossible("there is no wal table to rebuild the rows from: restore a backup")
     trimmed = trimmed_totals(WalTable.open(settings.wal_uri))
     if trimmed:
         raise RepairImpossible(

@@ -128,7 +128,7 @@ def user_properties(settings: Settings) -> dict[str, str]:
             continue
         where, match = f"{path}, line {number}", _LINE.fullmatch(line)
         if match is None or not match["key"].startswith("spark."):
-            raise InvalidSettings(f"{where}: {line[:80]!r} is no property of Spark: write spark.NAME VALUE")
+            raise InvalidSettings(f"{where}: {line[:80]!r} is not a property of Spark: write spark.NAME VALUE")
         key = match["key"]
         if key in _OWN:
             raise InvalidSettings(f"{where}: Millrace sets {key} itself: remove the line")

@@ -128,7 +128,7 @@ class KeyIndex:
             except FileNotFoundError:
                 return cls(folder)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.warning("the key index in %s cannot be read (%s): it is made anew", folder, error)
+                _log.warning("the key index in %s cannot be read (%s): it is rebuilt", folder, error)
                 return cls(folder)
             runs, missing = [], False
             for name in names:

@@ -361,7 +361,7 @@ class WalTable:
         if not found.has_checksum:
             state = ChannelState.from_bytes(row["payload"])
             if (state.pchannel, state.position, state.last_tick) != (pchannel, found.position, found.last_tick):
-                raise Malformed("the state is not that of the row's position")
+                raise Malformed("the state does not belong to the row's position")
         return found
 
     def position_at(self, pchannel: str, version: int) -> WalPosition | None:

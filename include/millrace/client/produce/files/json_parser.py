@@ -42,7 +42,7 @@ class JsonObjectParser:
         try:
             return self._sound(self._decoder.decode(line))
         except json.JSONDecodeError as error:
-            raise ValueError(f"it is no JSON at character {error.pos + 1}: {error.msg}") from None
+            raise ValueError(f"it is not JSON at character {error.pos + 1}: {error.msg}") from None
         except RecursionError:
             raise ValueError("it nests too deeply") from None
 
@@ -67,7 +67,7 @@ class JsonObjectParser:
             try:
                 held, at = held[at:] + decode.decode(read, ended), 0
             except UnicodeDecodeError:
-                raise wrong("the file is no UTF-8") from None
+                raise wrong("the file is not UTF-8") from None
 
         while True:
             while at < len(held) and held[at] in " \t\r\n":
@@ -89,7 +89,7 @@ class JsonObjectParser:
                     value, end = self._next(held, at)
                 except json.JSONDecodeError as error:
                     if ended or len(held) - at > MAX_OBJECT_CHARACTERS:
-                        raise wrong(f"it is no JSON {error.pos - at + 1} characters on: {error.msg}") from None
+                        raise wrong(f"it is not JSON {error.pos - at + 1} characters on: {error.msg}") from None
                     more(max(_CHUNK, len(held) - at))
                     continue
                 except RecursionError:
@@ -111,7 +111,7 @@ class JsonObjectParser:
 
     def _sound(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise ValueError(f"it is no object but {type(value).__name__}")
+            raise ValueError(f"it is {type(value).__name__}, not an object")
         if self._fault is not None:
             raise ValueError(self._fault)
         return value

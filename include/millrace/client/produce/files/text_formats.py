@@ -20,7 +20,7 @@ def _text(line: bytes, *, first: bool) -> str:
     try:
         return line.decode("utf-8-sig" if first else "utf-8").rstrip()
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start + 1} is no UTF-8") from None
+        raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
 
 
 READ_ERRORS: Final = (EOFError, OSError, zlib.error)
