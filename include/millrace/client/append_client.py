@@ -308,7 +308,7 @@ class AppendClient(Closeable):
         schema, parts = self.service.call_with_retry(
             lambda link, deadline: link.parts(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
         )
-        return pa.RecordBatchReader.from_batches(schema, _whole(parts, answers))
+        return pa.RecordBatchReader.from_batches(schema, _complete_batches(parts, answers))
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         """Count the rows that :meth:`read` would return."""
@@ -332,7 +332,9 @@ class AppendClient(Closeable):
 _OLDER: Final = "the server runs an older build, which only returns whole collections: select from the result of `read`"
 
 
-def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], answers: str) -> Iterator[pa.RecordBatch]:
+def _complete_batches(
+    parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], answers: str
+) -> Iterator[pa.RecordBatch]:
     """Yield the batches of an answer. `answers` is what a server says that understood the request.
 
     Raises LogUnavailable if the answer breaks off, NotSupportedRemotely if an older server ignored the selection.

@@ -288,14 +288,14 @@ class ChannelRoute:
         """
 
         def send(link: Link, deadline: Deadline) -> AppendOutcome:
-            def alone() -> AppendOutcome:
+            def append_alone() -> AppendOutcome:
                 with self._router.stream(link, self.pchannel, principal) as stream:
                     stream.send(values, deadline=deadline)
                     return stream.receive(deadline=deadline.extended(MARGIN))
 
             if principal:
-                return alone()
-            return self._router.bundles(link).append(self.pchannel, values, deadline, alone)
+                return append_alone()
+            return self._router.bundles(link).append(self.pchannel, values, deadline, append_alone)
 
         return self._once(send, deadline, f"whether this append to {self.pchannel} is in the log is unknown")
 

@@ -202,7 +202,7 @@ class Collection:
         columns.
         """
         began = time.perf_counter()
-        tick, seconds, selection = self._asked(
+        tick, seconds, selection = self._selection(
             at=at, columns=columns, where=where, limit=limit, order_by=order_by, deadline=deadline
         )
         rows = self.database.tables.read(self._current(), at=tick, seconds=seconds, selection=selection)
@@ -228,7 +228,7 @@ class Collection:
 
         Raises the errors of :meth:`read`, and InvalidArgument if `keys` are not keys of this collection.
         """
-        tick, seconds, selection = self._asked(at=at, columns=columns, deadline=deadline)
+        tick, seconds, selection = self._selection(at=at, columns=columns, deadline=deadline)
         definition = self.database.definition(self.definition, cached=True)
         found = key_rows(one_or_more_keys(keys, definition.schema), definition)
         return self.database.tables.get(definition, found, at=tick, seconds=seconds, columns=selection.columns)
@@ -239,12 +239,12 @@ class Collection:
         DuckDB, Polars and pandas accept the reader. Close it, or read it to the end. Its batches raise TableDamaged,
         and LogUnavailable if the answer breaks off.
         """
-        tick, seconds, selection = self._asked(**options)
+        tick, seconds, selection = self._selection(**options)
         return self.database.tables.stream(self._current(), at=tick, seconds=seconds, selection=selection)
 
     def count(self, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None) -> int:
         """Count the rows. Reads none if the tables' logs have the number and no delete hides a row."""
-        tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
+        tick, seconds, selection = self._selection(at=at, where=where, deadline=deadline)
         return self.database.tables.count(self._current(), at=tick, seconds=seconds, where=selection.where)
 
     def delta_uri(self) -> str:
@@ -298,7 +298,7 @@ class Collection:
         """
         if keys is not None:
             begin, end = resolve_span(after, until)
-            tick, seconds, selection = self._asked(at=end, columns=columns, deadline=deadline)
+            tick, seconds, selection = self._selection(at=end, columns=columns, deadline=deadline)
             definition = self.database.definition(self.definition, cached=True)
             found = key_rows(one_or_more_keys(keys, definition.schema), definition)
             return self.database.tables.history(
@@ -319,7 +319,7 @@ class Collection:
         """Return the current definition. Raises CollectionNotFound, also if the name is another collection's now."""
         return self.database.definition(self.definition)
 
-    def _asked(
+    def _selection(
         self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[SelectionOptions]
     ) -> tuple[int | None, float, Selection]:
         """Return the tick, the seconds to wait and the selection. Raises InvalidArgument."""
@@ -371,7 +371,7 @@ class Collection:
         DuckDB and Polars ask it for the columns and rows of each query; repeated queries see the same rows. A query
         raises FileReplaced if its files were replaced for longer than ``file_retention``.
         """
-        tick, seconds, _ = self._asked(at=at, deadline=deadline)
+        tick, seconds, _ = self._selection(at=at, deadline=deadline)
         return self.database.tables.dataset(self._current(), at=tick, seconds=seconds)
 
     def scan_polars(self, *, at: Moment | None = None, deadline: float | None = None) -> pl.LazyFrame:

@@ -102,10 +102,10 @@ def _inside_of(
             return RenameNestedField(outer.name, tuple(path), to)
         case MakeNullable():
             raise InvalidArgument(f"{shown!r} is nullable already, like every nested field")
-    return _whole(change, outer, path, shown)
+    return _change_outer(change, outer, path, shown)
 
 
-def _whole(change: AddField | WidenField, outer: FieldSpec, path: list[str], shown: str) -> WidenField:
+def _change_outer(change: AddField | WidenField, outer: FieldSpec, path: list[str], shown: str) -> WidenField:
 
     def act(struct: FieldType, name: str) -> FieldType:
         children = dict(zip(struct.names, struct.children, strict=True))

@@ -165,13 +165,13 @@ def _asked_to_stop() -> Iterator[threading.Event]:
     """
     stop = threading.Event()
 
-    def asked(number: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
 
     wakeup = signal.set_wakeup_fd(-1)
-    previous = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield stop
     finally:

@@ -100,7 +100,7 @@ def drain(store: MetaStore, name: str) -> None:
 
     Raises NodeNotFound.
     """
-    _known(store, name)
+    _require_node(store, name)
     store.commit([Put(DRAIN_PREFIX + name, b"")])
 
 
@@ -110,7 +110,7 @@ def undrain(store: MetaStore, name: str) -> None:
     Raises NodeNotFound if the cluster does not know it.
     """
     if store.get(DRAIN_PREFIX + name) is None:
-        _known(store, name)
+        _require_node(store, name)
     store.commit([Delete(DRAIN_PREFIX + name)])
 
 
@@ -129,7 +129,7 @@ def freeze(store: MetaStore, *, frozen: bool) -> None:
     store.commit([Put(FREEZE_KEY, b"") if frozen else Delete(FREEZE_KEY)])
 
 
-def _known(store: MetaStore, name: str) -> None:
+def _require_node(store: MetaStore, name: str) -> None:
     there = [each.name for each in nodes(store)]
     if name not in there:
         known = f"there are {', '.join(sorted(set(there)))}" if there else "no node is registered"

@@ -257,7 +257,7 @@ class Coordinator(Closeable):
         restored: bool = False,
         request: str = "",
     ) -> CollectionInfo:
-        if (known := self._known(request, "create_collection", name)) is not None:
+        if (known := self._stored_request(request, "create_collection", name)) is not None:
             return self._store.collection_by_id(self._broadcaster.complete(known).collection_id)
         schema = schema.as_declared()
         if not self._is_known(name):  # an older collection may have a name that is invalid now
@@ -516,10 +516,10 @@ class Coordinator(Closeable):
         Nothing is stored unless the messages can be built and every VChannel can take them (else CatalogDiverged).
         """
         name = self.collection_name(name, request=request)
-        self._known(request, kind, name)
+        self._stored_request(request, kind, name)
         return self._broadcaster.submit(lambda: self._plan(name, kind, plan, request), request=request)
 
-    def _known(self, request: str, kind: DdlKind, name: str) -> BroadcastTask | None:
+    def _stored_request(self, request: str, kind: DdlKind, name: str) -> BroadcastTask | None:
         """Return the broadcast that is stored under a request's name.
 
         Raises InvalidArgument if the request was for another change.

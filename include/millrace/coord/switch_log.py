@@ -123,16 +123,16 @@ class LogSwitch:
                     f"a switch to {generations.items[-1].url} is in progress: complete it first, with the same command"
                 )
             if dry_run:
-                return [SwitchedChannel(name, self._end(name), None, 0.0) for name in self._left(file, old)]
+                return [SwitchedChannel(name, self._end(name), None, 0.0) for name in self._remaining(file, old)]
             passed: list[SwitchedChannel] = []
-            while left := self._left(file, old):  # repeats if PChannels were created meanwhile
+            while left := self._remaining(file, old):  # repeats if PChannels were created meanwhile
                 passed += [self._pass(file, old, name) for name in left]
             self.check()
             file.change(lambda list_: list_.with_closed(old))
             hit("switch.closed")
             known = {each.pchannel for each in passed}
             before = [
-                self._known(file, old, name, 0.0) for name in file.generations.items[old].ends if name not in known
+                self._switched(file, old, name, 0.0) for name in file.generations.items[old].ends if name not in known
             ]
             return sorted([*before, *passed], key=lambda each: each.pchannel)
 
@@ -176,7 +176,7 @@ class LogSwitch:
         finally:
             log.close()
 
-    def _left(self, file: GenerationFile, old: int) -> list[str]:
+    def _remaining(self, file: GenerationFile, old: int) -> list[str]:
         """Return the PChannels that have not switched yet."""
         ends, since = file.refresh().items[old].ends, file.generations.items[old].since
         # A PChannel created since may have begun in the new generation; an empty log ends at 0:0 in either.
@@ -216,7 +216,7 @@ class LogSwitch:
             end.pause(jittered(_PAUSE))
         self._end(name)  # the log's server must have opened the new backend before the old generation is closed
         hit("switch.passed")
-        return self._known(file, old, name, time.monotonic() - begun)
+        return self._switched(file, old, name, time.monotonic() - begun)
 
     def _end_log(self, generations: Generations, old: int, name: str, found: dict[str, Any]) -> None:
         """Append the AlterWAL message, in a term whose chain knows it."""
@@ -237,7 +237,7 @@ class LogSwitch:
             end = backend_position(LogId(*last)).following()
             file.change(lambda list_: list_.with_end(old, name, end))
 
-    def _known(self, file: GenerationFile, old: int, name: str, seconds: float) -> SwitchedChannel:
+    def _switched(self, file: GenerationFile, old: int, name: str, seconds: float) -> SwitchedChannel:
         end = file.generations.items[old].ends[name]
         return SwitchedChannel(
             name, LogId(generation_start(old).ledger | end.ledger, end.entry), generation_start(old + 1), seconds

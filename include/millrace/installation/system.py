@@ -180,7 +180,7 @@ class Installation:
         """
         prepare_data_folder(self.settings.data_dir)
         secrets = self.secrets()
-        with self._alone():
+        with self._start_lock():
             found = self.running()
             if found is not None:
                 return found
@@ -237,11 +237,11 @@ class Installation:
         """
         api = self.api(running.address)
 
-        def left(record: KeeperRecord) -> str:
+        def describe_missing(record: KeeperRecord) -> str:
             sick = {name: state for name, state in api.health(since=record.at).items() if state != "healthy"}
             return f"waiting for Airflow's {', '.join(sick)}" if sick else ""
 
-        self._wait(left, check, on_progress, seconds=self.settings.start_deadline + AIRFLOW_START_SECONDS)
+        self._wait(describe_missing, check, on_progress, seconds=self.settings.start_deadline + AIRFLOW_START_SECONDS)
 
     def wait_streaming(
         self,
@@ -347,7 +347,7 @@ class Installation:
         if not self.state.exists() and not self.processes():
             return StopResult(ended=0, killed=0)
         self.state.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._start_lock():
             before = self.processes()
             killed: list[ProcessInfo] = []
             found = self.running()
@@ -413,7 +413,7 @@ class Installation:
         return find_process(record.pid) if record is not None else None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _start_lock(self) -> Iterator[None]:
         """Allow one start or stop at a time, by a lock that dies with its process. Raises DeadlineExceeded."""
         path = self.state / START_LOCK
         busy = DeadlineExceeded(f"another start or stop holds {path}")

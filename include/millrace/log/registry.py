@@ -39,7 +39,7 @@ def open_read_only(url: str, *, server_folder: Path) -> LogService:
 
     Raises LogBusy, InvalidSettings.
     """
-    looker: ReadOnlyOpener = _found(backend_of(url).looker)
+    looker: ReadOnlyOpener = _resolve(backend_of(url).looker)
     return looker(Path(_split(url)[0]), server_folder=server_folder)
 
 
@@ -61,16 +61,16 @@ def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogS
     target = backend_of(scheme).opener
     if not location:
         raise InvalidSettings(f"the log backend {scheme!r} needs a location: {scheme}://… or the setting 'path'")
-    opener: BackendOpener = _found(target)
+    opener: BackendOpener = _resolve(target)
     return opener(location, options)
 
 
-def _found(target: str) -> Any:
+def _resolve(target: str) -> Any:
     module, _, function = target.partition(":")
-    return getattr(_imported(module), function)
+    return getattr(_import(module), function)
 
 
-def _imported(module: str) -> ModuleType:
+def _import(module: str) -> ModuleType:
     """Import a module in a thread that ends with the import.
 
     A pybind11 module (Pulsar's client) keeps the thread state of the thread that imports it first, while that thread

@@ -73,10 +73,10 @@ class MetaStoreRegistry:
 
     def _of_creations(self) -> str:
         if not self._space:
-            self._space = self._found()
+            self._space = self._import_events()
         return f"{SPACE_PREFIX}{self._space}/"
 
-    def _found(self) -> str:
+    def _import_events(self) -> str:
         """Return the space of this log, with the log's events imported."""
         with open_registry_log(self._service, make=True) as log:
             events = RegistryEvents.of(log)

@@ -121,7 +121,7 @@ class LogRegistry:
                 raise _moved()
             if events.count > max(MIN_EVENTS, len(events.by_name)):
                 try:
-                    _write_anew(log, events)
+                    _compact(log, events)
                 except MillraceError as error:  # the event is written; the next write can compact
                     _log.warning("could not compact the log %s: %s: %s", REGISTRY, error.code, error)
 
@@ -198,7 +198,7 @@ def open_registry_log(service: LogService, *, make: bool = False) -> Iterator[Lo
         log.close()
 
 
-def _write_anew(log: Log, events: RegistryEvents) -> None:
+def _compact(log: Log, events: RegistryEvents) -> None:
     """Compact the log: append live creations again and truncate earlier events. Concurrent events of others stay."""
     again = [creation.encode(again=True) for creation in events.creations()]
     written = log.append(again) if again else ()

@@ -50,10 +50,10 @@ def _parts(msg: TsMsg, keys: Sequence[int]) -> list[tuple[int, TsMsg]]:
     if rows != len(keys):
         raise InvalidArgument(f"message {msg.id} has {len(keys)} hash keys for {rows} rows: give one per row")
     numbers = np.asarray(keys)
-    return [(channel, _taken(msg, np.flatnonzero(numbers == channel))) for channel in sorted(wanted)]
+    return [(channel, _select(msg, np.flatnonzero(numbers == channel))) for channel in sorted(wanted)]
 
 
-def _taken(msg: InsertMsg | DeleteMsg, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> TsMsg:
+def _select(msg: InsertMsg | DeleteMsg, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> TsMsg:
     indices = pa.array(places, pa.int64())
     hash_keys = tuple(msg.hash_keys[place] for place in places.tolist())
     timestamps = None if msg.timestamps is None else msg.timestamps.take(indices)

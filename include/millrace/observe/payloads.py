@@ -56,7 +56,7 @@ def row_objects(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], 
     try:
         found = rows.to_pylist()
     except OverflowError:
-        found = [{name: _beyond(rows[name][place]) for name in rows.schema.names} for place in range(rows.num_rows)]
+        found = [{name: _with_texts(rows[name][place]) for name in rows.schema.names} for place in range(rows.num_rows)]
     for each in found:
         value, cut = truncate_value(each)
         shown.append(value)
@@ -64,15 +64,15 @@ def row_objects(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], 
     return shown, cuts
 
 
-def _beyond(value: pa.Scalar) -> Any:
+def _with_texts(value: pa.Scalar) -> Any:
     """Return a value in which dates and times outside of Python's years are strings."""
     try:
         return value.as_py()
     except OverflowError:
         if isinstance(value, pa.StructScalar):
-            return {name: _beyond(value[name]) for name in value}
+            return {name: _with_texts(value[name]) for name in value}
         if isinstance(value, pa.ListScalar | pa.MapScalar):
-            return [_beyond(each) for each in value.values]
+            return [_with_texts(each) for each in value.values]
         return value.cast(pa.utf8()).as_py()
 
 

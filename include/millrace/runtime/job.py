@@ -127,7 +127,7 @@ def _run(
     spark = session(app_name, settings=settings, light_jvm=True)
     beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl, metrics=metrics)
 
-    def write_begun() -> None:
+    def record_start() -> None:
         write_started(settings, app_name)
         around[0]()
 
@@ -150,7 +150,7 @@ def _run(
         with beside(settings, metrics):
             for turn in [[query] for query in queries] if available_now else [queries]:
                 running = [start(turn, place) for place in range(len(turn))]
-                begun = None if available_now else write_begun
+                begun = None if available_now else record_start
                 await_queries(
                     running, stop=stop, heartbeat=beat_in_place, restart=partial(start, turn), on_started=begun
                 )

@@ -82,11 +82,11 @@ class RestartBackoff:
     @property
     def failures(self) -> int:
         """The number of failures in a row."""
-        return int(self._known().get("failures", 0))
+        return int(self._read().get("failures", 0))
 
     def remaining_pause(self) -> float:
         """Return how many seconds of the pause after the last failure are left."""
-        known = self._known()
+        known = self._read()
         if not known.get("failures"):
             return 0.0
         pause = float(known.get("pause", self._longest))
@@ -95,7 +95,7 @@ class RestartBackoff:
 
     def record_failure(self, why: str, *, first: bool = False) -> None:
         """Count a failure now. It is the first in a row if `first`, or if the last one is long ago."""
-        known = self._known()
+        known = self._read()
         old = time.time() - float(known.get("at", 0.0)) > self.steady + self._longest
         failures = 1 if first or old else int(known.get("failures", 0)) + 1
         pause = delay_after(failures, self._first, max(self._first, self._longest))
@@ -110,7 +110,7 @@ class RestartBackoff:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def _known(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         return self._memory if self._path is None else read_json(self._path) or {}
 
 

@@ -93,7 +93,7 @@ def install_error_handlers(app: FastAPI, page: ErrorRenderer | None) -> None:
             return found
         return JSONResponse(ErrorResponse(error=fault).model_dump(exclude_none=True), status, headers)
 
-    async def ours(request: Request, error: Exception) -> Response:
+    async def handle_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, MillraceError)
         status = HTTP_STATUS.get(error.code, 500)
         if status == 500:
@@ -115,7 +115,7 @@ def install_error_handlers(app: FastAPI, page: ErrorRenderer | None) -> None:
         _logger.error("%s %s", request.method, request.url.path, exc_info=error)
         return answer(request, 500, "INTERNAL", "Something failed here; this server's log has the details.", True)
 
-    app.add_exception_handler(MillraceError, ours)
+    app.add_exception_handler(MillraceError, handle_error)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, unknown)

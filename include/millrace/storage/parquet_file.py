@@ -198,13 +198,13 @@ def dataset(
     `groups` chooses the row groups to read from each footer.
     """
     if groups is not None:
-        return _wanted(store, names, schema, groups)
+        return _filtered_dataset(store, names, schema, groups)
     return ds.dataset(
         list(names), filesystem=store.filesystem, schema=schema, format=_CHECKED, partitioning=partitioning
     )
 
 
-def _wanted(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroupFilter) -> ds.Dataset:
+def _filtered_dataset(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroupFilter) -> ds.Dataset:
     selected = []
     for name in names:
         fragment = _CHECKED.make_fragment(name, store.filesystem)

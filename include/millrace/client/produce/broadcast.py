@@ -73,7 +73,7 @@ class Broadcast:
 
     def delete(self, collection: str | CollectionInfo, keys: Keys, *, partition: str | None = None) -> Self:
         """Add keys whose rows to delete, in one partition or in all. Raises as :meth:`insert`."""
-        there = self._known(collection)
+        there = self._resolve(collection)
         rows = key_rows(one_or_more_keys(keys, there.schema), there)
         number = 0 if partition is None else partition_of(there, partition)
         return self._add(
@@ -83,7 +83,7 @@ class Broadcast:
 
     def flush(self, collection: str | CollectionInfo) -> Self:
         """Add a flush of the collection's growing segments. Raises CollectionNotFound."""
-        there = self._known(collection)
+        there = self._resolve(collection)
         return self._add(
             builders.manual_flush(vchannel=vchannel, collection_id=there.id, term=0) for vchannel in there.vchannels
         )
@@ -112,11 +112,11 @@ class Broadcast:
         if kind is None:
             self.submit()
 
-    def _known(self, collection: str | CollectionInfo) -> CollectionInfo:
+    def _resolve(self, collection: str | CollectionInfo) -> CollectionInfo:
         return self._catalog.collection(collection) if isinstance(collection, str) else collection
 
     def _rows(self, collection: str | CollectionInfo, rows: Rows, partition: str | None, *, upsert: bool) -> Self:
-        there = self._known(collection)
+        there = self._resolve(collection)
         table = conform(rows, there)
         if upsert:
             table = last_of_each_key(table, there.schema.key_names)

@@ -238,7 +238,7 @@ class ChannelSender:
         try:
             lane = self._lane()
             if lane.resumed and self._spool is None:
-                self._send_alone(lane)
+                self._send_first(lane)
                 return
             several = self._has_several()
             source = partial(self._next, own, lane, several)
@@ -327,7 +327,7 @@ class ChannelSender:
         self._queue.put_back(pieces)
         self._due = 0.0
 
-    def _send_alone(self, lane: Lane) -> None:
+    def _send_first(self, lane: Lane) -> None:
         """Send the first call of a resumed producer, which may repeat one of its former producer."""
         with self._changed:
             if not self._queue.pieces:

@@ -123,7 +123,7 @@ def _refuse_guess(values: pa.Array, kind: FieldType) -> None:
         raise InvalidArgument(f"{_named(source)} is not binary: encode it explicitly")
     if pa.types.is_boolean(source) and kind.kind != "bool":
         raise InvalidArgument(f"a bool is not {kind.text}: convert it explicitly")
-    if pa.types.is_integer(kind.arrow) and _is_text(source) and not _has_digits_alone(values):
+    if pa.types.is_integer(kind.arrow) and _is_text(source) and not _is_all_digits(values):
         plain = pc.match_substring_regex(values, r"^[+-]?[0-9]+$")
         if pc.all(plain).as_py() is False:  # Arrow reads 0x10 as 16
             raise InvalidArgument(f"{values.filter(pc.invert(plain))[0].as_py()!r:.60} is not a whole number in digits")
@@ -138,7 +138,7 @@ def _refuse_guess(values: pa.Array, kind: FieldType) -> None:
         raise InvalidArgument("it has a time zone, and timestamp_ntz has none: remove it explicitly")
 
 
-def _has_digits_alone(values: pa.Array) -> bool:
+def _is_all_digits(values: pa.Array) -> bool:
     """Return whether a look at the bytes of a text column finds digits and signs alone: a regex takes ten times as
     long."""
     if not (pa.types.is_string(values.type) and len(values)):

@@ -372,7 +372,7 @@ class Sequencer:
                     continue
                 if judged.reason == Reason.PRODUCER_FENCED:
                     words = f"a newer producer has taken over the id {self.id}: close this one"
-                    judged = ProducerFenced(_as_known(sending, words))
+                    judged = ProducerFenced(_with_ambiguity(sending, words))
                 if judged.reason in _UNNUMBERED:
                     self._renumber.add(message.vchannel)
             sending.answers[place] = judged
@@ -380,7 +380,7 @@ class Sequencer:
     def _failed(self, sending: OutboundEntry, error: MillraceError, stamped: bool) -> MillraceError:
         """Note that no answer came; return the failure to count."""
         if isinstance(error, EntryTooLarge):
-            self._refuse(sending, AppendRejected(_as_known(sending, str(error)), reason=Reason.TOO_LARGE))
+            self._refuse(sending, AppendRejected(_with_ambiguity(sending, str(error)), reason=Reason.TOO_LARGE))
             error = _REFUSED
         elif isinstance(error, PermissionDenied) and not (sending.ambiguous or stamped):
             self._refuse(sending, AppendDenied(str(error)))
@@ -409,7 +409,7 @@ class Sequencer:
             return None
         vchannel, judged = self._verdict
         if judged.reason in _TERMS:
-            term = _given((yield FetchTerm()))
+            term = _value_or_raise((yield FetchTerm()))
             older = any(each.messages[place].term != term for each in again for place in each.unanswered)
             if term == self.term and not older:  # a term is being opened, or the log belongs to another coordinator
                 if failures < attempts:
@@ -449,7 +449,7 @@ class Sequencer:
     def _give_up(self, again: deque[OutboundEntry], judged: AppendRejected, vchannel: str | None) -> Steps:
         """Settle the entries to resend, on one VChannel or on all, as refused for good."""
         for sending in list(again):
-            answer = AppendRejected(_as_known(sending, str(judged)), reason=judged.reason)
+            answer = AppendRejected(_with_ambiguity(sending, str(judged)), reason=judged.reason)
             for place in sending.unanswered:
                 name = sending.messages[place].vchannel
                 if vchannel is None or name == vchannel:
@@ -462,7 +462,7 @@ class Sequencer:
 
     def _begin_epoch(self, again: Iterable[OutboundEntry]) -> Steps:
         """Number the entries to resend from 0 in a new epoch on the VChannels that need it: all of them, or none."""
-        self.begin_epochs(_given((yield FetchEpochs(self.epochs_to_renew()))), again)
+        self.begin_epochs(_value_or_raise((yield FetchEpochs(self.epochs_to_renew()))), again)
 
     def _pause(
         self,
@@ -543,14 +543,14 @@ class Sequencer:
         return stamped
 
 
-def _given(reply: Any) -> Any:
+def _value_or_raise(reply: Any) -> Any:
     """Return the reply. Raises it if it is a failure."""
     if isinstance(reply, MillraceError):
         raise reply
     return reply
 
 
-def _as_known(sending: OutboundEntry, words: str) -> str:
+def _with_ambiguity(sending: OutboundEntry, words: str) -> str:
     """Add to a refusal that an earlier attempt may have taken effect, if that is so."""
     if sending.ambiguous:
         words += "; whether these messages took effect before, read: their first answer was lost"

@@ -252,7 +252,7 @@ class SpoolSender:
                     for run in _by_producer(frames):
                         if self._closing.is_set():
                             return
-                        self._send_again(pchannel, channel, renamed, run)
+                        self._resend(pchannel, channel, renamed, run)
                         backoff.reset()
                         self.error = None
                 with self._turns_of(pchannel).held():
@@ -271,7 +271,7 @@ class SpoolSender:
             self._show()
             self._closing.wait(backoff.next_delay())
 
-    def _send_again(self, pchannel: str, channel: SpoolChannel, renamed: ProducerRemap, run: SpooledMessages) -> None:
+    def _resend(self, pchannel: str, channel: SpoolChannel, renamed: ProducerRemap, run: SpooledMessages) -> None:
         """Send the messages of some frames, and record that they are settled."""
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message, _ in run))}
         run = sorted(run, key=lambda each: order[each[0].vchannel])

@@ -171,12 +171,12 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         own = super().get_params(ctx)
-        shared = [each for each in ctx.find_root().command.params if each.name in _taken(ctx)]
+        shared = [each for each in ctx.find_root().command.params if each.name in _accepted_options(ctx)]
         return [*own[:-1], *shared, *own[-1:]]  # --help stays last
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest: list[str] = super().parse_args(ctx, args)
-        root, taken = ctx.find_root(), _taken(ctx)
+        root, taken = ctx.find_root(), _accepted_options(ctx)
         for option in root.command.params:
             if option.name in SHARED and option.name not in taken and _is_given(root, option.name):
                 raise typer.BadParameter(
@@ -197,7 +197,7 @@ class CommandGroup(typer.Typer):
         return super().command(name, cls=cls, **options)
 
 
-def _taken(context: typer.Context) -> tuple[str, ...]:
+def _accepted_options(context: typer.Context) -> tuple[str, ...]:
     return context.takes if isinstance(context, CommandContext) else ()
 
 

@@ -35,7 +35,7 @@ class PipelineClient(Closeable):
 
         Raises InvalidSettings, PermissionDenied.
         """
-        self.address = (server or _here(settings)).rstrip("/")
+        self.address = (server or _local_address(settings)).rstrip("/")
         if not self.address.startswith(("http://", "https://")):
             raise InvalidSettings(
                 f"{self.address!r} is not a service's address: give http://host:port or https://host:port"
@@ -105,7 +105,7 @@ class PipelineClient(Closeable):
         self._client.close()
 
 
-def _here(settings: Settings) -> str:
+def _local_address(settings: Settings) -> str:
     host = settings.log_host
     shown = "127.0.0.1" if host in WILDCARD_HOSTS else f"[{host}]" if ":" in host else host
     return f"{'http' if settings.log_tls is None else 'https'}://{shown}:{settings.service_port or DEFAULT_PORT}"

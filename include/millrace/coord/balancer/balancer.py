@@ -202,12 +202,12 @@ class Balancer:
             _log.warning("%s runs a build older than the cluster's level and gets no channels: upgrade it", session)
         self._outdated = outdated
 
-    def _gone(self, session: str) -> bool:
+    def _has_ended(self, session: str) -> bool:
         """Return whether a session has ended: neither its key nor its eviction record exists any longer."""
         store = self._leadership.store
         return store.get(NODE_PREFIX + session) is None and store.get(EVICTED_PREFIX + session) is None
 
-    def _put_out(self, session: str) -> None:
+    def _evict(self, session: str) -> None:
         """Evict a session. Its node learns of it at its next renewal, at the latest when its lease would have
         expired.
         """
@@ -332,7 +332,7 @@ class Balancer:
         self.manager.change(record.complete_assignment(self._clock.wall()))
 
     def _lets_go(self, record: ChannelRecord, owner: Owner) -> bool:
-        if self._gone(owner.session):
+        if self._has_ended(owner.session):
             return True
         try:
             self._orders.remove(owner, record.pchannel, record.role)
@@ -344,7 +344,7 @@ class Balancer:
                 progress.term, progress.since = record.term, now
             if owner.session in self.nodes and now >= progress.since + self.limits.eviction_seconds:
                 try:
-                    self._put_out(owner.session)
+                    self._evict(owner.session)
                 except MetaAmbiguous:
                     pass  # read in the next round
             return False

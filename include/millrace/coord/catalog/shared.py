@@ -132,8 +132,8 @@ class SharedCatalog(Closeable):
             self.begin(db)
             return
         if guard is None:
-            self._found(db, catalog)
-        elif _said(guard)["catalog"] != catalog and (revision or any(_numbers(db))):
+            self._create_shared(db, catalog)
+        elif _guard_fields(guard)["catalog"] != catalog and (revision or any(_numbers(db))):
             raise InvalidSettings(
                 "the meta store in MILLRACE_META_STORE has the catalog of another deployment than this data folder:"
                 " use the"
@@ -199,7 +199,7 @@ class SharedCatalog(Closeable):
             ) from error
         return there.modified if there is not None and there.value == guard.value else None
 
-    def _found(self, db: sqlite3.Connection, catalog: str) -> None:
+    def _create_shared(self, db: sqlite3.Connection, catalog: str) -> None:
         """Put the file's rows into the store as its catalog.
 
         A crash leaves documents without a guard; the next attempt replaces them.
@@ -225,11 +225,11 @@ class SharedCatalog(Closeable):
         # A store that was put back to an earlier state counts its revisions again. So the copy's own commit must be
         # there, under its revision.
         own = [event.entry for event in events if (event.key, event.revision) == (CATALOG_GUARD_KEY, revision)]
-        if [(_said(entry)["commit"],) for entry in own if entry is not None] != _commit_of(db):
+        if [(_guard_fields(entry)["commit"],) for entry in own if entry is not None] != _commit_of(db):
             return False
         newest = {event.key: event.entry for event in events if event.revision > revision}
         guard = newest.pop(CATALOG_GUARD_KEY, None)
-        if guard is None or _said(guard)["catalog"] != catalog:
+        if guard is None or _guard_fields(guard)["catalog"] != catalog:
             return False
         for key, entry in newest.items():
             kind, _, number = key.removeprefix(CATALOG_PREFIX).partition("/")
@@ -270,7 +270,7 @@ def _commit_of(db: sqlite3.Connection) -> list[Any]:
 
 def _record(db: sqlite3.Connection, guard: Entry) -> None:
     """Record that the file is a copy as of a guard."""
-    said = _said(guard)
+    said = _guard_fields(guard)
     db.execute("update shared set catalog = ?, revision = ?", (said["catalog"], guard.modified))
     db.execute("delete from shared_commit")
     db.execute("insert into shared_commit values (?)", (said["commit"],))
@@ -287,7 +287,7 @@ def _guard(catalog: str, form: int) -> Put:
     )
 
 
-def _said(guard: Entry) -> dict[str, Any]:
+def _guard_fields(guard: Entry) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(guard.value)
     if said["form"] > DOCUMENT_VERSION:
         raise UnsupportedVersion(

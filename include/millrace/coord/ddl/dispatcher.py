@@ -47,7 +47,7 @@ class DdlDispatcher:
         except InvalidArgument as error:  # stored by an older build that did not validate
             raise AppendRejected(str(error), reason=Reason.MALFORMED) from error
         if task.kind == "drop_collection":
-            there = self._there(collection, target)
+            there = self._definition(collection, target)
             if effect_status(task.kind, task.change, collection, there).state == "done":
                 return 0  # dropped, or another client's collection under this id
         try:
@@ -64,13 +64,13 @@ class DdlDispatcher:
             raise rejection
         if task.kind == "manual_flush" and rejection.reason == Reason.NO_EFFECT:
             return 0
-        found = effect_status(task.kind, task.change, collection, self._there(collection, target))
+        found = effect_status(task.kind, task.change, collection, self._definition(collection, target))
         if found.state == "done":
             return 0
         words = f"{rejection} ({target} {found.detail})" if found.detail else str(rejection)
         raise AppendRejected(words, reason=rejection.reason) from rejection
 
-    def _there(self, collection: CollectionInfo, target: str) -> VChannelDefinition | None:
+    def _definition(self, collection: CollectionInfo, target: str) -> VChannelDefinition | None:
         return self._append.definitions(pchannel_of(target), collection.id).vchannels.get(target)
 
     def _take_back(self, task: BroadcastTask, collection: CollectionInfo, target: str) -> None:

@@ -232,7 +232,7 @@ class SourceDatabase(ABC):
         count = self._random.randint(1, 200)
         rows = self._rows[self._next : self._next + count]
         self._next += len(rows)
-        known = [row for row in rows if not self._there(cursor, row[0])]  # a commit whose answer was lost
+        known = [row for row in rows if not self._exists(cursor, row[0])]  # a commit whose answer was lost
         self._insert(cursor, FLIGHTS, known)
         for row in known[:20]:
             cursor.execute("update planes set flights = flights + 1 where tailnum = %s", (row[4],))
@@ -263,7 +263,7 @@ class SourceDatabase(ABC):
     def _some(self, most: int) -> Sequence[Row]:
         return self._random.sample(self._rows[: self._next], min(self._next, self._random.randint(1, most)))
 
-    def _there(self, cursor: Any, key: str) -> bool:
+    def _exists(self, cursor: Any, key: str) -> bool:
         cursor.execute("select 1 from flights where id = %s", (key,))
         return cursor.fetchone() is not None
 

@@ -77,7 +77,7 @@ def compare(question: DemoQuery, asked: duckdb.DuckDBPyConnection, last: int, re
         [(found,)] = asked.sql(sql).fetchall()
         return int(found)
 
-    def apart(one_: str, other: str) -> int:
+    def difference(one_: str, other: str) -> int:
         return one(f"select count(*) from (({one_} except all {other}) union all ({other} except all {one_}))")
 
     return CheckResult(
@@ -87,8 +87,8 @@ def compare(question: DemoQuery, asked: duckdb.DuckDBPyConnection, last: int, re
         late=one("select count(*) from late"),
         rejected=rejected,
         answers=one("select count(*) from answers"),
-        mismatches=apart("from answers", f"select {', '.join(asked.sql('from answers').columns)} from expected"),
-        late_mismatches=apart(f"select {names} from late", f"select {names} from split where is_late"),
+        mismatches=difference("from answers", f"select {', '.join(asked.sql('from answers').columns)} from expected"),
+        late_mismatches=difference(f"select {names} from late", f"select {names} from split where is_late"),
     )
 
 

@@ -242,7 +242,7 @@ class KafkaReaderPool:
     @contextmanager
     def at(self, offset: int) -> Iterator[_Reader]:
         """Yield a consumer at `offset`, for one read."""
-        reader = self._taken(offset)
+        reader = self._take(offset)
         try:
             yield reader
         except BaseException:
@@ -263,7 +263,7 @@ class KafkaReaderPool:
         for reader in resting:
             reader.close()
 
-    def _taken(self, offset: int) -> _Reader:
+    def _take(self, offset: int) -> _Reader:
         with self._lock:
             if self._closed:
                 raise LogUnavailable(f"the log {self._place} is closed: open it again")
@@ -323,7 +323,7 @@ def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[in
             error: KafkaError = raised.args[0]
             if error.code() in REFUSED_CODES:
                 raise InvalidSettings(f"the brokers deny reading {place}: {error.str()}") from raised
-            if error.code() in NOT_FOUND_CODES and _gone(consumer, place, left):
+            if error.code() in NOT_FOUND_CODES and _is_missing(consumer, place, left):
                 raise ChannelNotFound(f"{place} does not exist: create its channel first") from raised
             reason = error.str()
         if not deadline.pause(jittered(_POLL)):
@@ -332,7 +332,7 @@ def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[in
             )
 
 
-def _gone(consumer: Consumer, place: KafkaPartition, seconds: float) -> bool:
+def _is_missing(consumer: Consumer, place: KafkaPartition, seconds: float) -> bool:
     """Return whether a partition certainly does not exist. A broker that just started briefly knows no topics."""
     try:
         found = consumer.list_topics(place.topic, timeout=seconds)

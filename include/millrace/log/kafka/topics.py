@@ -34,7 +34,7 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
         try:
             # A request for one topic may report that it does not exist; a request for all omits it.
             asked = {} if topic is None else {"topic": topic}
-            found = consumer.list_topics(timeout=_left(deadline), **asked)
+            found = consumer.list_topics(timeout=_remaining(deadline), **asked)
             each = None if topic is None else found.topics.get(topic)
             if each is not None and each.error is not None:
                 error = each.error
@@ -66,7 +66,7 @@ def read_topic_configs(settings: KafkaSettings, consumer: Consumer, place: Kafka
     while True:
         error: KafkaError | None = None
         try:
-            seconds = _left(deadline)
+            seconds = _remaining(deadline)
             asked = client.describe_configs([resource], request_timeout=seconds)[resource]
             answered: dict[str, Any] = asked.result(timeout=seconds)
             return {name: str(entry.value) for name, entry in answered.items()}
@@ -79,7 +79,7 @@ def read_topic_configs(settings: KafkaSettings, consumer: Consumer, place: Kafka
         _pause(settings, f"looking at topic {place.topic}", error, deadline)
 
 
-def _left(deadline: Deadline) -> float:
+def _remaining(deadline: Deadline) -> float:
     return deadline.remaining(minimum=0.1, maximum=_ONE_ANSWER)
 
 

@@ -142,7 +142,7 @@ class KafkaWriter:
         with self._order:
             if self._closed:
                 raise LogUnavailable(f"the log {self._place} is closed: open it again")
-            producer = self._producer = self._producer or self._made()
+            producer = self._producer = self._producer or self._make_producer()
             queued = self._queue(producer, values, batch, deadline)
             if not queued:
                 self._give_up(producer)
@@ -161,7 +161,7 @@ class KafkaWriter:
             if self._producer is not None:
                 self._give_up(self._producer)
 
-    def _made(self) -> Producer:
+    def _make_producer(self) -> Producer:
         limit = max(self._settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
         made: list[Producer] = []
 

@@ -93,7 +93,7 @@ class PulsarChannel:
         if self._newborn:
             self._set({FIRST: str(LogId(ids[0].ledger, 0))})
             self._newborn = False
-        self._seen(sum(map(len, plain)), len(plain))
+        self._observe(sum(map(len, plain)), len(plain))
         return ids
 
     def writer(self) -> PulsarWriter:
@@ -197,7 +197,7 @@ class PulsarChannel:
             raise
         rows = run.batch.num_rows
         if rows:
-            self._seen(run.batch.column("value").nbytes, rows)
+            self._observe(run.batch.column("value").nbytes, rows)
         if cursor.queue * self.message_bytes() > 4 * self._settings.prefetch_bytes and cursor.queue > QUEUE_MESSAGES[0]:
             cursor.close()  # messages have grown: its prefetch queue would be too large
         else:
@@ -237,7 +237,7 @@ class PulsarChannel:
         """Return the recent mean size of a message; a guess if none was seen."""
         return max(1.0, self._mean or _GUESSED_MESSAGE_BYTES)
 
-    def _seen(self, size: int, messages: int) -> None:
+    def _observe(self, size: int, messages: int) -> None:
         mean = size / messages
         self._mean = mean if not self._mean else self._mean + _MEAN_WEIGHT * (mean - self._mean)
 

@@ -78,7 +78,7 @@ def ensure_namespace(admin: PulsarAdmin, settings: PulsarSettings) -> None:
                 f"namespace {settings.tenant}/{settings.namespace} does not exist: create it, or set"
                 " pulsar.manage_policies=true"
             )
-        found = _made(admin)
+        found = _create_namespace(admin)
     for policy in _POLICIES:
         if not _holds(found.get(policy.name), policy.wanted):
             _need(settings, policy.name, policy.wanted, policy.why)
@@ -90,7 +90,7 @@ def ensure_namespace(admin: PulsarAdmin, settings: PulsarSettings) -> None:
             admin.namespace_call("POST", f"backlogQuota?backlogQuotaType={kind}", _NO_QUOTA)
 
 
-def _made(admin: PulsarAdmin) -> dict[str, Any]:
+def _create_namespace(admin: PulsarAdmin) -> dict[str, Any]:
     wanted = {policy.name: policy.wanted for policy in _POLICIES}
     wanted["backlog_quota_map"] = dict.fromkeys(_QUOTAS, _NO_QUOTA)
     admin.create_tenant(admin.clusters())

@@ -174,7 +174,7 @@ class _Binder:
         node = self._node(found, kind)
         return node if kind is None else self._as(node, kind)
 
-    def _made(self, op: str, args: Sequence[Node], *given: str) -> Node:
+    def _make(self, op: str, args: Sequence[Node], *given: str) -> Node:
         return make_node(op, tuple(args), given, self._fields)
 
     def _as(self, node: Node, kind: str) -> Node:
@@ -188,7 +188,7 @@ class _Binder:
             ("date", "timestamp"),
             ("date", "timestamp_ntz"),
         ):
-            return self._made("cast", [node], kind)
+            return self._make("cast", [node], kind)
         raise InvalidArgument(
             f"{node.kind} where {kind} is wanted: write cast(… AS {kind}), where there is such a cast"
         )
@@ -202,24 +202,24 @@ class _Binder:
     def _fresh(self, found: Any, kind: str | None) -> Node:
         match found:
             case ColumnRef(path):
-                return self._made("field", [], *path)
+                return self._make("field", [], *path)
             case Literal(value):
                 return _literal(value, kind if kind is not None and self._fits(value, kind) else _own_kind(value))
             case And(parts) | Or(parts):
                 op = "and" if isinstance(found, And) else "or"
-                return self._made(op, [self.typed(each, "bool") for each in parts])
+                return self._make(op, [self.typed(each, "bool") for each in parts])
             case Not(part):
-                return self._made("not", [self.typed(part, "bool")])
+                return self._make("not", [self.typed(part, "bool")])
             case IsNull(subject):
-                return self._made("is_null", [self.typed(subject, None)])
+                return self._make("is_null", [self.typed(subject, None)])
             case Compare(op, left, right):
-                return self._made(op, self._alike([left, right]))
+                return self._make(op, self._alike([left, right]))
             case In(subject, values):
                 alike = self._alike([subject, *values])
                 return (
-                    self._made("in", alike)
+                    self._make("in", alike)
                     if len(alike) > 1
-                    else self._made("and", [self._made("literal", [], "bool", "false")])
+                    else self._make("and", [self._make("literal", [], "bool", "false")])
                 )
             case Like(subject, pattern):
                 return self._like(self.typed(subject, "string"), pattern)
@@ -283,49 +283,49 @@ class _Binder:
         if found is None:
             raise InvalidArgument(f"LIKE {pattern!r}: here a pattern is a text with % before it, after it or both")
         inner, begins, ends = found
-        text = self._made("literal", [], "string", inner)
+        text = self._make("literal", [], "string", inner)
         if begins and ends:
-            return self._made("contains", [subject, text])
+            return self._make("contains", [subject, text])
         if begins or ends:
-            return self._made("ends_with" if begins else "starts_with", [subject, text])
-        return self._made("=", [subject, text])
+            return self._make("ends_with" if begins else "starts_with", [subject, text])
+        return self._make("=", [subject, text])
 
     def _call(self, name: str, args: list[Any], cast_to: str, kind: str | None) -> Node:
         match name:
             case "null":
-                return self._made("null", [], kind or "bool")
+                return self._make("null", [], kind or "bool")
             case "case":
                 conditions = [self.typed(each, "bool") for each in args[:-1:2]]
                 values = self._branches([*args[1::2], args[-1]], kind)
                 pairs = [each for pair in zip(conditions, values, strict=False) for each in pair]
-                return self._made("case", [*pairs, values[-1]])
+                return self._make("case", [*pairs, values[-1]])
             case "coalesce":
-                return self._made("coalesce", self._branches(args, kind))
+                return self._make("coalesce", self._branches(args, kind))
             case "+" | "-" | "*" | "%":
-                return self._made(name, self._operands(args))
+                return self._make(name, self._operands(args))
             case "/":
-                return self._made(
+                return self._make(
                     "/", [self._as(each, "float64") for each in (self._node(part, "float64") for part in args)]
                 )
             case "||" | "concat":
-                return self._made("||", [self.typed(each, "string") for each in args])
+                return self._make("||", [self.typed(each, "string") for each in args])
             case "cast":
                 target = parse_type(_ALIASES.get(cast_to, cast_to))
                 node = self._node(args[0], None)
                 if node.kind == value_kind(target):
                     return node
-                return self._made("cast", [node], value_kind(target))
+                return self._make("cast", [node], value_kind(target))
             case "round":
-                return self._made(
+                return self._make(
                     "round", [self._node(args[0], None)] if args else [], *self._numbers(args[1:] or [Literal(0)])
                 )
             case "substring" | "substr":
-                return self._made("substring", [self._node(args[0], None)] if args else [], *self._numbers(args[1:]))
+                return self._make("substring", [self._node(args[0], None)] if args else [], *self._numbers(args[1:]))
             case "field" | "literal" | "is_null" | "and" | "or" | "not" | "in" | "now":
                 raise InvalidArgument(f"there is no function {name!r} in an expression (now() is a default alone)")
         if name in COMPARISONS:
             raise InvalidArgument(f"there is no function {name!r} in an expression")
-        return self._made(name, [self._node(each, None) for each in args])
+        return self._make(name, [self._node(each, None) for each in args])
 
     def _operands(self, args: list[Any]) -> list[Node]:
         """Return both operands of arithmetic. A decimal keeps its own digits beside another."""

@@ -147,12 +147,12 @@ class _Evaluation:
 
     def of(self, node: Node) -> ColumnValues:
         """Return the values of a node; failed rows are never valid."""
-        found = self._found(node)
+        found = self._evaluate(node)
         if found.failed is None or not found.failed.any():
             return found._replace(failed=None)
         return found._replace(valid=_and_not(found.valid, found.failed))
 
-    def _found(self, node: Node) -> ColumnValues:
+    def _evaluate(self, node: Node) -> ColumnValues:
         match node.op:
             case "field":
                 return self._field(node.params)

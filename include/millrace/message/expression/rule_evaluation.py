@@ -135,7 +135,7 @@ class UpgradedRows:
             found = evaluate(rule, count, self.values)
             bad = ~found.data if found.valid is None else ~found.data & found.valid
             return bad if found.failed is None else bad | found.failed
-        said = self._said(rule)
+        said = self._stored_values(rule)
         made, failed = self.fill_value(rule)
         other = np.zeros(count, dtype=bool) if said is None else ~values_equal(said, made)
         return other if failed is None else other | failed
@@ -154,14 +154,14 @@ class UpgradedRows:
         found = self._known.get(path)
         if found is None:
             field = self._fields[path[0]]
-            said = self._said(field)
+            said = self._stored_values(field)
             column, kind = self.fill_value(field)[0] if said is None else said, field.parsed_type
             for name in path[1:]:
                 column, kind = pc.struct_field(column, name), kind.children[kind.names.index(name)]
             found = self._known[path] = column_values(column, kind)
         return found
 
-    def _said(self, field: FieldSpec) -> Any:
+    def _stored_values(self, field: FieldSpec) -> Any:
         """Return a field's column in the rows; None if they lack it."""
         column = next((each for each in field.stored_columns if each.name in self._places), None)
         return None if column is None else to_field_type(self._rows.column(self._places[column.name]), column, field)

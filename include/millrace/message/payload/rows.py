@@ -77,7 +77,7 @@ def decode_rows(payload: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> p
 
     Raises Malformed for an invalid payload.
     """
-    check_payload(memoryview(payload), _asked(schema, None)[0])
+    check_payload(memoryview(payload), _shape_and_columns(schema, None)[0])
     return _read(payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload), schema)
 
 
@@ -128,7 +128,7 @@ def decode_many(
     no inspection are then not copied.
     Raises InvalidArgument above 1 GiB of payloads in total.
     """
-    expected, nothing = _asked(schema, None if columns is None else tuple(columns))
+    expected, nothing = _shape_and_columns(schema, None if columns is None else tuple(columns))
     wanted = nothing.schema
     count = len(payloads)
     counts = np.zeros(count, dtype=np.int64)
@@ -182,7 +182,7 @@ def decode_many(
 
 
 @lru_cache(maxsize=256)
-def _asked(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[ExpectedShape, pa.RecordBatch]:
+def _shape_and_columns(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[ExpectedShape, pa.RecordBatch]:
     """Return the expected shape of payloads of `schema`, and an empty batch of the columns to return."""
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)

@@ -208,7 +208,7 @@ class FlowMonitor(PeriodicTask):
             if blocks:
                 _log.warning("the log keeps all entries: critical expectations are failing (%s)", ", ".join(blocks))
                 return
-            freed = self._truncate_behind(self._flush_all())
+            freed = self._truncate_flushed(self._flush_all())
         except MAINTENANCE_ERRORS:
             _log.exception("cannot relieve the disk; retrying in %.0f s", self._relief_pause)
             return
@@ -223,7 +223,7 @@ class FlowMonitor(PeriodicTask):
                 ticks[name] = self._host.append(name, entry, deadline=FLUSH_DEADLINE).result().time_tick
         return ticks
 
-    def _truncate_behind(self, ticks: Mapping[str, int]) -> int:
+    def _truncate_flushed(self, ticks: Mapping[str, int]) -> int:
         """Truncate repeatedly until the flusher passes `ticks` or FLUSH_DEADLINE ends. Returns the bytes freed."""
         end, freed = Deadline.after(FLUSH_DEADLINE), 0
         while True:

@@ -104,7 +104,7 @@ class HistoryReads:
         schema = wire_schema(names or ROW_SCHEMA.names)
         columns = None if names is None else list(dict.fromkeys([*names, *_JUDGED, *_IDS]))
         with self._room(), self._looking:
-            snapshot = self._behind(pchannel, up_to)
+            snapshot = self._version_at(pchannel, up_to)
             if snapshot is not None and start is None and snapshot.trimmed(pchannel)[0] > after:
                 # Retention passed the client's position: raise what a reader that starts here would get.
                 snapshot.plan(pchannel, start=snapshot.confirmed_at(pchannel, after))
@@ -217,7 +217,7 @@ class HistoryReads:
         deadline = Deadline.after(MESSAGE_WAIT)
         while True:
             with self._looking:
-                snapshot = self._behind(pchannel, tick)
+                snapshot = self._version_at(pchannel, tick)
                 there = snapshot is not None and snapshot.last_tick(pchannel) >= tick
                 found = (
                     list(snapshot.messages(pchannel, after_tick=tick - 1, up_to_tick=tick))
@@ -243,7 +243,7 @@ class HistoryReads:
         self._snapshot = WalSnapshot.open(self._settings.wal_uri) if found is None else found.refreshed()
         return self._snapshot
 
-    def _behind(self, pchannel: str, tick: int) -> WalSnapshot | None:
+    def _version_at(self, pchannel: str, tick: int) -> WalSnapshot | None:
         """Return a version that has everything up to `tick`, or the newest."""
         found = self._snapshot
         return found if found is not None and found.last_tick(pchannel) >= tick else self._newest()

@@ -128,7 +128,7 @@ class TailBuffer:
                     return Evicted(self._earliest)
                 if self._confirmed <= after_tick:
                     return TailBatch([], self._confirmed)
-                chunks, confirmed = self._behind(after_tick, max_bytes)
+                chunks, confirmed = self._chunks_after(after_tick, max_bytes)
             finally:
                 self._readers -= 1
         if chunks and chunks[0].after < after_tick:
@@ -139,7 +139,7 @@ class TailBuffer:
             return TailBatch([later, *rest] if later.num_rows else rest, confirmed)
         return TailBatch([chunk.messages for chunk in chunks], confirmed)
 
-    def _behind(self, after_tick: int, max_bytes: int) -> tuple[list[_Chunk], int]:
+    def _chunks_after(self, after_tick: int, max_bytes: int) -> tuple[list[_Chunk], int]:
         """Return the chunks that reach beyond `after_tick`, and the tick that they complete."""
         found: list[_Chunk] = []
         size = 0

@@ -293,13 +293,13 @@ class PublishPlanner(Planner[PublishPlan, int]):
             follow(self._settings)
         reader.refresh()
         changed, reader.changed = reader.changed, set()
-        self._state.add(self._wanted(changed))
+        self._state.add(self._selected(changed))
         if reader.missed or time.monotonic() - self._swept >= SWEEP_SECONDS:
             reader.missed = False
             self._swept = time.monotonic()
-            self._state.sweep(self._wanted(reader.collections()))
+            self._state.sweep(self._selected(reader.collections()))
 
-    def _wanted(self, numbers: Iterable[int]) -> Iterator[int]:
+    def _selected(self, numbers: Iterable[int]) -> Iterator[int]:
         return (number for number in numbers if not self._only or number in self._only)
 
 

@@ -97,9 +97,9 @@ class SliceWriter:
             day = file.partition[DATE]
             if not day or not days[0] <= date.fromisoformat(day) <= days[1]:
                 continue
-            if self._part.whole_days or self._within(file):
+            if self._part.whole_days or self._is_within(file):
                 mine.append(file.path)
-            elif not self._apart(file):
+            elif not self._is_disjoint(file):
                 shared.append(file.path)
         return mine, shared
 
@@ -107,11 +107,11 @@ class SliceWriter:
         end = self._part.end
         return datetime.fromtimestamp(end.timestamp() - 1e-3, UTC).date()
 
-    def _within(self, file: LiveFile) -> bool:
+    def _is_within(self, file: LiveFile) -> bool:
         low, high = (_moment(each[self._bucket]) for each in (file.low, file.high))
         return low is not None and high is not None and self._part.start <= low and high < self._part.end
 
-    def _apart(self, file: LiveFile) -> bool:
+    def _is_disjoint(self, file: LiveFile) -> bool:
         low, high = (_moment(each[self._bucket]) for each in (file.low, file.high))
         return (high is not None and high < self._part.start) or (low is not None and low >= self._part.end)
 

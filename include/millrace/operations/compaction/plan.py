@@ -221,7 +221,7 @@ def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> lis
     for checkpoint in checkpoints.values():
         for name, info in checkpoint.catalog.vchannels.items():
             found.setdefault(info.collection_id, {})[name] = (info, checkpoint)
-    known = [_known(number, places) for number, places in sorted(found.items())]
+    known = [_flushed_collection(number, places) for number, places in sorted(found.items())]
     if not wanted:
         return known
     missing = [each for each in wanted if not any(each in (one.name, str(one.collection_id)) for one in known)]
@@ -232,7 +232,7 @@ def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> lis
     return [one for one in known if one.name in wanted or str(one.collection_id) in wanted]
 
 
-def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoint]]) -> FlushedCollection:
+def _flushed_collection(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoint]]) -> FlushedCollection:
     infos = {name: info for name, (info, _) in places.items()}
     first = next(iter(infos.values()))
     whole = set(first.vchannels) == set(infos)

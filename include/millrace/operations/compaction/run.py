@@ -168,7 +168,7 @@ def _collection(
         history_tick=plan.history_tick,
     )
     if params.dry_run:
-        return work.model_copy(update={"deletes": _found(plan, plan_deletes(plan, params, work.folded_to))})
+        return work.model_copy(update={"deletes": _deletes_report(plan, plan_deletes(plan, params, work.folded_to))})
     with _stage(stages, "rows"):
         work = _rows(plan, work, mapper)
     if params.zorder_by and order is not None:
@@ -205,7 +205,7 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
     folded = folded_tick(open_table(plan.rows_uri))
     plan.delete_files = live_files(plan.deletes, key=plan.collection.key[0])
     deletes = plan_deletes(plan, params, folded)
-    work = _found(plan, deletes)
+    work = _deletes_report(plan, deletes)
     if not deletes.groups:
         return work
     replacer = RewriteCommitter.of(plan.deletes)
@@ -224,7 +224,7 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
     return work.with_rewrites(done, replacer.given_up)
 
 
-def _found(plan: CollectionPlan, deletes: DeletesPlan) -> TableCompaction:
+def _deletes_report(plan: CollectionPlan, deletes: DeletesPlan) -> TableCompaction:
     """Return what was found in the deletes table."""
     small = sum(len(group.files) for group in deletes.merges)
     return TableCompaction(files=len(plan.delete_files), small_files=small, groups=len(deletes.groups))

@@ -367,12 +367,12 @@ class _Move:
             if found != self._mark:
                 self._there.replace(MOVING_MARK, self._mark)
 
-        def begun(place: TablesPlace) -> TablesPlace:
+        def begin(place: TablesPlace) -> TablesPlace:
             if place.uri != self._place.uri or place.target not in (None, self._to):
                 raise MoveRefused("another move of these tables began meanwhile: look at it first")
             return replace(place, target=self._to)
 
-        self._mover.take_over(begun)
+        self._mover.take_over(begin)
         hit("move.claimed")
 
     def _clean_up(self) -> None:
@@ -590,7 +590,7 @@ def _remove_old(settings: Settings, place: TablesPlace, params: MoveParams, prog
     for uri in place.earlier:
         old = replace(settings, tables=uri)
         root = store_at(old.tables_uri)
-        _check_left(root, deployment, empty=not any(_files_to_remove(old, root)))
+        _check_marker(root, deployment, empty=not any(_files_to_remove(old, root)))
         if TablePins(old.pins_uri).oldest() is not None:
             raise BackupBusy(f"a reader or an operation still uses the tables at {root.uri}: try again when it is done")
         if left := streams_below(settings, old.tables_uri):
@@ -619,7 +619,7 @@ def _without(uri: str, place: TablesPlace) -> TablesPlace:
     return replace(place, earlier=tuple(each for each in place.earlier if each != uri))
 
 
-def _check_left(root: TableStore, deployment: str, *, empty: bool) -> None:
+def _check_marker(root: TableStore, deployment: str, *, empty: bool) -> None:
     """Raise MoveRefused unless a move of this deployment left the place."""
     if empty and root.size(MOVED_MARK) is None:
         return  # a removal that was killed before the record forgot the place

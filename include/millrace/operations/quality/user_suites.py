@@ -63,7 +63,7 @@ def parse_suite(text: str, *, where: str, columns: Iterable[str]) -> tuple[Check
         raise InvalidSuite(f"{where}: line {error.lineno}, column {error.colno}: invalid JSON: {error.msg}") from error
     if not isinstance(suite, dict) or not isinstance(suite.get("expectations"), list):
         raise InvalidSuite(f'{where}: a suite must be an object with a list "expectations"')
-    _known(suite, SUITE_KEYS, where)
+    _require_keys(suite, SUITE_KEYS, where)
     known = frozenset(columns)
     checks: list[Check] = []
     for number, item in enumerate(suite["expectations"]):
@@ -79,7 +79,7 @@ def parse_suite(text: str, *, where: str, columns: Iterable[str]) -> tuple[Check
 def _check(item: Any, where: str, columns: frozenset[str]) -> Check:
     if not isinstance(item, dict) or not isinstance(item.get("type"), str):
         raise InvalidSuite(f'{where}: an expectation must be an object with a string "type"')
-    _known(item, EXPECTATION_KEYS, where)
+    _require_keys(item, EXPECTATION_KEYS, where)
     kwargs, meta = item.get("kwargs") or {}, item.get("meta") or {}
     if not isinstance(kwargs, dict) or not isinstance(meta, dict):
         raise InvalidSuite(f"{where} ({item['type']}): kwargs and meta must be objects")
@@ -106,7 +106,7 @@ def _columns(kwargs: Mapping[str, Any]) -> list[str]:
     return found + ([each for each in listed if isinstance(each, str)] if isinstance(listed, list) else [])
 
 
-def _known(value: Mapping[str, Any], keys: frozenset[str], where: str) -> None:
+def _require_keys(value: Mapping[str, Any], keys: frozenset[str], where: str) -> None:
     unknown = sorted(set(value) - keys)
     if unknown:
         raise InvalidSuite(f"{where}: unknown key {unknown[0]!r}; the allowed keys are {', '.join(sorted(keys))}")

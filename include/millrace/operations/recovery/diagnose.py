@@ -103,7 +103,7 @@ def diagnose(
         damaged = {each.kind for each in found if each.subject == pchannel and each.kind.startswith("wal_")}
         if "wal_state_damaged" not in damaged:
             look = partial(_channel, settings, service, pchannel, contents="none" if damaged else contents)
-            found += _planned_anew(settings, look)
+            found += _find_in_current(settings, look)
     if depth != "quick" and changed and not any(each.kind.startswith(("wal_", "table_")) for each in found):
         progress.update("comparing the collections with the WAL")
         found += _collections(settings)
@@ -115,7 +115,7 @@ def diagnose(
     return found
 
 
-def _planned_anew(settings: Settings, look: Callable[[WalTable], list[RecoveryFinding]]) -> list[RecoveryFinding]:
+def _find_in_current(settings: Settings, look: Callable[[WalTable], list[RecoveryFinding]]) -> list[RecoveryFinding]:
     """Return what `look` finds in the current WAL.
 
     Truncation removes what the tables already have, and may remove entries that the check was about to read. The check
@@ -139,8 +139,8 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
     limits = {"streaming-node": stale_after, "flusher": stale_after + settings.flush_interval}
     ticks = {name: compose_tick(max(0, now_ms - int(limit * 1000)), 0) for name, limit in limits.items()}
     behind = {
-        "streaming-node": _node_behind(settings, service, ticks["streaming-node"]),
-        "flusher": _flusher_behind(settings, ticks["flusher"]),
+        "streaming-node": _node_lag(settings, service, ticks["streaming-node"]),
+        "flusher": _flusher_lag(settings, ticks["flusher"]),
     }
     for name in QUERIES:
         path = settings.progress_path(name)
@@ -157,7 +157,7 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
         yield RecoveryFinding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
 
 
-def _node_behind(settings: Settings, service: LogService, since: int) -> str:
+def _node_lag(settings: Settings, service: LogService, since: int) -> str:
     """Describe the PChannels with rows in the log before the tick `since` that the WAL lacks.
 
     Time ticks do not count.
@@ -176,7 +176,7 @@ def _node_behind(settings: Settings, service: LogService, since: int) -> str:
     return f"entries wait in the log of {', '.join(waiting)}" if waiting else ""
 
 
-def _flusher_behind(settings: Settings, since: int) -> str:
+def _flusher_lag(settings: Settings, since: int) -> str:
     planner = FlushPlanner(settings, since)
     try:
         plans = planner.plan(planner.ends(), max_bytes=UNBOUNDED)

@@ -62,7 +62,7 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
             f"the log of {pchannel} was truncated beyond all files of the wal table: restore the table from a backup"
         )
     expected = {file.path: WalDigest() for file in files}
-    for outcome in replay_range(service, pchannel, start, until=_behind(files)):
+    for outcome in replay_range(service, pchannel, start, until=_position_after(files)):
         for file in files:
             part = _rows_of(outcome, file)
             if part is not None:
@@ -114,7 +114,7 @@ def _rebuild(settings: Settings, table: WalTable, service: LogService, file: Liv
     made = WalFileWriter(table.table.store, kind, pchannel, date)
     rows = 0
     try:
-        for outcome in replay_range(service, pchannel, start, until=_behind([file])):
+        for outcome in replay_range(service, pchannel, start, until=_position_after([file])):
             part = _rows_of(outcome, file)
             if part is not None:
                 made.write(part)
@@ -132,7 +132,7 @@ def _rebuild(settings: Settings, table: WalTable, service: LogService, file: Liv
     return rows
 
 
-def _behind(files: Sequence[LiveFile]) -> LogId:
+def _position_after(files: Sequence[LiveFile]) -> LogId:
     return LogId(*max(map(last_entry, files))).following()
 
 

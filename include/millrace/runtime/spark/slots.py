@@ -100,7 +100,7 @@ def median_durations(folder: Path) -> dict[str, float]:
 
 def _record_duration(folder: Path, job: str, seconds: float) -> None:
     """Record how long a job held its slot; the newest DURATION_SAMPLES of each job are kept."""
-    with _alone(folder):
+    with _exclusive(folder):
         lengths = _durations(folder)
         replace_json(
             folder / DURATIONS_FILE, {**lengths, job: [*lengths.get(job, []), round(seconds, 3)][-DURATION_SAMPLES:]}
@@ -113,7 +113,7 @@ def _durations(folder: Path) -> dict[str, list[float]]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     guard = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
@@ -124,7 +124,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _take(folder: Path, job: str) -> tuple[int, int]:
     """Take a ticket after all others; return its number and the open file that holds its lock."""
-    with _alone(folder):
+    with _exclusive(folder):
         number = max((each for each, _ in _live(folder)), default=0) + 1
         draft = (
             folder / f".{os.getpid()}.draft"

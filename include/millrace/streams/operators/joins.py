@@ -164,7 +164,7 @@ class Distinct(Ordered):
         rows = rows[np.argsort(codes[rows], kind="stable")]
         within = None if self.within is None else units(self.within)
         begins = np.append(True, codes[rows][1:] != codes[rows][:-1])
-        given = begins if within is None else _reached(begins, _behind(codes[rows], times[rows], within))
+        given = begins if within is None else _reached(begins, _first_beyond(codes[rows], times[rows], within))
         ends = np.flatnonzero(np.append(begins[1:], True))
         last = np.maximum.accumulate(np.where(given, np.arange(len(rows)), 0))[ends]
         retained = np.sort(rows[last])
@@ -175,7 +175,7 @@ class Distinct(Ordered):
         return output, {"given": keys.take(pa.array(retained))}, before - len(retained)
 
 
-def _behind(codes: Any, times: Any, within: int) -> Any:
+def _first_beyond(codes: Any, times: Any, within: int) -> Any:
     """Return, for each row, the first one of its key more than `within` later, or the number of rows if none is.
 
     The rows are sorted by key and time.

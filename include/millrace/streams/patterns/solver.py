@@ -221,18 +221,20 @@ def build(
     Raises TooDeep if the columns cannot decide: an unbounded repetition of what may match no row.
     """
 
-    def again(inside: Pattern) -> Node:
+    def build_part(inside: Pattern) -> Node:
         return build(inside, board, masks, names, excluded)
 
     match pattern:
         case Variable() | Excluded(Variable()):
             return _row(pattern, board, masks, names, excluded)
         case Sequence(parts):
-            return _Chain([again(each) for each in parts])
+            return _Chain([build_part(each) for each in parts])
         case Alternation(choices):
             single = _single(pattern)
             return (
-                _row(pattern, board, masks, names, excluded) if single else _Choice([again(each) for each in choices])
+                _row(pattern, board, masks, names, excluded)
+                if single
+                else _Choice([build_part(each) for each in choices])
             )
         case Excluded(body):
             return build(body, board, masks, names, True)
@@ -241,13 +243,13 @@ def build(
                 return _Rows(_row(body, board, masks, names, excluded), least, most, greedy)
             if (most is None and nullable(body)) or max(least, most or 0) > MAX_ROUNDS:
                 raise TooDeep
-            copies: list[Node] = [again(body) for _ in range(least)]
+            copies: list[Node] = [build_part(body) for _ in range(least)]
             if most is None:
-                copies.append(_Loop(again(body), greedy))
+                copies.append(_Loop(build_part(body), greedy))
             else:
                 optional: Node | None = None
                 for _ in range(most - least):
-                    entered: Node = again(body) if optional is None else _Chain([again(body), optional])
+                    entered: Node = build_part(body) if optional is None else _Chain([build_part(body), optional])
                     left = _Here(None)
                     optional = _Choice([entered, left] if greedy else [left, entered])
                 copies += [] if optional is None else [optional]

@@ -196,14 +196,14 @@ class _Reader:
         except (SqlglotError, RecursionError) as error:
             raise InvalidArgument(f"{clause.text[:200]!r} is not an expression: {error}") from error
         try:
-            return self._made(tree)
+            return self._expression(tree)
         except InvalidArgument as error:
             raise InvalidArgument(f"{clause.text[:200]}: {error}") from error
         except RecursionError as error:
             raise InvalidArgument(f"{clause.text[:200]}: nested too deep") from error
 
-    def _made(self, node: Any) -> Expression:
-        made = self._made
+    def _expression(self, node: Any) -> Expression:
+        made = self._expression
         kind = type(node)
         if kind in _BINARY:
             return Call(_BINARY[kind], (made(node.this), made(node.expression)))
@@ -262,13 +262,13 @@ class _Reader:
             return Reach(ours.Classifier(), self._variables(arguments[0]) if arguments else ())
         if name in ("PREV", "NEXT") and 1 <= len(arguments) <= 2:
             offset = _offset(arguments[1]) if len(arguments) == 2 else 1
-            return ours.shifted(self._made(arguments[0]), -offset if name == "PREV" else offset, name=name)
+            return ours.shifted(self._expression(arguments[0]), -offset if name == "PREV" else offset, name=name)
         raise InvalidArgument(f"there is no function {name} with {len(arguments)} arguments in MATCH_RECOGNIZE")
 
     def _navigated(self, node: Any, *, final: bool) -> Expression:
         offset = node.args.get("expression")
         return ours.navigated(
-            self._made(node.this),
+            self._expression(node.this),
             first=isinstance(node, exp.First),
             offset=0 if offset is None else _offset(offset),
             final=final,
@@ -284,7 +284,7 @@ class _Reader:
             return ours.aggregated(function, None, self._variables(inside.args["table"]), final=final)
         if inside is None:
             return ours.aggregated(function, None, (), final=final)
-        return ours.aggregated(function, self._made(inside), (), final=final)
+        return ours.aggregated(function, self._expression(inside), (), final=final)
 
     def _column(self, node: Any) -> Expression:
         if node.args.get("db"):
@@ -309,7 +309,7 @@ class _Reader:
                 return Constant(date.fromisoformat(node.this.name) if kind == "date" else _moment(node.this.name))
             except ValueError as error:
                 raise InvalidArgument(f"{node.this.name!r} is not a {kind}") from error
-        return Call("cast", (self._made(node.this),), kind)
+        return Call("cast", (self._expression(node.this),), kind)
 
     def _like(self, node: Any) -> Expression:
         """Return a LIKE whose pattern escapes with a backslash, whatever the ESCAPE of the text."""
@@ -324,7 +324,7 @@ class _Reader:
         except ValueError as error:
             raise InvalidArgument(f"LIKE {pattern.name!r}: {error}") from None
         found = "".join(f"\\{each}" if not wild and each in "%_\\" else each for each, wild in pieces)
-        return Call("like", (self._made(node.this), Constant(found)))
+        return Call("like", (self._expression(node.this), Constant(found)))
 
     def _escape(self, node: Any) -> str:
         sign = _literal(node) if isinstance(node, exp.Literal) else None
@@ -333,13 +333,16 @@ class _Reader:
         return sign
 
     def _case(self, node: Any) -> Expression:
-        subject = self._made(node.this) if node.this is not None else None
+        subject = self._expression(node.this) if node.this is not None else None
         found: list[Expression] = []
         for each in node.args["ifs"]:
-            condition = self._made(each.this)
-            found += [condition if subject is None else Call("=", (subject, condition)), self._made(each.args["true"])]
+            condition = self._expression(each.this)
+            found += [
+                condition if subject is None else Call("=", (subject, condition)),
+                self._expression(each.args["true"]),
+            ]
         otherwise = node.args.get("default")
-        return Call("case", (*found, self._made(otherwise) if otherwise is not None else Constant(None)))
+        return Call("case", (*found, self._expression(otherwise) if otherwise is not None else Constant(None)))
 
 
 def _moment(text: str) -> datetime:

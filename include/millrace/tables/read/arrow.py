@@ -329,7 +329,7 @@ class _Look:
                 continue
             files, taken = self._split(files)
             for path in taken:
-                yield self._taken(table, path, files)
+                yield self._selected_rows(table, path, files)
             if not files.actions.num_rows:
                 continue
             living = None if files.judged or max_bytes is not None else self._living(files)
@@ -346,7 +346,7 @@ class _Look:
         rest = pc.invert(pc.is_in(files.actions["path"].cast(pa.utf8()), pa.array(taken, pa.utf8())))
         return replace(files, actions=files.actions.filter(rest)), taken
 
-    def _taken(self, table: TableHandle, path: str, files: _Files) -> pa.Table:
+    def _selected_rows(self, table: TableHandle, path: str, files: _Files) -> pa.Table:
         """Return the selected rows of a file among the candidates. Reads only their row groups."""
         names = self._columns(judged=files.judged)
         target = pa.schema([self._stored.field(name) for name in names])

@@ -256,7 +256,7 @@ def _plan(
         # rows.
         row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
         tails.append(replace(tail, row_ticks=row_ticks, delete_ticks=delete_ticks, staged_bytes=staged_bytes))
-    _check_whole(collection_id, vchannels, tick)
+    _check_exists(collection_id, vchannels, tick)
     schema = newest_schema(vchannels.values(), tick)
     plan = ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
     if not use_published or rows is None or not plan.may_hide_rows():
@@ -346,7 +346,7 @@ def _check_base(rows: TableHandle | None, tick: int) -> None:
         )
 
 
-def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: int) -> None:
+def _check_exists(collection_id: int, vchannels: dict[str, VChannelInfo], tick: int) -> None:
     wanted = next(iter(vchannels.values())).vchannels if vchannels else ()
     missing = [name for name in wanted if name not in vchannels or vchannels[name].created_tick > tick]
     if not wanted or missing:
@@ -372,7 +372,7 @@ def tail_rows(
             if mine.num_rows == 0 or _has(mine, ticks):
                 continue
             for part in collection_rows(mine, catalog, imports=StagedFiles.of(settings), deletes=deletes):
-                rows = _behind(part.rows, ticks)
+                rows = _rows_after(part.rows, ticks)
                 if rows.num_rows:
                     yield align_to_schema(rows, target)
 
@@ -384,7 +384,7 @@ def _has(stretch: pa.Table, ticks: dict[str, int]) -> bool:
     return all(row[f"{VISIBLE_TICK}_max"] <= ticks[row["vchannel"]] for row in last.to_pylist())
 
 
-def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
+def _rows_after(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
     """Return the rows after the tick of their VChannel."""
     channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
     has = np.array([ticks[name] for name in channel.dictionary.to_pylist()], dtype=np.int64)

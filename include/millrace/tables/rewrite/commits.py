@@ -127,9 +127,9 @@ def raise_base_tick(table: TableHandle, tick: int) -> int:
     The base tick never goes back: each commit is based on the very version that was read.
     """
 
-    def wanted(properties: Mapping[str, str]) -> dict[str, str]:
+    def raised_base(properties: Mapping[str, str]) -> dict[str, str]:
         return {BASE_TICK_PROPERTY: str(tick)} if int(properties.get(BASE_TICK_PROPERTY) or 0) < tick else {}
 
-    if set_properties(table, wanted):
+    if set_properties(table, raised_base):
         hit("compact.base")
     return earliest_readable_tick(table)

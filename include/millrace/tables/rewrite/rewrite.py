@@ -217,11 +217,11 @@ def _parts(job: RewriteJob, deletes: pa.Table | None, file: LiveFile) -> tuple[p
     rows = _read(job, file.path)
     apart = np.full(rows.num_rows, is_hidden(file))
     apart[_hidden(job, file.path)] = True
-    gone = _gone(job, deletes, rows)
-    return _taken(rows, ~(apart | gone)), _taken(rows, apart & ~gone)
+    gone = _invisible_mask(job, deletes, rows)
+    return _select(rows, ~(apart | gone)), _select(rows, apart & ~gone)
 
 
-def _gone(job: RewriteJob, deletes: pa.Table | None, rows: pa.Table) -> npt.NDArray[np.bool_]:
+def _invisible_mask(job: RewriteJob, deletes: pa.Table | None, rows: pa.Table) -> npt.NDArray[np.bool_]:
     """Return a mask of the rows that no read can see."""
     if job.fold is not None and deletes is not None:
         return dead_mask(rows, deletes, key=job.fold.key, hidden=job.fold.drops)
@@ -230,7 +230,7 @@ def _gone(job: RewriteJob, deletes: pa.Table | None, rows: pa.Table) -> npt.NDAr
     return np.zeros(rows.num_rows, dtype=bool)
 
 
-def _taken(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
+def _select(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     return rows if mask.all() else rows.filter(pa.array(mask))
 
 

@@ -181,7 +181,7 @@ class ChangeReader:
             whole = stop == len(ends) or ends[stop] > ends[stop - 1]
             schema = self._schema_at(self._catalog.vchannels.values(), int(ends[stop - 1]))
             rows = self._in_order(part, schema)
-            yield from self._given(schema, self._named(rows, part) if self._principals else rows, whole=whole)
+            yield from self._batches(schema, self._named(rows, part) if self._principals else rows, whole=whole)
 
     def _in_order(self, part: pa.Table, schema: CollectionSchema) -> pa.Table:
         found = collection_rows(part, self._catalog, imports=self._imports)
@@ -225,7 +225,7 @@ class ChangeReader:
         while piece is not None:
             following = next(given, None)  # one piece ahead, to detect the last one
             schema, rows = piece
-            yield from self._given(
+            yield from self._batches(
                 schema, self._named(rows, table) if self._principals else rows, whole=following is None
             )
             piece = following
@@ -236,7 +236,7 @@ class ChangeReader:
         for each in imported_rows(row, self._catalog, self._imports):
             yield schema, _as_fields(_of_kind(each.rows, "insert"), each.schema, schema)
 
-    def _given(self, schema: CollectionSchema, rows: pa.Table, *, whole: bool) -> Iterator[ChangeBatch]:
+    def _batches(self, schema: CollectionSchema, rows: pa.Table, *, whole: bool) -> Iterator[ChangeBatch]:
         """Yield the batch of the next rows, without those that the start skips.
 
         `whole`: the last unit ends with them.
