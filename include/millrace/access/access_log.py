@@ -206,7 +206,7 @@ class AccessLog(Closeable):
         self._size += len(line)
 
     def _rotate(self) -> None:
-        """Number the files anew, the newest first; the last one is replaced."""
+        """Renumber the files, the newest first; the last one is replaced."""
         if self._files == 1:
             self.path.unlink()
         for number in range(self._files - 1, 0, -1):

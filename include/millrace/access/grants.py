@@ -1,8 +1,8 @@
 """Principals, roles and grants: the only permission model of the project.
 
 These are pure values. Where principals come from (token files, Airflow's users) and what the calls of a service need is
-declared elsewhere (:mod:`millrace.access.token_file`, :mod:`millrace.access.permissions`). Whatever no grant allows is
-denied.
+declared in other modules (:mod:`millrace.access.token_file`, :mod:`millrace.access.permissions`). Whatever no grant
+allows is denied.
 
 A resource is a kind and a name: ``collection:users``, ``pchannel:dml_0``, ``vchannel:dml_0_7v1``. A pattern is the same
 with the shell wildcards ``*``, ``?`` and ``[...]`` in the name. Without a kind it is a collection's; ``*`` alone is the

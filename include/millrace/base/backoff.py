@@ -21,7 +21,7 @@ def delay_after(failures: int, first: float, longest: float, *, factor: float = 
 
     0.0 after none, then `first` times `factor` for each further failure, at most `longest`.
 
-    For a count of failures that is stored or shared; :class:`Backoff` counts by itself.
+    For a count of failures that is stored or shared; :class:`Backoff` counts attempts itself.
     """
     return min(longest, first * factor ** min(failures - 1, 60)) if failures > 0 else 0.0
 

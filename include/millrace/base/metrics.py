@@ -456,7 +456,7 @@ class BufferedHistogram:
         observe_many(self._histogram, values)
 
     def flush(self) -> None:
-        """Count what was observed."""
+        """Add the pending observations to the histogram."""
         taken: list[float] = []
         with suppress(IndexError):  # another thread may flush too
             while True:

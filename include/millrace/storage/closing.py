@@ -37,7 +37,8 @@ _IMPLIED: Final = (
 def check_not_moved(root: str) -> None:
     """Raise TablesMoved if the tables below `root` are closed.
 
-    For what is no table, or was made just now: check after taking it, and before using it. Costs a request.
+    For a folder that is not a table, or a table that was just created: check after taking it, and before using it.
+    Costs a request.
     """
     if store_at(root).size(MOVED_MARK) is not None:
         raise TablesMoved(f"the tables of {root} were moved to another place: this continues there when started again")

@@ -41,7 +41,7 @@ def file_system(uri: str, objects: Any) -> fs.FileSystem:
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Raise what the store says as StoreUnreachable, and what only the operator can mend as InvalidSettings."""
+    """Raise a store's error as StoreUnreachable, or as InvalidSettings if only the operator can fix it."""
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as error:

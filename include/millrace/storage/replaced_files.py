@@ -32,7 +32,7 @@ CALL_LIMIT: Final = 256
 
 def published_needs(uri: str, *, since_ms: int) -> Set[str]:
     """Return the files of the table at `uri` that versions of a published table name, which were the newest at Unix
-    time `since_ms` or later; none if `uri` is no rows table, or nothing is published. Raises TableDamaged.
+    time `since_ms` or later; none if `uri` is not a rows table, or nothing is published. Raises TableDamaged.
     """
     root, _, folder = uri.rpartition("/")
     published = PublishedTable.open(store_at(root)) if folder == ROWS_FOLDER else None

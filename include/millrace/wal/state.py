@@ -104,7 +104,7 @@ class VChannelState(NamedTuple):
     """The greatest last tick of a producer that was forgotten since chain version 4; 0 if none was."""
 
     def open_work(self, config: ChainConfig) -> OpenWork:
-        """Return what of this VChannel waits for time or for an end."""
+        """Return this VChannel's work that waits for time or for an end."""
         return VCHANNELS.of(self.name, self, config)
 
     def txn_outcome(self, txn_id: int) -> str | None:

@@ -2,7 +2,7 @@
 
 Precedence: defaults < the ``[millrace]`` table of a file (TOML, or INI such as airflow.cfg) < ``MILLRACE_*`` in the
 environment < live settings that were changed since (millrace.base.settings.live). An unknown name or an invalid value
-raises InvalidSettings with the name and the reason. Nothing is guessed, and nothing is read elsewhere later. The
+raises InvalidSettings with the name and the reason. Nothing is guessed, and no other code reads settings later. The
 settings that the chain decides by are not here: they enter the log as messages (docs/chain.md).
 """
 

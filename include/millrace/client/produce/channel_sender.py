@@ -135,7 +135,7 @@ class ChannelSender:
                 self._call_thread()
 
     def hurry(self) -> None:
-        """Send what is queued without waiting for its time."""
+        """Send the queue without waiting for its time."""
         with self._changed:
             if self._queue.pieces:
                 self._due = 0.0
@@ -397,7 +397,7 @@ class ChannelSender:
         fail_pieces(refused, error, self._settling)
 
     def _recall(self, own: WaitingCall | None) -> None:
-        """Withdraw the call of an interrupted leader, and leave to the next one what it had taken for others."""
+        """Withdraw the call of an interrupted leader, and leave the other calls that it had taken to the next leader."""
         if own is not None:
             with self._settling:
                 own.ended = True

@@ -390,7 +390,7 @@ def _decoded(frame: SpoolFrame) -> list[MutableMessage]:
 
 
 def _record(path: Path, refused: list[tuple[MutableMessage, AppendRejected]]) -> None:
-    """Write down durably what the chain rejected."""
+    """Record durably the messages that the chain rejected."""
     lines = []
     for message, answer in refused:
         line: dict[str, Any] = {name: getattr(message, name) for name in MESSAGE_FIELDS if name != "payload"}

@@ -41,7 +41,7 @@ class HiddenRanges:
 
 
 def hidden_ranges_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> HiddenRanges:
-    """Return what the DDL of a collection's VChannels hides at `tick`.
+    """Return the rows that DDL on a collection's VChannels hides at `tick`.
 
     Covers dropped partitions, a dropped collection, replacing imports, and an earlier collection of the same id.
     """

@@ -154,7 +154,7 @@ class KeyIndex:
             (self.folder / WANTED_FILE).touch()
 
     def request_for(self, rows: int) -> None:
-        """Ask for an index, if there is none, because of so many rows that had to be scanned for want of it."""
+        """Ask for an index, if there is none, because `rows` had to be scanned without one."""
         if rows >= INDEX_FROM_ROWS and not self.is_wanted:
             self.request()
 
@@ -213,7 +213,7 @@ class KeyIndex:
         """Cover the live files of the rows table at its version, and replace the manifest if anything changed.
 
         Call it after the commit that names the version as published. Reads the key columns of files that no run
-        covers. Damaged runs are made anew. Raises TableDamaged if a data file is.
+        covers. Damaged runs are rebuilt. Raises TableDamaged if a data file is.
         """
         work = IndexWork()
         live = {each.path: each.rows for each in table.describe_files()}
@@ -265,7 +265,7 @@ class KeyIndex:
         return Run.open(path)
 
     def _tidy(self, live: Mapping[str, int], work: IndexWork) -> None:
-        """Drop runs without live files, write runs anew that are mostly gone, and merge full tiers."""
+        """Drop runs without live files, rewrite runs that are mostly gone, and merge full tiers."""
         living = {run.path: [each.rows for each in run.files if live.get(each.path) == each.rows] for run in self.runs}
         self.runs = [run for run in self.runs if living[run.path]]
         for run in [each for each in self.runs if 2 * sum(living[each.path]) < each.rows]:

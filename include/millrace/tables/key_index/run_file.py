@@ -50,7 +50,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class RunDamaged(Exception):
-    """A run cannot be used: its files are scanned, and indexed anew. Never leaves this folder."""
+    """A run cannot be used: its files are scanned, and indexed again. Never leaves this folder."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"the run {path} of a key index cannot be used: {why}. It is made anew")
