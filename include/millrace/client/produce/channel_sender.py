@@ -397,7 +397,7 @@ class ChannelSender:
         fail_pieces(refused, error, self._settling)
 
     def _recall(self, own: WaitingCall | None) -> None:
-        """Withdraw the call of an interrupted leader, and leave the other calls that it had taken to the next leader."""
+        """Withdraw the call of an interrupted leader, and leave the others that it had taken to the next one."""
         if own is not None:
             with self._settling:
                 own.ended = True
