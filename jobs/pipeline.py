@@ -40,7 +40,7 @@ def main() -> None:
         if not made:
             begin_log(flow_folder(settings, pipeline.name), configuration.log, flow=pipeline.name, run=new_run())
         end(made)  # the query restarts: its previous definition is finished
-        made.append(FlowRun(settings, pipeline))
+        made.append(FlowRun(settings, pipeline, on_spark=True))
         return made[-1]
 
     try:

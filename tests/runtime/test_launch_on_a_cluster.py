@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from millrace.brokers.spark import SparkMaster, SparkWorker
 from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.wire import TOKEN_VARIABLE
+from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
 from tests.network_namespaces import Machine
-from tests.spark_cluster import Cluster, cluster, tasks_run_in
+from tests.spark_cluster import Cluster, Drivers, cluster, tasks_run_in
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -57,11 +60,12 @@ def test_a_streaming_job_runs_its_tasks_on_the_master(settings: Settings, master
     assert tasks_run_in(tmp_path / "worker")
 
 
+@pytest.mark.parametrize("workers", [2, 4])
 def test_workers_that_share_no_folder_run_the_tasks_through_lost_executors_and_a_partition(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     """Rows are acknowledged all the time; each is in the collection once at the end."""
-    with cluster(tmp_path, settings, monkeypatch) as (spark, away):
+    with cluster(tmp_path, settings, monkeypatch, workers=workers) as (spark, away):
         _lose_executors_and_a_worker(spark, away)
 
 
@@ -87,6 +91,37 @@ def _lose_executors_and_a_worker(spark: Cluster, away: list[Machine]) -> None:
                 server.shutdown()
     assert all(tasks_run_in(folder) for folder in spark.folders)
     assert not Path("tasks").exists(), "the planner has the data folder of its driver"
+
+
+def test_a_nodes_driver_goes_with_its_folder_and_another_machine_goes_on(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token-that-all-machines-have")
+    with cluster(tmp_path, settings, monkeypatch) as (spark, _), ExitStack() as stack:
+        rig = Drivers(spark, tmp_path, stack, node=False)
+        db = stack.enter_context(connect(settings=rig.plain))
+        db.catalog.ensure_pchannels(2)
+        db.catalog.create_collection("c", SCHEMA, vchannels=2)
+
+        def flushed(process: ChildProcess, tick: int) -> None:
+            def all_of_them() -> bool:
+                assert process.running(), process.tail()
+                table = open_table(rig.plain.checkpoints_uri)
+                found = {} if table is None else read_checkpoints(table)
+                return len(found) == 2 and all(each.time_tick >= tick for each in found.values())
+
+            until(all_of_them, f"the rows up to {tick} are in the tables", seconds=240)
+
+        sent = 0
+        for turn in range(3):
+            with rig.driver(f"driver{turn}", "streaming_node", "--with-flusher", node=f"n{turn}") as process:
+                flushed(process, _send(db, range(sent, sent + 5000)))
+                _send(db, range(sent + 5000, sent + 10_000))  # somewhere on its way
+                sent += 10_000
+        with rig.driver("last", "streaming_node", "--with-flusher", node="last") as process:
+            flushed(process, _send(db, range(sent, sent + 1000)))
+        assert sorted(db["c"].read()["id"].to_pylist()) == list(range(sent + 1000))
+        assert all(tasks_run_in(folder) for folder in spark.folders)
 
 
 def _send(client: Database, ids: range) -> int:

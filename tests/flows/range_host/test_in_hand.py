@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from millrace.base.errors import LogUnavailable
-from millrace.base.settings import Settings
+from millrace.base.settings import TASK_FOLDER, Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.hosts import TaskHost
 from millrace.flows.range_host import in_hand, tried
@@ -56,6 +56,38 @@ def test_the_next_process_knows_what_was_in_hand_at_a_kill(
         subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path), *map(str, taken)], check=False)
         with InHand(Settings(data_dir=tmp_path), "p", "in-0") as hand:
             assert hand.suspect == suspect
+
+
+STUCK = """
+import re, sys
+from pathlib import Path
+from millrace.base.settings import Settings
+from millrace.flows.range_host import in_hand
+in_hand.LATE_SECONDS = 0.5
+with in_hand.InHand(Settings(data_dir=Path(sys.argv[1])), "p", "in-0") as hand:
+    for offset in range(3):
+        hand.take(offset)
+    hand.leave()
+    print("left", flush=True)
+    in_hand.time.sleep(1.0)
+    hand.take(40)
+    with in_hand.alarm_paused():  # a lookup reads its collection
+        in_hand.time.sleep(1.0)
+    print("lives", flush=True)
+    hand.take(41)
+    re.fullmatch("(a*)*b", "a" * 60)  # no thread runs meanwhile, nor a handler
+"""
+
+
+def test_a_record_that_holds_an_executors_process_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody on that machine watches it: the next process there knows the record."""
+    monkeypatch.setenv(TASK_FOLDER, str(tmp_path / "tasks"))
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, str(tmp_path)], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split()) == (-signal.SIGALRM, ["left", "lives"]), done.stderr
+    with InHand(Settings(data_dir=tmp_path), "p", "in-0") as hand:
+        assert hand.suspect == 41
 
 
 def test_who_has_a_record_in_hand_for_too_long_is_seen_by_others(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,9 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 import millrace
 from millrace.base.deadline import Deadline, poll_until
-from millrace.base.package import ROOT
 from millrace.base.settings import Settings
-from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.kafka import KafkaBroker
 from millrace.client.database import Database, connect
 from millrace.flows.sinks.collection.poison import LETTERS
@@ -35,9 +30,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.wire import TOKEN_VARIABLE
 from millrace.runtime.child_processes import ChildProcess
 from millrace.storage.table import table_at
-from tests.crash.kill_rig import end_server
-from tests.network_namespaces import HOST
-from tests.spark_cluster import Cluster, cluster, command_of, tasks_run_in
+from tests.spark_cluster import Cluster, Drivers, cluster, command_of, tasks_run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,47 +89,28 @@ flows:
 """
 
 
-class Rig:
-    """A cluster, a node without Spark that fills the tables, and one machine after another for the driver."""
+def declared_in(folder: Path, spark: Cluster) -> str:
+    """Write the declarations, and return their file."""
+    text = DECLARATIONS.replace("{kafka}", spark.kafka.address).replace("{pattern}", PATTERN)
+    (folder / "flows.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "flows.yaml")
 
-    def __init__(self, spark: Cluster, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
-        declared = folder / "flows.yaml"
-        text = DECLARATIONS.replace("{kafka}", spark.kafka.address).replace("{pattern}", PATTERN)
-        declared.write_text(text, encoding="utf-8")
-        etcd = stack.enter_context(EtcdServer(folder / "etcd", settings=spark.settings, host=HOST))
-        self._shared = replace(
-            spark.settings, meta_store=etcd.url, session_seconds=5.0, flow_declarations=str(declared), pchannels=2
-        )
-        self.home = self._machine("home")
-        plain = replace(self.home, spark_master="", spark_environment="")
-        self._process("service", plain, ["-m", "millrace.service", "--name", "service"])
-        self._process("node", replace(plain, node="node"), ["-m", "millrace.node.cluster"])
 
-    def _machine(self, name: str) -> Settings:
-        settings = replace(self._shared, data_dir=self._folder / name / "data")
-        settings.run_path.mkdir(parents=True, mode=0o700)
-        settings.data_dir.chmod(0o700)
-        self._stack.callback(end_server, settings)
-        return settings
-
-    def _process(self, name: str, settings: Settings, command: list[str]) -> ChildProcess:
-        env = {**settings.environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        process = ChildProcess([sys.executable, *command], log_file=self._folder / f"{name}.log", env=env)
-        self._stack.callback(process.kill)
-        return process
-
-    @contextmanager
-    def driver(self, name: str, *more: str) -> Iterator[ChildProcess]:
-        """Run the streams on a new machine. At the end it is gone with all that lay there."""
-        settings = self._machine(name)
-        process = self._process(name, settings, [str(ROOT.parent / "jobs" / "stream.py"), "all", *more])
-        try:
-            yield process
-        finally:
-            process.kill()
-            end_server(settings)
-            shutil.rmtree(settings.data_dir)
+@contextmanager
+def streams(spark: Cluster, folder: Path, **more: Any) -> Iterator[tuple[Drivers, Database]]:
+    """Yield a deployment with the streams' collections and topic, and a database; `more` are settings."""
+    with ExitStack() as stack:
+        rig = Drivers(spark, folder, stack, flow_declarations=declared_in(folder, spark), **more)
+        db = stack.enter_context(connect(settings=rig.plain))
+        db.catalog.ensure_pchannels(2)
+        db.catalog.create_collection("numbers", SCHEMA, vchannels=2)
+        db.catalog.create_collection("dead", LETTERS)
+        admin = AdminClient({"bootstrap.servers": spark.kafka.address})
+        admin.create_topics([NewTopic("sent", 2, 1)])["sent"].result(30)
+        bad = Producer({"bootstrap.servers": spark.kafka.address})
+        bad.produce("sent", b"no json")
+        assert bad.flush(60) == 0
+        yield rig, db
 
 
 def numbers(ids: range) -> pa.Table:
@@ -192,26 +166,16 @@ def test_a_driver_goes_with_its_folder_and_its_streams_go_on_elsewhere(
 ) -> None:
     """Windows by Spark's state, a keyed operator, a topic and a Delta table: nothing lost, nothing doubled."""
     monkeypatch.setenv(TOKEN_VARIABLE, "a-token-that-all-machines-have")
-    with cluster(tmp_path, settings, monkeypatch) as (spark, _), ExitStack() as stack:
-        rig = Rig(spark, tmp_path, stack)
-        db = stack.enter_context(connect(settings=replace(rig.home, spark_master="", spark_environment="")))
-        db.catalog.ensure_pchannels(2)
-        db.catalog.create_collection("numbers", SCHEMA, vchannels=2)
-        db.catalog.create_collection("dead", LETTERS)
-        admin = AdminClient({"bootstrap.servers": spark.kafka.address})
-        admin.create_topics([NewTopic("sent", 2, 1)])["sent"].result(30)
+    with cluster(tmp_path, settings, monkeypatch) as (spark, _), streams(spark, tmp_path) as (rig, db):
         send(db, spark.kafka, range(3000))
-        bad = Producer({"bootstrap.servers": spark.kafka.address})
-        bad.produce("sent", b"no json")
-        assert bad.flush(60) == 0
         done = dict.fromkeys(batches(rig.home), -1)
-        with rig.driver("first") as process:
+        with rig.driver("first", "stream", "all") as process:
             done = wait_for_more(rig.home, done, process)
             commands = [command_of(each) for each in psutil.process_iter()]
             assert not any(os.environ["AWS_SECRET_ACCESS_KEY"] in each for each in commands)
             send(db, spark.kafka, range(3000, 4000))
         send(db, spark.kafka, range(4000, 6000))
-        with rig.driver("second") as process:
+        with rig.driver("second", "stream", "all") as process:
             done = wait_for_more(rig.home, done, process)
             send(db, spark.kafka, range(6000, 7000))
             done = wait_for_more(rig.home, done, process)
@@ -219,13 +183,13 @@ def test_a_driver_goes_with_its_folder_and_its_streams_go_on_elsewhere(
             db["numbers"].insert(numbers(range(ROWS, ROWS + 1)))
             wait_for_more(rig.home, done, process)
         db["numbers"].insert(numbers(range(ROWS + 1, ROWS + 2)))
-        with rig.driver("third", "--available-now") as process:
+        with rig.driver("third", "stream", "all", "--available-now") as process:
             assert process.wait(deadline=300) == 0, process.tail()
-        _check(db, rig.home, numbers(range(ROWS + 2)))
+        check(db, rig.home, numbers(range(ROWS + 2)))
         assert all(tasks_run_in(folder) for folder in spark.folders)
 
 
-def _check(db: Database, settings: Settings, sent: pa.Table) -> None:
+def check(db: Database, settings: Settings, sent: pa.Table) -> None:
     assert copied_ids(settings) == list(range(ROWS + 2))
     assert sorted(db["arrived"].read()["n"].to_pylist()) == list(range(ROWS))
     assert [each["stream"] for each in db["dead"].read().to_pylist()] == ["arrived/source"]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from millrace.base.errors import InvalidSettings
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, settings_of_executor
 from millrace.runtime.spark.masters import CONTAINER, IMAGE, SECRET, TEMPLATE, master_properties, user_properties
 
 
@@ -38,6 +38,7 @@ def test_a_standalone_master_gives_cores_and_yarn_gives_executors(
 ) -> None:
     alone = master_properties(replace(settings, spark_master="spark://host:7077"), {})
     assert alone["spark.cores.max"] == "3"
+    assert alone["spark.task.maxFailures"] == "3"
     yarn = replace(settings, spark_master="yarn", spark_environment="/environment.tar.gz")
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
@@ -47,9 +48,55 @@ def test_a_standalone_master_gives_cores_and_yarn_gives_executors(
     found = master_properties(yarn, {})
     assert (found["spark.executor.instances"], found["spark.executor.cores"]) == ("3", "1")
     assert found["spark.submit.deployMode"] == "client"
+    assert found["spark.task.maxFailures"] == "6", "once on each executor, and once more"
     assert "spark.cores.max" not in found
     with pytest.raises(InvalidSettings, match="MILLRACE_SPARK_ENVIRONMENT"):
         master_properties(replace(yarn, spark_environment=""), {})
+
+
+DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
+def test_executors_that_come_and_go_are_at_most_the_jobs_cores(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    settings = replace(settings, spark_master=master, spark_environment="s3a://b/e.tar.gz", spark_cores=6)
+    image = {IMAGE: "spark:4.2"}
+    fixed = master_properties(settings, image)
+    assert not any(name.startswith("spark.dynamicAllocation") for name in fixed)
+    found = master_properties(settings, image | DYNAMIC)
+    assert "spark.executor.instances" not in found
+    assert found["spark.executor.cores"] == "1"
+    assert found["spark.dynamicAllocation.maxExecutors"] == "6"
+    assert found["spark.dynamicAllocation.minExecutors"] == "1"
+    assert found["spark.dynamicAllocation.shuffleTracking.enabled"] == "true"
+    assert found["spark.default.parallelism"] == fixed["spark.default.parallelism"] == "6"
+    wider = master_properties(settings, image | DYNAMIC | {"spark.executor.cores": "2"})
+    assert wider["spark.dynamicAllocation.maxExecutors"] == "3"
+    off = master_properties(settings, image | {"spark.dynamicAllocation.enabled": "false"})
+    assert off == fixed
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"spark.executor.cores": "many"}, "whole number"),
+        ({"spark.executor.cores": "4"}, "the job has 3"),
+        ({"spark.executor.cores": "0"}, "the job has 3"),
+        ({"spark.dynamicAllocation.minExecutors": "4"}, "more than maxExecutors, 3"),
+    ],
+)
+def test_executors_that_cannot_come_are_refused(settings: Settings, more: dict[str, str], words: str) -> None:
+    settings = replace(settings, spark_master="spark://host:7077")
+    with pytest.raises(InvalidSettings, match=words):
+        master_properties(settings, DYNAMIC | more)
+
+
+def test_a_local_driver_has_no_executors_that_come_and_go(settings: Settings) -> None:
+    with pytest.raises(InvalidSettings, match="MILLRACE_SPARK_MASTER"):
+        master_properties(settings, DYNAMIC)
 
 
 def test_executors_on_kubernetes_are_nobody_s_root_and_get_their_variables_from_a_secret(settings: Settings) -> None:
@@ -117,7 +164,12 @@ def test_executors_have_folders_of_their_own_and_the_driver_s_workers_have_the_d
 ) -> None:
     sent = pickle.dumps(settings)
     assert pickle.loads(sent) == settings
+    assert settings_of_executor(settings) is settings
     monkeypatch.setenv("MILLRACE_TASK_FOLDER", str(tmp_path / "tasks"))
-    assert pickle.loads(sent).data_dir.parent == tmp_path / "tasks"
+    of_task = pickle.loads(sent)
+    assert of_task.data_dir.parent == tmp_path / "tasks"
+    shared = settings_of_executor(replace(of_task, log_host="10.0.0.1", log_port=7000))
+    assert (shared.data_dir, shared.log_host, shared.log_port) == (tmp_path / "tasks" / "shared", "127.0.0.1", 0)
     monkeypatch.setenv("MILLRACE_TASK_DRIVER", "1")
     assert pickle.loads(sent) == settings
+    assert settings_of_executor(settings) is settings

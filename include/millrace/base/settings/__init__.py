@@ -591,15 +591,34 @@ TASK_DRIVER: Final = "MILLRACE_TASK_DRIVER"
 
 def _of_task(version: str, values: dict[str, Any]) -> Settings:
     """Restore pickled settings: with the driver's data folder, or a folder of this process where that is not shared."""
-    folder = os.environ.get(TASK_FOLDER)
-    if not folder or os.environ.get(TASK_DRIVER):
+    if not in_executor_folder():
         return Settings(**values)
     if version != VERSION:
         raise UnsupportedVersion(
             f"the driver is Millrace {version}, the executors' environment has {VERSION}: pack it again"
             " (make environment)"
         )
-    return Settings(**values | {"data_dir": Path(folder).absolute() / str(os.getpid())})
+    folder = Path(os.environ[TASK_FOLDER]).absolute()
+    return Settings(**values | {"data_dir": folder / str(os.getpid())})
+
+
+def in_executor_folder() -> bool:
+    """Whether this is a task of an executor that does not share the driver's data folder."""
+    return bool(os.environ.get(TASK_FOLDER)) and not os.environ.get(TASK_DRIVER)
+
+
+def settings_of_executor(settings: Settings) -> Settings:
+    """Return `settings` for what all tasks of an executor have in common, and a next process of them finds again.
+
+    Of a task that shares the driver's data folder, they are `settings`. Else the data folder is the executor's, and a
+    log server there serves its tasks alone: it ends soon after them.
+    """
+    if not in_executor_folder():
+        return settings
+    folder = Path(os.environ[TASK_FOLDER]).absolute() / "shared"
+    alone: dict[str, Any] = {"log_host": "127.0.0.1", "log_port": 0, "log_idle_seconds": 60.0}
+    alone |= {"log_tls_cert": "", "log_tls_key": "", "metrics_port": 0}
+    return dataclasses.replace(settings, data_dir=folder, **alone)
 
 
 _SPECS: Final[dict[str, SettingSpec]] = {

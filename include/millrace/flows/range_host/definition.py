@@ -15,7 +15,7 @@ from typing import Any, Final
 from millrace.base.errors import InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, in_executor_folder, settings_of_executor
 from millrace.flows.declare.errors import require_within
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
@@ -25,7 +25,7 @@ from millrace.flows.isolation import Attempts
 from millrace.flows.range_host.beat import Beat
 from millrace.flows.range_host.documents import DocumentCopies
 from millrace.flows.range_host.lookups import CollectionRows
-from millrace.flows.range_host.observed import note_flow
+from millrace.flows.range_host.observed import described, note_flow
 from millrace.flows.range_host.positions import (
     COUNTS,
     FORGOTTEN,
@@ -48,6 +48,7 @@ from millrace.flows.sources.division import LeasedMember, Member, members
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Ends, Feeder, Source, task_of
+from millrace.node.ingest.log_connection import require_reachable_log
 from millrace.node.range_loop.definition import (
     CommitResult,
     LoopDefinition,
@@ -74,6 +75,8 @@ class FlowRun(LoopDefinition[Work, Done]):
     flow: Flow
     worker: int = 0
     """Its number among the workers of this machine."""
+    on_spark: bool = False
+    """Whether ranges are Spark's tasks. One driver reads all lanes; commits of positions alone fence another."""
     claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     """Where workers divide the partitions: by task that this one holds, the number of its own newest commit."""
     _members: list[Member] = field(default_factory=list, compare=False, repr=False)
@@ -89,11 +92,13 @@ class FlowRun(LoopDefinition[Work, Done]):
         return f"pipeline-{self.flow.name}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "pipeline": self.flow, "worker": self.worker}
+        return {"settings": self.settings, "flow": self.flow, "worker": self.worker, "on_spark": self.on_spark}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         fresh: dict[str, Any] = dict.fromkeys(("claims", "_tasks", "_attempts", "_rows"))
         fresh = {name: {} for name in fresh} | {"_members": [], "_beats": [], "_lock": threading.Lock()}
+        # Notes of the lane in hand must outlive a Python worker, whose next one is another process.
+        fresh["settings"] = settings_of_executor(state["settings"])
         for key, value in {**state, **fresh}.items():
             object.__setattr__(self, key, value)
 
@@ -114,8 +119,13 @@ class FlowRun(LoopDefinition[Work, Done]):
         return feeder_of(self.flow.source, self.settings, group=self.flow.consumer_group)
 
     def prepare(self) -> None:
-        """Make the table of positions and the error topic; note where partitions begin that have no position."""
+        """Make the table of positions and the error topic; note where partitions begin that have no position.
+
+        Raises InvalidSettings if Spark's tasks cannot run the flow, and what source, sink and meta store raise.
+        """
         source = self.flow.source
+        if self.on_spark:
+            require_tasks(self.settings, self.flow)
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
         with DocumentCopies(self.settings, self.flow.name) as documents:  # as a former machine left them
             documents.refresh()
@@ -162,7 +172,7 @@ class FlowRun(LoopDefinition[Work, Done]):
         """
         source = self.flow.source
         alone = runs_alone(self.settings, self.flow)
-        if not self.flow.divided and not alone:
+        if self.on_spark or not (self.flow.divided or alone):
             return None
         if not self._members:
             instance = instance_name(self.settings, self.worker)
@@ -224,6 +234,9 @@ class FlowRun(LoopDefinition[Work, Done]):
             if task is None:
                 with self._lock:
                     attempts = self._attempts.setdefault(plan.channel, Attempts())
+                if in_executor_folder():  # the driver's copies of what crashed are on another machine
+                    with DocumentCopies(self.settings, self.flow.name) as documents:
+                        documents.refresh()
                 task = Task(
                     self.settings,
                     self.flow,
@@ -296,6 +309,30 @@ def places_of(settings: Settings, flow: Flow) -> Source:
     if not isinstance(flow.source, KafkaSource):
         standing = {lane: each.position for lane, each in positions_of(settings, flow.name).items()}
     return source_of(flow.source, settings, group=flow.consumer_group, standing=standing)
+
+
+def require_tasks(settings: Settings, flow: Flow) -> None:
+    """Raise InvalidSettings if Spark's tasks cannot run `flow`, or not on machines that share nothing."""
+    kind = source_kinds()[flow.source.kind]
+    if kind.feeder:
+        raise InvalidSettings(
+            f"a {kind.name} is captured by a worker, which Spark's tasks are not: `millrace flows start {flow.name}`"
+        )
+    if flow.divided:
+        raise InvalidSettings(
+            "on Spark one query reads all lanes, in as many tasks as the cluster has cores: say source.assignment: all"
+            " and one worker"
+        )
+    if not settings.spark_environment:
+        return
+    if not settings.meta_store:
+        raise InvalidSettings(
+            "executors with an environment of their own (MILLRACE_SPARK_ENVIRONMENT) find a flow's suspects and the"
+            " catalog in the meta store: set MILLRACE_META_STORE"
+        )
+    told = described(flow)
+    if any(each.startswith("collection:") for each in (*told["reads"], *told["writes"])):
+        require_reachable_log(settings)
 
 
 def runs_alone(settings: Settings, flow: Flow) -> bool:
@@ -491,7 +528,7 @@ class FlowCommitter:
         member = self._run.join()
         if member is not None:
             self._run.claims.update((each.channel, self._behind(each).commits) for each in committed)
-        if self._run.flow.divided and member is not None:
+        if member is not None and self._run.flow.divided:
             member.commit(_place(each) for each in committed)
         else:
             self._topics.mirror(_place(each) for each in committed)

@@ -1,24 +1,26 @@
 """The record that a task is processing, stored where others see it and where it outlives the process.
 
 Steps without end block all threads of their process, and those that take all memory end it, so neither can report
-itself. The supervisor ends a process that has had one record in hand for LATE_SECONDS (`flows/hosts.py`). The record
-that a process had in hand at its end, however it ended, is tried in a sandbox before the next process takes it
-(`task.py`).
+itself. The supervisor ends a process that has had one record in hand for LATE_SECONDS (`flows/hosts.py`). On an
+executor of another machine there is no supervisor: the kernel ends the process, by an alarm. The record that a process
+had in hand at its end, however it ended, is tried in a sandbox before the next process takes it (`task.py`).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import time
 from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from millrace.base.closeable import Closeable
-from millrace.base.settings import Settings
+from millrace.base.settings import Settings, in_executor_folder
 from millrace.flows.range_host.status import flow_folder
 
 LATE_SECONDS: Final = 20.0
@@ -42,17 +44,33 @@ class InHand(Closeable):
         self.suspect = found - 1 if found else None
         """The offset of the record that the previous process had in hand at its end; None if there was none."""
         self._pid = os.getpid()
+        self._alarm = in_executor_folder()
 
     def take(self, offset: int) -> None:
         """This record is worked on now."""
+        if self._alarm:  # without a handler, SIGALRM ends a process whose threads all wait
+            signal.setitimer(signal.ITIMER_REAL, LATE_SECONDS)
         _PLACE.pack_into(self._map, 0, offset + 1, time.monotonic(), self._pid)
 
     def leave(self) -> None:
         """None is."""
         _PLACE.pack_into(self._map, 0, 0, 0.0, 0)
+        if self._alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def close(self) -> None:
         self._map.close()
+
+
+@contextmanager
+def alarm_paused() -> Iterator[None]:
+    """Do not count the time of the block against the record in hand: it waits for others, not for a step."""
+    left = signal.setitimer(signal.ITIMER_REAL, 0.0)[0] if in_executor_folder() else 0.0
+    try:
+        yield
+    finally:
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, left)
 
 
 class Held(NamedTuple):

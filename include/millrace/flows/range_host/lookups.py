@@ -11,6 +11,7 @@ from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.settings import Settings
 from millrace.flows.declare.steps import Lookup
 from millrace.flows.documents import Refused
+from millrace.flows.range_host.in_hand import alarm_paused
 from millrace.flows.transform.casts import to_string
 
 MAX_ROWS: Final = 1_000_000
@@ -37,7 +38,8 @@ class CollectionRows:
         with self._lock:
             if self._rows is None or time.monotonic() - self._read_at >= self._step.refresh_seconds:
                 try:
-                    self._rows = self._read()
+                    with alarm_paused():
+                        self._rows = self._read()
                 except MillraceError as error:
                     if self._rows is None or not error.retriable:
                         raise

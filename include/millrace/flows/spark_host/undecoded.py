@@ -123,6 +123,8 @@ class Undecoded:
         """Whether the files are the letters."""
         self._collected: list[str] = []
         self._known = set(self._names()) if self._kept else set()
+        self._waiting = self._reads_topics and not self._kept
+        """Whether redrives may have files. They need a stopped stream: once there are none, none come."""
 
     def _names(self) -> list[str]:
         """Return the names of the tasks' files; a source that is no topic has none."""
@@ -152,17 +154,20 @@ class Undecoded:
                 self._known.add(name)
             else:
                 self._collected.append(name)
-        if not self._kept and self._reads_topics:
-            self._went_in(batch_id, again)
+        if self._waiting:
+            self._waiting = self._went_in(batch_id, again)
         return found
 
-    def _went_in(self, batch_id: int, again: set[str]) -> None:
-        """Delete the letters whose records the batch read again, but for those that are letters `again`."""
+    def _went_in(self, batch_id: int, again: set[str]) -> bool:
+        """Delete the letters whose records the batch read again, but for those that are letters `again`.
+
+        Returns whether there are files of redrives.
+        """
         kept = Kept(self._settings, self._name)
         checkpoint, folder = kept.checkpoint(kept.state), again_folder(self._settings, self._name)
         found = waiting(folder, 0)
         if not found:
-            return
+            return False
         before, now = again_of(checkpoint, batch_id - 1), again_of(checkpoint, batch_id)
         for number, ids in found.items():
             if number <= before:  # its batch is committed: nobody reads it again
@@ -170,6 +175,7 @@ class Undecoded:
             elif self._into is not None and number <= now and (gone := [name for name in ids if name not in again]):
                 with connect(settings=self._settings) as db:
                     db.collection(str(self._into)).delete(gone)
+        return True
 
     def close(self) -> None:
         """Idempotent."""

@@ -21,13 +21,21 @@ from millrace.base.settings import Settings
 TASK_ATTEMPTS: Final = 3
 """Attempts of one task.
 
-They cover a killed Python worker; an entry that cannot be processed parks its channel instead.
+They cover a killed Python worker; an entry that cannot be processed parks its channel instead. On executors that share
+no folder there are as many more as executors: one that ends its process is known only where a process ended at it.
 """
 IMAGE: Final = "spark.kubernetes.container.image"
 SECRET: Final = "spark.millrace.kubernetes.secret"
 """Property that names the Secret with the executors' variables. It is ours: Spark needs a property for each key."""
 TEMPLATE: Final = "spark.kubernetes.executor.podTemplateFile"
 CONTAINER: Final = "executor"
+DYNAMIC: Final = "spark.dynamicAllocation."
+"""Prefix of the properties by which a job takes and returns executors as it needs them."""
+_IDLE: Final = "300s"
+"""Time without a task after which an executor goes although it has cached blocks or shuffle files.
+
+Spark's default is never: a job that cached or shuffled something would return no executor. It is computed again.
+"""
 MAX_BYTES: Final = 1 << 20
 
 _OWN: Final = frozenset(
@@ -59,23 +67,29 @@ def master_properties(settings: Settings, given: Mapping[str, str]) -> dict[str,
     """
     master, cores = settings.spark_master, str(settings.cores)
     if not master:
+        if _is_dynamic(given):
+            raise InvalidSettings(f"{DYNAMIC}enabled needs a cluster: set MILLRACE_SPARK_MASTER")
         # A local driver listens on loopback only; remote executors must reach the driver.
         local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         return {"spark.master": f"local[{cores},{TASK_ATTEMPTS}]", **local}
     found = {
         "spark.master": master,
         "spark.submit.deployMode": "client",
-        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+        "spark.task.maxFailures": str(TASK_ATTEMPTS + (settings.cores if settings.spark_environment else 0)),
         "spark.executor.memory": settings.spark_memory,
+        # Otherwise the executors that are there when a query starts decide how many tasks its batches have.
+        "spark.default.parallelism": cores,
     }
+    dynamic = _dynamic(settings.cores, given)
     if master != "yarn" and not master.startswith("k8s://"):
-        return found | {"spark.cores.max": cores}
+        return found | {"spark.cores.max": cores} | dynamic
     if not settings.spark_environment:
         raise InvalidSettings(
             f"executors on {master} have nothing of Millrace: pack an environment (make environment) and name it in"
             " MILLRACE_SPARK_ENVIRONMENT"
         )
-    found |= {"spark.executor.instances": cores, "spark.executor.cores": "1"}
+    # With dynamic allocation, `instances` would be what a job starts with.
+    found |= dynamic or {"spark.executor.instances": cores, "spark.executor.cores": "1"}
     if master == "yarn":
         if not (os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")):
             raise InvalidSettings("for YARN, set HADOOP_CONF_DIR to the folder with the cluster's configuration")
@@ -91,6 +105,41 @@ def master_properties(settings: Settings, given: Mapping[str, str]) -> dict[str,
         replace_file(path, yaml.safe_dump(executor_pod(given.get(SECRET, ""))))
         found[TEMPLATE] = str(path)
     return found | {"spark.kubernetes.executor.podTemplateContainerName": CONTAINER}
+
+
+def _is_dynamic(given: Mapping[str, str]) -> bool:
+    return given.get(f"{DYNAMIC}enabled", "").lower() == "true"
+
+
+def _dynamic(cores: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's properties for executors that come and go, if `given` asks for that: of one core each by default.
+
+    At most `cores` cores, and at least one executor: a new one unpacks the environment before its first task.
+    """
+    if not _is_dynamic(given):
+        return {}
+    each = _whole("spark.executor.cores", given, 1)
+    if not 0 < each <= cores:
+        raise InvalidSettings(f"spark.executor.cores is {each}, and the job has {cores} (MILLRACE_SPARK_CORES)")
+    most = _whole(f"{DYNAMIC}maxExecutors", given, cores // each)
+    least = _whole(f"{DYNAMIC}minExecutors", given, min(1, most))
+    if least > most:
+        raise InvalidSettings(f"{DYNAMIC}minExecutors is {least}, more than maxExecutors, {most}")
+    return {
+        "spark.executor.cores": str(each),
+        f"{DYNAMIC}minExecutors": str(least),
+        f"{DYNAMIC}maxExecutors": str(most),
+        f"{DYNAMIC}shuffleTracking.enabled": "true",  # no service keeps shuffle files beside the executors
+        f"{DYNAMIC}shuffleTracking.timeout": _IDLE,
+        f"{DYNAMIC}cachedExecutorIdleTimeout": _IDLE,
+    }
+
+
+def _whole(name: str, given: Mapping[str, str], usual: int) -> int:
+    text = given.get(name, str(usual))
+    if not text.isdecimal():
+        raise InvalidSettings(f"{name} is {text[:80]!r}: write a whole number")
+    return int(text)
 
 
 def executor_pod(secret: str) -> dict[str, Any]:

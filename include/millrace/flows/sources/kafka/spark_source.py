@@ -306,9 +306,11 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         self._plans: Planner | None = None
         self._target: dict[str, int] | None = None
+        self._again: int | None = None
+        """The newest redrive: looked for once, since each look is a listing and a redrive needs a stopped stream."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_topics": None, "_plans": None}
+        return self.__dict__ | {"_topics": None, "_plans": None, "_again": None}
 
     def initialOffset(self) -> dict[str, Any]:
         return self._begin.to_json()
@@ -326,9 +328,10 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes or rows, not {limit}")
         place = Place.from_json(start)
         found = self._planner().next(place, max_bytes=size, max_records=count, target=self._target)
-        newest = self._read.newest_again()
-        if newest > found.again:
-            found = replace(found, again=newest)
+        if self._again is None:
+            self._again = self._read.newest_again()
+        if self._again > found.again:
+            found = replace(found, again=self._again)
         return start if found is place else found.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
