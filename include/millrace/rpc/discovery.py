@@ -234,7 +234,7 @@ def _start(folder: Path, *, deadline: Deadline, launch: ServerLaunch) -> ServerR
 def _spawn(folder: Path, output: Path, launch: ServerLaunch) -> int:
     """Start a server in its own session, as a child of init: it outlives this process and leaves it no zombie."""
     command = [
-        sys.executable,
+        os.path.abspath(sys.executable),  # relative in a task of Spark with a packed environment
         "-P",
         "-m",
         "millrace.log.server.main",

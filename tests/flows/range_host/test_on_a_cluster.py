@@ -29,7 +29,7 @@ from millrace.runtime.child_processes import ChildProcess
 from tests.network_namespaces import HOST
 from tests.spark_cluster import Cluster, Drivers, cluster, command_of, tasks_run_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 FLIGHTS = CollectionSchema(
     (
@@ -105,7 +105,7 @@ def test_documents_reach_a_collection_and_an_index_once_through_lost_executors_a
                 assert process.running(), process.tail()
                 return sum(each.position for each in positions_of(rig.plain, name).values()) >= records
 
-            assert poll_until(reached, Deadline.after(240), interval=0.5), process.tail()
+            assert poll_until(reached, Deadline.after(400), interval=0.5), process.tail()
 
         send, sent = _sender(spark), 2000
         send(range(sent))
@@ -121,7 +121,7 @@ def test_documents_reach_a_collection_and_an_index_once_through_lost_executors_a
         send(range(sent, ROWS))
         for name in files:
             with rig.driver(f"{name}2", "pipeline", *arguments(name, "--available-now")) as process:
-                assert process.wait(deadline=300) == 0, process.tail()
+                assert process.wait(deadline=400) == 0, process.tail()
         wanted = {n: {"id": n, "tail": f"N{n % TAILS}", "model": f"m{n % TAILS}"} for n in range(ROWS) if n % BAD}
         found = db["flights"].read(columns="id, tail, model").to_pylist()
         assert sorted(each["id"] for each in found) == sorted(wanted)
