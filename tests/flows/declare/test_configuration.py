@@ -102,9 +102,9 @@ def test_the_error_topic_of_a_collection_s_pipeline_is_on_mq_s_brokers_where_it_
         ("server: {flushMib: 5}", "server.flushMib"),
         ("kafka: {autoOffsetReset: never}", "kafka.autoOffsetReset"),
         ("- a", "the file"),
-        ("a: [", "no YAML"),
-        ("a: !!python/object/apply:os.getcwd []", "no YAML"),
-        ("[" * 1200, "no YAML"),
+        ("a: [", "not YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "not YAML"),
+        ("[" * 1200, "not YAML"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path: Path, text: str, told: str) -> None:

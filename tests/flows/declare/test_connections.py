@@ -115,5 +115,5 @@ flows:
   sink: {kind: collection, collection: rows}
 """
     )
-    with pytest.raises(InvalidStream, match=r"clicks.*knows no \$\{connection:…\}: use \$\{env:NAME\}"):
+    with pytest.raises(InvalidStream, match=r"clicks.*cannot resolve \$\{connection:…\}: use \$\{env:NAME\}"):
         declared_flows(settings, shipped=False)

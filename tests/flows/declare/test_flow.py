@@ -186,19 +186,19 @@ def test_the_host_is_computed_from_what_is_declared(fields: dict[str, Any], host
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"transform": {"steps": STEPS[:1], "operator": RISING}}, "transform: steps are for documents, and a Spark"),
+        ({"transform": {"steps": STEPS[:1], "operator": RISING}}, "transform: steps are for documents, but a Spark"),
         ({"transform": {"steps": STEPS[:1], "sql": "select 1"}}, "transform: steps are for documents"),
-        ({"host": "range", "transform": {"sql": "select 1"}}, "transform: sql is for rows, and the range loop has"),
+        ({"host": "range", "transform": {"sql": "select 1"}}, "transform: sql is for rows, but the range loop"),
         ({"host": "range", "sink": {"kind": "function", "function": "os:system"}}, "sink: a function is for rows"),
         ({"transform": "a:b", "recovery": {"attempts": 1}}, "recovery: recovery is for documents"),
         ({"transform": "a:b", "errors": {"topic": "t"}}, "errors.cluster: the source has no brokers"),
-        ({"transform": "a:b", "sink": INDEX}, "ids by columns: say 'key'"),
+        ({"transform": "a:b", "sink": INDEX}, "ids from columns: set 'key'"),
         ({"host": "spark", "source": TABLE}, "source: a mariadb is for documents"),
-        ({"transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "does not say which"),
-        ({"sink": {**DEMO["sink"], "on_schema_change": "alter"}, **LETTERS}, "a collection does not say which columns"),
+        ({"transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "records are unknown"),
+        ({"sink": {**DEMO["sink"], "on_schema_change": "alter"}, **LETTERS}, "the columns of a collection's records"),
         ({"host": "range", "sink": {**DEMO["sink"], "create": True}, **LETTERS}, "sink: create is for rows"),
         ({"source": TABLE, "transform": STEPS[:1], "sink": {**DEMO["sink"], "create": True}, **LETTERS},
-            "the collection has the table's columns, and steps may give others"),
+            "the collection has the table's columns, and steps may change them"),
         ({"guarantee": "exactly once", **LETTERS}, "guarantee: from a collection to this collection it is effectively"),
         ({"schedule": "every day"}, "schedule: is continuous, one of @hourly"),
         ({"schedule": "@daily", "transform": "a:b", "group": "light"}, "group: flows of a group share a driver"),
@@ -332,7 +332,10 @@ def test_a_module_declares_flows_in_a_list_or_as_attributes(tmp_path: Path, monk
 
     assert names("alone_flows") == ["one"]
     assert names("both_flows,both_flows") == ["one", "two", "three"]
-    for module, words in (("wrong_flows", "cannot be had: 2 validation errors"), ("no_flows", "has no list 'FLOWS'")):
+    for module, words in (
+        ("wrong_flows", "cannot be imported: 2 validation"),
+        ("no_flows", "has no list 'FLOWS'"),
+    ):
         with pytest.raises(InvalidStream, match=words):
             names(module)
 

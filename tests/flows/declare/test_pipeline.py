@@ -241,7 +241,7 @@ def test_versions_that_cannot_order_documents_are_told_with_the_reason() -> None
         made({**two, "topics": ["a"]}),
     ):
         assert ordered.unordered() is None
-    with pytest.raises(PipelineInvalid, match="tombstones is ignore or error"):
+    with pytest.raises(PipelineInvalid, match="set tombstones to ignore or error"):
         made(version_field="at")
-    with pytest.raises(PipelineInvalid, match="version_field is for versions"):
+    with pytest.raises(PipelineInvalid, match="version_field needs versions"):
         made(version_field="at", versions=False, tombstones="error")

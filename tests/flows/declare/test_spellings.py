@@ -93,7 +93,7 @@ def test_a_field_that_its_host_has_no_use_for_is_refused_by_its_path() -> None:
         ("sink", "dead_letters", "letters"),
     ):
         declared: dict[str, Any] = {"id": "p", "source": kafka, "sink": index}
-        with pytest.raises(PipelineInvalid, match=f"{part}: {name} is for rows, and the range loop has documents"):
+        with pytest.raises(PipelineInvalid, match=f"{part}: {name} is for rows, but the range loop"):
             pipeline_of(declared | {part: declared[part] | {name: value}})
     with pytest.raises(PipelineInvalid, match="sink: path is for rows"):  # or a pipeline would write anywhere
         pipeline_of({"id": "p", "source": kafka, "sink": {"kind": "delta", "path": "/elsewhere"}})
@@ -102,7 +102,7 @@ def test_a_field_that_its_host_has_no_use_for_is_refused_by_its_path() -> None:
     for part, name, value in (("source", "assignment", "group"), ("sink", "ids", "position")):
         stream: dict[str, Any] = {"name": "s", "source": kafka, "sink": kafka | {"topic": "b"}}
         del stream["sink"]["topics"]
-        with pytest.raises(InvalidStream, match=f"{part}: {name} is for documents, and a Spark query has rows"):
+        with pytest.raises(InvalidStream, match=f"{part}: {name} is for documents, but a Spark query processes rows"):
             stream_of(stream | {part: stream[part] | {name: value}})
 
 

@@ -67,18 +67,18 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"source": {"collection": "a", "kind": "all"}}, "source: its 'kind' is one of"),
         (
             {"source": {"collection": "a", "after": 1, "snapshot": "now"}},
-            "behind a tick .* or with a snapshot, not both",
+            "after a tick .* or with a snapshot, not both",
         ),
         ({"source": {"collection": "a", "after": "some day"}}, "source.after: "),
         ({"source": {"collection": "a", "watermark": {"column": "t", "delay": "soon"}}}, "source.watermark.delay: "),
         ({"sink": {}}, "a sink is one of collection, delta, kafka, opensearch, function; this has none"),
         ({"sink": {"collection": "a", "delta": "/b"}}, "this has collection, delta"),
-        ({"sink": {"delta": "/b", "mode": "upsert"}}, "'mode' says nothing of a delta sink"),
-        ({"sink": {"opensearch": {"hosts": ["http://h:1"], "index_base": "i"}}}, "ids by columns: say 'key'"),
+        ({"sink": {"delta": "/b", "mode": "upsert"}}, "'mode' is not a field of a delta sink"),
+        ({"sink": {"opensearch": {"hosts": ["http://h:1"], "index_base": "i"}}}, "ids from columns: set 'key'"),
         ({"sink": {"opensearch": {"hosts": ["h:1"]}, "key": "id"}}, "sink.opensearch.hosts.0: "),
-        ({"sink": {"kafka": "host:1"}}, "has its servers .* and a topic"),
-        ({"transform": "here"}, "no module:function"),
-        ({"transform": lambda frame: frame}, "no module:function"),
+        ({"sink": {"kafka": "host:1"}}, "needs its servers .* and a topic"),
+        ({"transform": "here"}, "not a module:function"),
+        ({"transform": lambda frame: frame}, "not a module:function"),
         ({"transform": "a:b", "sql": "select 1"}, "a function or sql, not both"),
         (
             {"guarantee": "exactly once", "sink": {"function": "a:b"}},
@@ -87,15 +87,18 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"guarantee": "perhaps"}, "guarantee: "),
         ({"seconds": -1}, "seconds: "),
         ({"source": 7}, "source: "),
-        ({"tables": {"planes": {"collection": "planes"}}}, "tables are joined by a function or sql"),
+        ({"tables": {"planes": {"collection": "planes"}}}, "tables need a function or sql"),
         ({"operator": {"distinct": {"keys": ["id"]}}}, "an operator needs source.watermark"),
-        ({"late": "late"}, "late rows are put aside by an operator"),
+        ({"late": "late"}, "a sink of late rows needs an operator"),
         (
             {"source": AT | {"watermark": {"column": "at", "max_ahead": "1 day"}}},
-            "rows ahead of the log are put aside by an operator",
+            "max_ahead needs an operator",
         ),
         ({"source": AT, "operator": {}}, "one of windows, distinct, pattern, as_of; this has none"),
-        ({"source": AT, "operator": {"distinct": {"keys": ["id"]}}, "output_mode": "update"}, "gives each answer once"),
+        (
+            {"source": AT, "operator": {"distinct": {"keys": ["id"]}}, "output_mode": "update"},
+            "writes each result once",
+        ),
         ({"source": AT, "operator": {"distinct": {"keys": ["id"], "within": "soon"}}}, "'soon' is not a duration"),
         (
             {"source": AT, "operator": {"windows": {"size": "1 hour", "aggregates": {"n": "count"}}}},
@@ -117,12 +120,12 @@ TOPIC = {"kafka": "h:1, i:2", "topics": ["flights"], "columns": {"id": "int64", 
     [
         ({"kafka": "nowhere"}, "source.kafka.bootstrap.0: "),
         ({"topics": []}, "source.topics: "),
-        ({"topics": ["a", "a"]}, "source: topics: each once"),
-        ({"topics": ["a", "b"]}, "several topics are one table: say its 'name'"),
+        ({"topics": ["a", "a"]}, "source: topics: a topic occurs twice"),
+        ({"topics": ["a", "b"]}, "several topics form one table: set its 'name'"),
         ({"record": ["_size"]}, "record: '_size' is none of _key, _value"),
         ({"start": "some day"}, "source.start: "),
         ({"collection": "flights"}, "source.collection: "),
-        ({"watermark": {"column": "at", "max_ahead": "1 day"}}, "records have none"),
+        ({"watermark": {"column": "at", "max_ahead": "1 day"}}, "records do not have"),
     ],
 )
 def test_what_is_wrong_with_a_source_of_topics_is_said_by_field(changes: dict[str, Any], words: str) -> None:
@@ -147,7 +150,10 @@ def test_a_source_of_topics_is_checked_without_its_brokers(tmp_path: Path) -> No
     assert said(source=TOPIC | {"watermark": {"column": "_record_time", "delay": "1 hour"}}) == []
     for changes, words in [
         ({"columns": {"id": "number"}}, "error source.columns: field 'id': unknown type 'number'"),
-        ({"watermark": {"column": "id", "delay": "1 hour"}}, "error source.watermark.column: 'id' is no timestamp"),
+        (
+            {"watermark": {"column": "id", "delay": "1 hour"}},
+            "error source.watermark.column: 'id' is neither",
+        ),
         ({"dead_letters": "gone"}, "error source.dead_letters: there is no collection 'gone'"),
     ]:
         assert any(words in each for each in said(source=TOPIC | changes)), (words, said(source=TOPIC | changes))
@@ -219,7 +225,7 @@ def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (tmp_path / "bad.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(InvalidStream, match=words):
             declared_flows(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "bad.yaml")))
-    with pytest.raises(InvalidStream, match=r"no\.such\.module cannot be had"):
+    with pytest.raises(InvalidStream, match=r"no\.such\.module cannot be imported"):
         declared_flows(Settings(data_dir=tmp_path, stream_declarations="no.such.module"))
     with pytest.raises(InvalidStream, match="the name 'flights_hourly' is taken"):
         declared_flows(Settings(data_dir=tmp_path, stream_declarations="millrace.demo.streams"))
@@ -262,26 +268,26 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         for changes, words in [
             ({"source": "nothing"}, "error source.collection: there is no collection 'nothing'"),
             ({"sink": "nothing"}, "error sink.collection: there is no collection 'nothing'"),
-            ({"sink": "flights"}, "error sink.collection: a stream into its own source never ends"),
+            ({"sink": "flights"}, "error sink.collection: the sink is the stream's own source"),
             ({"source": {"collection": "flights", "columns": ["id", "other"]}}, "error source.columns"),
             (
                 {"source": {"collection": "flights", "watermark": {"column": "delay", "delay": "1 day"}}},
-                "is no timestamp of 'flights'",
+                "is not a timestamp column of 'flights'",
             ),
             (
                 {"source": {"collection": "flights", "columns": ["id"], "watermark": {"column": "at"}}},
-                "none of the stream's columns",
+                "not a column of the stream",
             ),
             ({"source": {"collection": "flights", "watermark": {"column": "at"}}}, "warning source.watermark.delay"),
             ({"transform": "millrace.demo.streams:nothing"}, "error transform: the function"),
-            ({"transform": flights_hourly}, "warning source.watermark: without one an aggregate"),
+            ({"transform": flights_hourly}, "warning source.watermark: without a watermark, aggregates"),
             ({"sql": "select from"}, "error sql"),
             ({"sql": "select * from planes"}, "error sql: it does not read 'flights'"),
             ({"sql": "select * from flights join planes using (id)"}, "error sql: it reads 'planes'"),
             ({"output_mode": "update"}, "error sink.mode"),
             ({"sink": {"collection": "into", "mode": "changes"}}, "error source.kinds"),
             ({"sink": {"collection": "into", "partition": "p"}}, "error sink.partition"),
-            ({"sink": {"collection": "into", "dead_letters": "into"}}, "has other columns than dead letters have"),
+            ({"sink": {"collection": "into", "dead_letters": "into"}}, "does not have the columns of dead letters"),
             ({"sink": {"collection": "into", "dead_letters": "nothing"}}, "millrace flows errors create"),
             ({"sink": "into"}, "error sink: "),
             ({"source": {"collection": "flights", "columns": ["delay"]}, "sink": "into"}, "error sink: "),
@@ -302,7 +308,7 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         daily = {"windows": {"size": "1 day", "aggregates": {"n": "count(*)"}}}
         replaced = {"collection": "replaced", "columns": ["id", "at"], "watermark": {"column": "at", "delay": "1 hour"}}
         said = found(source=replaced, operator=daily, sink={"delta": "/t"})
-        assert any("count each version of one" in each for each in said)
+        assert any("count each version of a row" in each for each in said)
         assert any("midnight in UTC" in each for each in said)
         said = found(source=replaced | {"kinds": "skip others"}, operator=hourly | {}, sink={"delta": "/t"})
         assert not any("version" in each or "midnight" in each for each in said)

@@ -74,7 +74,7 @@ def test_ranges_are_narrowed_to_the_record_which_is_at_fault_after_so_many_crash
             assert made.limit(start, 1000) == expected.records
             assert made.limit(end, 1000) == 1000
     assert suspects_of(watched, "p") == {"in-0": expected}
-    assert "ended 5 times, 2 of them at the record at 64 alone" in expected.words("p", "in-0")
+    assert "ended 5 times, 2 of them while it processed the record at 64 alone" in expected.words("p", "in-0")
     assert "millrace flows skip p in-0 64" in expected.words("p", "in-0")
     with watch(watched) as made:
         assert made.condemned(64, 2)
@@ -118,7 +118,7 @@ def test_a_worker_that_ends_at_every_record_puts_no_topic_aside(tmp_path: Path) 
         task = Task(flow.settings, pipeline_of(flow.declared), "a", 0, open_rows=lambda _: pytest.fail("no lookup"))
         records = flow.records()
         assert task._condemned(Done("a-0", None, 0, 9, in_a_row=1), records) is not None
-        with pytest.raises(SinkRefused, match="the worker or its sink is at fault"):
+        with pytest.raises(SinkRefused, match="the worker or its sink is the cause"):
             task._condemned(Done("a-0", None, 0, 9, in_a_row=2), records)
         task.stop()
 
@@ -136,7 +136,7 @@ def test_a_record_at_which_the_sink_ends_the_process_is_put_aside_and_all_others
         if done.returncode != -signal.SIGKILL:
             break
     assert codes == [-signal.SIGKILL] * 4 + [0], done.stderr.decode()[-2000:]
-    assert "at the record at 360 alone" in told
+    assert "the record at 360 alone" in told
     taken = [int(line) for line in (tmp_path / "taken").read_text().split()]
     assert taken == [number for number in range(60) if number != 37]
     (letter,) = map(json.loads, (tmp_path / "letters").read_text().splitlines())

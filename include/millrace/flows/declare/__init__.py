@@ -1,1 +1,1 @@
-"""What a declaration is made of: parts, secrets, addresses, paths."""
+"""The parts of a declaration, with secrets, addresses and paths."""

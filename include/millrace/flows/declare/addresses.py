@@ -20,7 +20,7 @@ _KEYS: Final = frozenset(
         "192.0.0.192",  # Oracle
     )
 )
-"""Of clouds' metadata that are not link-local."""
+"""Addresses of cloud metadata services that are not link-local."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::([0-9]{1,5}))?", re.ASCII)
 _MAX_NAME: Final = 253
@@ -47,7 +47,7 @@ def check_address(address: str) -> None:
             raise ValueError(f"has [{inner}], which is not an IPv6 address") from None
     elif len(name) > _MAX_NAME or not all(0 < len(each) <= _MAX_LABEL for each in name.removesuffix(".").split(".")):
         raise ValueError(
-            f"has a name that no resolver takes: at most {_MAX_NAME} characters, 1 to {_MAX_LABEL} between dots"
+            f"has a name that cannot be resolved: at most {_MAX_NAME} characters, 1 to {_MAX_LABEL} between dots"
         )
 
 
@@ -64,13 +64,13 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_forbidden(host: str) -> bool:
-    """Whether `host` is such an address. A name is none: who connects by it looks at the address that it led to."""
+    """Return whether `host` is a forbidden address. False for a name: check the address that it resolves to."""
     found = address_of(host)
     return found is not None and (found.is_link_local or found.is_multicast or found.is_unspecified or found in _KEYS)
 
 
 def leads_astray(host: str) -> bool:
-    """Return whether `host` is such an address, or a name that resolves to one now.
+    """Return whether `host` is a forbidden address, or a name that resolves to one now.
 
     Asks the resolver. An unresolvable name fails when something connects to it.
     """
@@ -82,7 +82,7 @@ def leads_astray(host: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """Of ``host:port``, ``[host]:port`` or a host alone."""
+    """Return the host of ``host:port``, ``[host]:port`` or a host alone, in lower case."""
     address = address.rstrip("/")
     host = address[1:].partition("]")[0] if address.startswith("[") else address.rpartition(":")[0] or address
     return host.lower()

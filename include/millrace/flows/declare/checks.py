@@ -36,7 +36,7 @@ _TIMES = ("timestamp", "timestamp_ntz", "date")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with a declaration (an error: it cannot run), or to be known (a warning)."""
+    """A problem of a declaration: an error (the flow cannot run) or a warning."""
 
     level: Literal["error", "warning"]
     field: str
@@ -47,7 +47,7 @@ class Finding:
 
 
 def check(settings: Settings, stream: Flow) -> list[Finding]:
-    """What can be found of `stream` by the deployment's catalog alone."""
+    """Return the problems of `stream` that the deployment's catalog shows, without asking Spark."""
     by_id = {each.id: each for each in read_collections(settings.data_dir) if each.state == "active"}
     known = {each.name: each for each in by_id.values()}
     for alias, number in read_aliases(settings.data_dir).items():
@@ -55,7 +55,7 @@ def check(settings: Settings, stream: Flow) -> list[Finding]:
             known.setdefault(alias, by_id[number])
     found = _findings(stream, known)
     if stream.host == "spark" and _is_pipeline(settings, stream.name):
-        words = "a pipeline of this data folder has the name: both would be one in lists and metrics, so rename one"
+        words = "a pipeline of this data folder has the same name, and lists and metrics would merge them: rename one"
         found = [Finding("error", "name", words), *found]
     return as_written(stream, found)
 
@@ -97,7 +97,7 @@ def _findings(stream: Flow, known: dict[str, CollectionInfo]) -> list[Finding]:
 
 
 def creates(settings: Settings, sink: RowSink) -> bool:
-    """Whether the sink's collection is created when the stream starts."""
+    """Return whether the sink's collection is created when the stream starts."""
     if not isinstance(sink, CollectionSink) or not sink.create:
         return False
     found = read_collection(settings.data_dir, sink.collection)
@@ -105,14 +105,14 @@ def creates(settings: Settings, sink: RowSink) -> bool:
 
 
 def require_runnable(stream: Flow, findings: list[Finding]) -> None:
-    """Raises InvalidStream with all errors among the findings."""
+    """Raise InvalidStream with all errors among `findings`, if there are any."""
     errors = [str(each) for each in findings if each.level == "error"]
     if errors:
         raise InvalidStream(f"the stream {stream.name!r} cannot run: {'; '.join(errors)}")
 
 
 def source_schema(stream: Flow, known: dict[str, CollectionInfo]) -> pa.Schema | None:
-    """Return the columns of the stream's rows as they come out of its source, without a made event time.
+    """Return the columns of the stream's rows as its source returns them, without a derived event time.
 
     None if its collection does not exist. Raises InvalidArgument if a topic's columns have no such types.
     """
@@ -131,14 +131,12 @@ def _source(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]
     yield from found
     mark = source.watermark
     if mark is not None and mark.delay.startswith("0 "):
-        yield Finding(
-            "warning", "source.watermark.delay", "without a delay a row as old as the newest one is late already"
-        )
+        yield Finding("warning", "source.watermark.delay", "without a delay, any row older than the newest one is late")
     if mark is None and stream.transform.function is not None:
         yield Finding(
             "warning",
             "source.watermark",
-            "without one an aggregate, a join or a deduplication keeps its state for good",
+            "without a watermark, aggregates, joins and deduplication keep their state forever",
         )
 
 
@@ -155,7 +153,7 @@ def _topics(stream: Flow, source: KafkaSource, known: dict[str, CollectionInfo])
     if mark is None:
         return
     if mark.column not in schema.names or not pa.types.is_temporal(schema.field(mark.column).type):
-        words = f"{mark.column!r} is no timestamp or date of the source's columns, and not {RECORD_TIME!r}"
+        words = f"{mark.column!r} is neither a timestamp or date column of the source nor {RECORD_TIME!r}"
         yield Finding("error", "source.watermark.column", words)
 
 
@@ -174,8 +172,8 @@ def _collection(stream: Flow, source: CollectionSource, known: dict[str, Collect
     chosen = "kinds" in source.model_fields_set
     if windows and not chosen and collection.schema.on_duplicate == "replace":
         words = (
-            f"{source.collection!r} replaces rows, and windows count each version of one:"
-            " say 'skip others' if they are to, or 'inserts' to stop there"
+            f"{source.collection!r} replaces rows, and windows count each version of a row:"
+            " set 'skip others' to accept that, or 'inserts' to stop at a replaced row"
         )
         yield Finding("warning", "source.kinds", words)
     mark = source.watermark
@@ -185,9 +183,11 @@ def _collection(stream: Flow, source: CollectionSource, known: dict[str, Collect
     if mark.column == LOG_TIME:
         return
     if kinds.get(mark.column) not in _TIMES:
-        yield Finding("error", "source.watermark.column", f"{mark.column!r} is no timestamp of {source.collection!r}")
+        yield Finding(
+            "error", "source.watermark.column", f"{mark.column!r} is not a timestamp column of {source.collection!r}"
+        )
     elif source.columns and mark.column not in source.columns:
-        yield Finding("error", "source.watermark.column", f"{mark.column!r} is none of the stream's columns")
+        yield Finding("error", "source.watermark.column", f"{mark.column!r} is not a column of the stream")
 
 
 def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
@@ -204,7 +204,7 @@ def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterat
 
 
 def _operator(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
-    """What can be told of the operator before a transform is asked: all, where there is none."""
+    """Yield the operator's problems. With a function or SQL before it, its input columns are unknown until it runs."""
     operation = stream.transform.operator
     assert operation is not None
     right = None if operation.as_of is None else known.get(operation.as_of.collection)
@@ -217,7 +217,7 @@ def _operator(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Findin
         keys = right.schema.key_names
         if set(keys) != set(operation.as_of.keys):
             words = (
-                f"by {LOG_TIME} rows are versions of their primary key, and that of {right.name!r} is {', '.join(keys)}"
+                f"by {LOG_TIME} rows are versions of their primary key: use that of {right.name!r}, {', '.join(keys)}"
             )
             yield Finding("error", "transform.operator.as_of.keys", words)
             return
@@ -227,9 +227,7 @@ def _operator(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Findin
     if stream.row_source.watermark is not None and stream.row_source.watermark.column == LOG_TIME:
         schema = schema.append(pa.field(LOG_TIME, pa.timestamp("us", "UTC")))
     if not stream.row_source.columns:
-        words = (
-            "name those that the operator needs: its table has them, and a new field of the source would end the stream"
-        )
+        words = "list the columns that the operator needs: a new column of the source would end the stream"
         yield Finding("warning", "source.columns", words)
     try:
         answers, aside, warnings = planned(stream, schema, right)
@@ -251,11 +249,11 @@ def _operator(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Findin
         and isinstance(stream.row_sink, CollectionSink)
         and stream.row_sink.mode == "append"
     ):
-        yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
+        yield Finding("error", "sink.mode", "a corrected window is written again: use 'upsert'")
 
 
 def _rows(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
-    """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
+    """Yield why untransformed rows do not fit the sink's collection: columns, types, partition column."""
     schema, into = _plain_schema(stream, known), _collection_of(stream.row_sink, known)
     if schema is None or into is None or not isinstance(stream.row_sink, CollectionSink):
         return
@@ -265,7 +263,7 @@ def _rows(stream: Flow, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     except InvalidArgument as error:
         yield Finding("error", "sink", str(error))
     if by is not None and by not in schema.names:
-        yield Finding("error", "sink.partition_by", f"{by!r} is none of the stream's columns")
+        yield Finding("error", "sink.partition_by", f"{by!r} is not a column of the stream")
 
 
 def _collection_of(sink: RowSink | None, known: dict[str, CollectionInfo]) -> CollectionInfo | None:
@@ -277,7 +275,7 @@ def _changes(sink: RowSink) -> bool:
 
 
 def _plain_schema(stream: Flow, known: dict[str, CollectionInfo]) -> pa.Schema | None:
-    """The columns of the source's rows; None if :func:`_source` finds what is wrong with them."""
+    """Return the columns of the source's rows, or None if they are wrong, which :func:`_source` reports."""
     try:
         return source_schema(stream, known)
     except (InvalidArgument, KeyError):
@@ -285,14 +283,14 @@ def _plain_schema(stream: Flow, known: dict[str, CollectionInfo]) -> pa.Schema |
 
 
 def rows_schema(collection: CollectionInfo, columns: Sequence[str]) -> pa.Schema:
-    """The columns of a stream's rows, as they come out of its source."""
+    """Return the columns of a stream's rows as its source returns them; `columns` empty means all."""
     every = change_schema(collection.schema)
     every = every.set(every.get_field_index("_change"), pa.field("_change", pa.utf8()))
     return pa.schema([every.field(name) for name in columns]) if columns else every
 
 
 def planned(stream: Flow, schema: pa.Schema, right: CollectionInfo | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
-    """Return the columns of the operator's answers over rows of `schema`, those of late rows, and what grows its state.
+    """Return the columns of the operator's results over rows of `schema`, those of late rows, and warnings about state.
 
     The columns are those that the sinks get. Raises InvalidArgument.
     """
@@ -308,7 +306,7 @@ def planned(stream: Flow, schema: pa.Schema, right: CollectionInfo | None) -> tu
 
 
 def given_columns(stream: Flow, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
-    """Return the columns of the operator's answers and of late rows, as their sinks have them.
+    """Return the columns of the operator's results and of late rows, as their sinks name them.
 
     Raises InvalidArgument if two columns have the same name.
     """
@@ -336,19 +334,27 @@ def _sink(stream: Flow, sink: RowSink, field: str, known: dict[str, CollectionIn
     elif collection is None:
         yield Finding("error", f"{field}.collection", f"there is no collection {sink.collection!r}: create it")
     elif sink.partition is not None and sink.partition not in collection.partitions:
-        yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
+        yield Finding(
+            "error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}: create it"
+        )
     if sink.mode == "append" and stream.transform.output_mode == "update":
         yield Finding(
-            "error", f"{field}.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
+            "error", f"{field}.mode", "in the output mode 'update' a changed row is written again: use 'upsert'"
         )
     if sink.mode == "changes" and isinstance(stream.row_source, KafkaSource):
-        yield Finding("error", f"{field}.mode", "a topic has records and no changes: use 'upsert' or 'append'")
+        yield Finding("error", f"{field}.mode", "a topic has records, not changes: use 'upsert' or 'append'")
     elif (
         sink.mode == "changes" and isinstance(stream.row_source, CollectionSource) and stream.row_source.kinds != "all"
     ):
-        yield Finding("error", "source.kinds", "a sink that applies changes needs all of them: kinds 'all'")
+        yield Finding(
+            "error", "source.kinds", "a sink that applies changes needs every kind of change: set kinds to 'all'"
+        )
     if f"collection:{sink.collection}" == stream.row_source.target:
-        yield Finding("error", f"{field}.collection", "a stream into its own source never ends")
+        yield Finding(
+            "error",
+            f"{field}.collection",
+            "the sink is the stream's own source, which would never end: choose another collection",
+        )
 
 
 def _letters(field: str, name: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
@@ -356,7 +362,7 @@ def _letters(field: str, name: str, known: dict[str, CollectionInfo]) -> Iterato
     if letters is None:
         yield Finding("error", field, f"there is no collection {name!r}: `millrace flows errors create` makes it")
     elif letters.schema.arrow() != LETTERS.arrow():
-        yield Finding("error", field, f"{name!r} has other columns than dead letters have")
+        yield Finding("error", field, f"{name!r} does not have the columns of dead letters")
 
 
 def _sql(stream: Flow) -> Iterator[Finding]:
@@ -382,7 +388,7 @@ def _sql(stream: Flow) -> Iterator[Finding]:
 
 
 def _state(stream: Flow, parsed: Any) -> Iterator[Finding]:
-    """Yield what lets the state of its SQL grow, judged by the text: nothing in it is of the event time.
+    """Yield warnings on state of the SQL that grows without bound, because its text does not use the event time.
 
     `explain` asks Spark.
     """
@@ -392,16 +398,18 @@ def _state(stream: Flow, parsed: Any) -> Iterator[Finding]:
         return
     mark = stream.row_source.watermark
     if mark is None:
-        yield Finding("warning", "source.watermark", "without one what is grouped or made distinct is kept for good")
+        yield Finding(
+            "warning", "source.watermark", "without a watermark, the state of GROUP BY and DISTINCT is never removed"
+        )
         return
     named = any(each.name in (mark.column, "*") for each in parsed.find_all(exp.Column))
     if not named and not any(each.is_star for each in parsed.find_all(exp.Select)):
-        words = f"what is grouped or made distinct is kept for good: nothing in it is made of {mark.column!r}"
+        words = f"the state of GROUP BY and DISTINCT is never removed: no expression in it uses {mark.column!r}"
         yield Finding("warning", "transform.sql", words)
 
 
 def checked(settings: Settings, stream: Flow) -> list[Finding]:
-    """:func:`check`, with what cannot even be looked at as a finding."""
+    """Return the findings of :func:`check`; an error that prevents the check is a finding, too."""
     try:
         return check(settings, stream)
     except MillraceError as error:

@@ -1,4 +1,4 @@
-"""``pipeline-config.yaml``: what the service listens on, and the defaults of pipelines that say nothing themselves.
+"""``pipeline-config.yaml``: the addresses of the service, and defaults for fields that a pipeline leaves out.
 
 Names and defaults are those of reference document 004, sections 5.1 and 7.1. docs/pipelines.md says where each applies.
 """
@@ -37,7 +37,7 @@ class Kafka(Part):
 
 
 class Mq(Part):
-    """``mq:`` the brokers of pipelines that name none."""
+    """``mq:`` the default brokers of pipelines."""
 
     mqHost: str = Field(default="", max_length=253, pattern=r"^[A-Za-z0-9_.:-]*$")
     mqPort: int = Field(default=9097, ge=1, le=65535)
@@ -51,14 +51,14 @@ class Log(Part):
     """``log:``"""
 
     logLevel: Literal["debug", "info", "warn", "error"] = "info"
-    developMode: bool = Field(default=False, description="lines for people, not JSON, and debug's words besides")
-    maxAge: int = Field(default=100, ge=0, le=100_000, description="days that a rotated file is kept")
-    maxBackups: int = Field(default=20, ge=0, le=100_000, description="rotated files that are kept")
+    developMode: bool = Field(default=False, description="plain lines instead of JSON, at the debug level")
+    maxAge: int = Field(default=100, ge=0, le=100_000, description="days that a rotated file is retained")
+    maxBackups: int = Field(default=20, ge=0, le=100_000, description="rotated files that are retained")
     maxSize: int = Field(default=100, ge=1, le=100_000, description="MB of a file before it is rotated")
 
 
 class Reach(Part):
-    """``reach:`` where declarations may lead. Not in the reference document: without it all is as there."""
+    """``reach:`` the addresses and folders that declarations may use. Optional; not in the reference document."""
 
     hosts: tuple[str, ...] = Field(
         default=(),
@@ -90,7 +90,7 @@ class Configuration(Part):
 
     @classmethod
     def parse(cls, value: Any, *, where: str = "pipeline-config.yaml") -> Self:
-        """Check what such a file holds. Raises InvalidSettings."""
+        """Check the contents of such a file. Raises InvalidSettings, naming each wrong key."""
         try:
             return cls.model_validate({} if value is None else value)
         except ValidationError as error:
@@ -98,7 +98,7 @@ class Configuration(Part):
             raise InvalidSettings(f"{where}: {wrong}") from None
 
     def with_defaults(self, declared: dict[str, Any]) -> dict[str, Any]:
-        """A declaration (JSON) with this file's values where it says nothing itself."""
+        """Return a declaration (JSON) with this file's values for the fields that it leaves out."""
         server, kafka = self.server, self.kafka
         found = {"failure_threshold": server.failureThreshold, **declared}
         flush = {"mib": server.flushMiB, "items": server.flushItems, "seconds": server.flushIntervalSec}
@@ -125,7 +125,7 @@ class Configuration(Part):
         return found
 
     def _errors(self, declared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
-        """Return the brokers' time-out of an error topic that has brokers of its own.
+        """Return the errors' declaration with the brokers' time-out, if the error topic has brokers of its own.
 
         If the source has no brokers (`alone`) and the error topic names none, use those of `mq`.
         """
@@ -137,7 +137,7 @@ class Configuration(Part):
         return {**declared, "cluster": {"socket_timeout_ms": self.kafka.socketTimeoutMs, **known, **named}}
 
     def brokers(self) -> dict[str, Any]:
-        """`mq` as a KafkaCluster is declared; nothing where no host is named."""
+        """Return `mq` in the form of a KafkaCluster's declaration; empty if it names no host."""
         mq = self.mq
         if not mq.mqHost:
             return {}
@@ -158,7 +158,7 @@ def sealed(token: bytes) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML (or JSON) file holds, plain values alone. Raises InvalidSettings."""
+    """Return the contents of a YAML (or JSON) file as plain values. Raises InvalidSettings."""
     import yaml
 
     try:
@@ -168,7 +168,7 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise InvalidSettings(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise InvalidSettings(f"{path.name} is no YAML: {' '.join(str(error).split())}") from None
+        raise InvalidSettings(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _over(defaults: dict[str, Any], declared: Any) -> Any:

@@ -1,7 +1,7 @@
 """Passwords that are in Airflow's connections: ``${connection:ID}`` in place of a secret.
 
-A flow that Airflow starts gets them from Airflow's secrets, whatever backend has those. Elsewhere, the variable
-``AIRFLOW_CONN_<ID>`` has the connection in one of Airflow's two forms: a URI, or JSON.
+A flow that Airflow starts gets them from Airflow's secrets backend. Other flows read the variable
+``AIRFLOW_CONN_<ID>``, in either of Airflow's forms: a URI or JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 
 
 def named_connection(text: str) -> str | None:
-    """Return the connection that a secret refers to, or None. Raises InvalidSettings if its name is none."""
+    """Return the connection that a secret refers to, or None. Raises InvalidSettings if its id is not valid."""
     found = _REFERENCE.fullmatch(text)
     if found is None:
         return None
@@ -30,7 +30,7 @@ def named_connection(text: str) -> str | None:
 
 
 def password_in_environment(connection: str, *, env: Mapping[str, str] | None = None) -> str:
-    """Return the password of a connection that the environment has. Raises InvalidSettings, without the value."""
+    """Return the password of a connection in the environment. Raises InvalidSettings, without the value."""
     variable = f"AIRFLOW_CONN_{connection.upper()}"
     value = (os.environ if env is None else env).get(variable, "")
     if not value:

@@ -1,4 +1,4 @@
-"""Find the declared flows: shipped ones, then those of the setting ``flow_declarations`` (modules, YAML files).
+"""Find the declared flows: the shipped ones, then those of the setting ``flow_declarations`` (modules, YAML files).
 
 A YAML file has flows under ``flows``, and those of earlier builds under ``streams`` and ``pipelines``. ``${env:NAME}``
 is a variable of the environment; ``${connection:ID}`` stays until the flow starts. A module has
@@ -26,11 +26,14 @@ from millrace.flows.status import Host
 SHIPPED: Final = ("millrace.demo.streams",) if HAS_DEMO else ()
 _SUFFIXES: Final = (".yaml", ".yml")
 _SECTIONS: Final[dict[str, Spelling]] = {"flows": "flow", "streams": "stream", "pipelines": "pipeline"}
-"""Lists of a file, or of a module in capitals, and the spelling of what they hold."""
+"""Names of lists in a file (in capitals in a module), and the spelling of their entries."""
 
 
 def declared_flows(settings: Settings, *, shipped: bool = True, host: Host | None = None) -> dict[str, Flow]:
-    """All flows by name, or without those `shipped`, or those of one `host`. Raises InvalidStream, which says where."""
+    """Return the declared flows by name, of one `host` if given; without `shipped`, only the deployment's own.
+
+    Raises InvalidStream, naming the place.
+    """
     found: dict[str, Flow] = {}
     own: dict[str, Flow] = {}
     given = (*settings.flow_declarations.split(","), *settings.stream_declarations.split(","))
@@ -40,7 +43,7 @@ def declared_flows(settings: Settings, *, shipped: bool = True, host: Host | Non
             flow = Flow.of(each, where=written, spelling=spelling)
             if flow.host == "spark" and any(map(named_connection, flow.secrets().values())):
                 raise InvalidStream(
-                    f"{written}: a flow on Spark reads its declaration itself, and knows no ${{connection:…}}: use"
+                    f"{written}: a flow on Spark reads its declaration itself and cannot resolve ${{connection:…}}: use"
                     " ${env:NAME}"
                 )
             if flow.name in found:
@@ -53,7 +56,7 @@ def declared_flows(settings: Settings, *, shipped: bool = True, host: Host | Non
 
 
 def declared_flow(settings: Settings, name: str, *, host: Host | None = None) -> Flow:
-    """The flow `name`. Raises StreamNotFound, which names those there are, and InvalidStream."""
+    """Return the declared flow `name`. Raises StreamNotFound, listing the declared flows, and InvalidStream."""
     known = declared_flows(settings, host=host)
     if name not in known:
         raise StreamNotFound(f"no flow {name!r} is declared; there are {', '.join(sorted(known)) or 'none'}")
@@ -69,7 +72,7 @@ def _of_module(name: str) -> Iterator[tuple[str, Spelling, Any]]:
     try:
         module = importlib.import_module(name)
     except (ImportError, ValidationError) as error:
-        raise InvalidStream(f"flow_declarations: {name} cannot be had: {error}") from error
+        raise InvalidStream(f"flow_declarations: {name} cannot be imported: {error}") from error
     lists = {section: getattr(module, section.upper(), None) for section in _SECTIONS}
     if all(each is None for each in lists.values()):
         lists = {"flows": [each for each in vars(module).values() if isinstance(each, Flow)] or None}
@@ -95,7 +98,7 @@ def _of_file(name: str) -> Iterator[tuple[str, Spelling, Any]]:
 
 
 def _each(place: str, lists: dict[str, Any]) -> Iterator[tuple[str, Spelling, Any]]:
-    """Yield where each flow is, its spelling, and what was written. Raises InvalidStream if there is no list."""
+    """Yield each flow's place, its spelling, and its declaration. Raises InvalidStream if there is no list."""
     if all(each is None for each in lists.values()):
         raise InvalidStream(f"{place} has no list {next(iter(lists), 'flows')!r}")
     for section, each in lists.items():

@@ -1,4 +1,4 @@
-"""What becomes of records that fail: where they go, how often they are tried, and how many of them stop the flow.
+"""Handling of records that fail: where they go, how often they are retried, and how many of them stop the flow.
 
 One model for every form of declaration and both hosts.
 """
@@ -21,7 +21,7 @@ SKIPPED_WORDS: Final = "it is named in errors.skip, or by `millrace flows skip`"
 
 
 class ErrorLimit(Part):
-    """How many records may fail before the flow stops. Each lane counts its records in windows, one after the other.
+    """A limit of failed records before the flow stops. Each lane counts its records in windows, one after the other.
 
     A window ends after `over` records. The counts are part of the lane's position, so a restart keeps them.
     """
@@ -35,11 +35,11 @@ class ErrorLimit(Part):
     @model_validator(mode="after")
     def _limits(self) -> Self:
         if self.share is None and self.count is None:
-            raise ValueError("says no limit: give share, count or both")
+            raise ValueError("has no limit: give share, count or both")
         return self
 
     def exceeded(self, windows: list[tuple[int, int]]) -> str:
-        """Return in words the limit that `windows` exceed: of each lane the records in and those failed; or ""."""
+        """Describe the limit that `windows` (each lane's records and failures) exceed; empty if none is exceeded."""
         failed = sum(errors for _, errors in windows)
         if self.count is not None and failed > self.count:
             return f"{failed} records failed in the present windows, and errors.limit.count is {self.count}"
@@ -75,12 +75,12 @@ class SkippedRecord(Part):
 
 
 class Errors(Part):
-    """Where records go that fail: an error topic, which has the record as it came, with Kafka Connect's headers that
-    say where it failed and why; or a collection of dead letters."""
+    """The place of failed records: an error topic, with the original record and Kafka Connect's headers on the cause,
+    or a collection of dead letters."""
 
     topic: TopicName | None = words("its name; empty: <id>.errors", default=None)
     cluster: KafkaCluster | None = words("its brokers; empty: the source's", default=None)
-    create: bool = words("make it where it is not there", default=True)
+    create: bool = words("create the topic if it does not exist", default=True)
     collection: str | None = words(
         "a collection of dead letters of this deployment, in place of a topic",
         default=None,
@@ -91,8 +91,8 @@ class Errors(Part):
         "attempts of a record that the sink refuses by itself, before it is put aside", default=3, ge=1, le=1_000
     )
     in_a_row: int = words(
-        "records that the sink refuses one after another, taking none between, from which on the sink is at fault:"
-        " the flow stops, and none of them is put aside",
+        "records in a row that the sink refuses before the sink itself counts as failed: the flow stops, and none of"
+        " them is put aside",
         default=20,
         ge=1,
         le=1_000_000,
@@ -105,5 +105,5 @@ class Errors(Part):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if self.collection is not None and (self.topic is not None or self.cluster is not None):
-            raise ValueError("collection is in place of a topic and its cluster: say one of them")
+            raise ValueError("collection and topic (with its cluster) exclude each other: declare one of them")
         return self

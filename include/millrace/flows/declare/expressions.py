@@ -19,7 +19,7 @@ DOC: Final = "doc"
 RECORD: Final = "record"
 MAX_EXPRESSION: Final = 2000
 MAX_UNFOLDED: Final = 20_000
-"""Values of a JSON Schema with its references written out: nobody can interrupt the validator."""
+"""The most values of a JSON Schema with its references expanded. The validator cannot be interrupted."""
 _MACROS: Final = 3
 """Comprehensions in one expression. They may nest, so that the cost grows with the product of their lists."""
 _COMPREHENSION: Final = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)")
@@ -28,7 +28,7 @@ _MAP: Final = re.compile(r"\.\s*map\s*\(")
 
 
 def compiled(text: str) -> Any:
-    """The program of `text`. Raises ValueError that says what is wrong with it."""
+    """Compile `text` as CEL and return the program. Raises ValueError with the fault and its place."""
     import cel
 
     bound = _COMPREHENSION.findall(text)
@@ -37,7 +37,7 @@ def compiled(text: str) -> Any:
     try:
         program = cel.compile(text)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"is no CEL: {_told(error)}") from None
+        raise ValueError(f"is not CEL: {_first_fault(error)}") from None
     unknown = sorted(set(program.variables()) - {DOC, RECORD, *bound})
     if unknown:
         raise ValueError(
@@ -47,7 +47,7 @@ def compiled(text: str) -> Any:
 
 
 class Loops(NamedTuple):
-    """What an expression may multiply: comprehensions, those among them that make a value for each (map), and sums."""
+    """The parts of an expression that multiply its cost: comprehensions, the maps among them, and sums."""
 
     all: int
     maps: int
@@ -55,15 +55,15 @@ class Loops(NamedTuple):
 
 
 def loops_of(text: str) -> Loops:
-    """Counted in the text, names within strings too: rather more than it has."""
+    """Count the loops of `text`. An upper bound: names within strings count, too."""
     return Loops(len(_COMPREHENSION.findall(text)), len(_MAP.findall(text)), text.count("+"))
 
 
 _FAULT: Final = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*?)(?: expecting \{.*?\})?(?: \|.*)?$")
 
 
-def _told(error: Exception) -> str:
-    """The parser's first fault, with its place; not all that it would have taken there."""
+def _first_fault(error: Exception) -> str:
+    """Return the parser's first fault with its place, without the long list of expected tokens."""
     text = " ".join(str(error).split()).split(" ERROR: <input>")
     found = _FAULT.match(f"ERROR: <input>{text[1]}") if len(text) > 1 else None
     return _short(error) if found is None else f"line {found[1]}, column {found[2]}: {found[3][:300]}"
@@ -74,7 +74,7 @@ def _short(error: Exception) -> str:
 
 
 UNCOMPILED: Final = "uncompiled"
-"""A key of a validation's context: skip compiling expressions and schemas, which happens elsewhere."""
+"""A key of a validation's context: skip compiling expressions and schemas; another process does that."""
 
 
 def _checked(text: str, info: ValidationInfo) -> str:
@@ -89,20 +89,20 @@ Expression: TypeAlias = Annotated[
 
 
 def validator(schema: dict[str, Any], *, formats: bool = True) -> Any:
-    """The validator of `schema`. Raises ValueError; a reference to elsewhere is one, and nothing is fetched."""
+    """Return the validator of `schema`. Raises ValueError, also for a remote reference; nothing is ever fetched."""
     import jsonschema_rs
 
     try:
         return jsonschema_rs.validator_for(schema, validate_formats=formats, offline=True)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"is no JSON Schema: {_short(error)}") from None
+        raise ValueError(f"is not a JSON Schema: {_short(error)}") from None
 
 
 def unfolded(schema: dict[str, Any]) -> int:
     """Return how many values `schema` has with all of its internal references expanded, recursive ones counted once.
 
-    That is the most that a validator visits for one document. A few lines that refer to each other twice expand to more
-    than anybody can wait for.
+    That is the most that a validator visits for one document. A few definitions that refer to each other twice expand
+    exponentially.
     """
     named = _named(schema)
     known: dict[int, int] = {}
@@ -143,7 +143,7 @@ def _referred(schema: dict[str, Any], reference: str, named: Mapping[str, Any]) 
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
-    """Each part of `schema` that has a name of its own, by that; of two with one name the first."""
+    """Return the parts of `schema` that have an id or anchor, by that name. If two share a name, the first counts."""
     found: dict[str, Any] = {}
     for each in _objects(schema):
         for name in [each.get("$id"), each.get("id")]:
@@ -170,8 +170,7 @@ def _schema_checked(schema: dict[str, Any], info: ValidationInfo) -> dict[str, A
         return schema
     if (size := unfolded(schema)) > MAX_UNFOLDED:
         raise ValueError(
-            f"its references expand to {size if size < 10**12 else 'over a trillion'} values; a document is checked by"
-            " at most"
+            f"its references expand to {size if size < 10**12 else 'over a trillion'} values, and the limit is"
             f" {MAX_UNFOLDED}: refer to each definition once"
         )
     validator(schema)

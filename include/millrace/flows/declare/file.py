@@ -1,7 +1,7 @@
 """A declaration as a file: YAML or JSON, with secrets from the environment (``${env:NAME}``) where it says so.
 
-This is for files of the machine's operator, and for those of the service, whose secrets are sealed by its keys. What
-comes through an API is never expanded.
+Only files of the machine's operator and of the service (whose keys seal the secrets) are expanded, never the input of
+an API.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace.flows.declare.spellings import spelling_of
 def flow_of_file(
     path: Path, configuration: Configuration, *, env: Mapping[str, str] | None = None, keys: Keys | None = None
 ) -> Flow:
-    """The flow of the range loop that `path` declares, with the defaults of `configuration`.
+    """Return the flow of the range loop that `path` declares, with the defaults of `configuration`.
 
     `keys` open what the service has sealed. Raises PipelineInvalid, InvalidSettings, SecretUnreadable.
     """
@@ -41,13 +41,13 @@ def with_defaults(flow: Flow, configuration: Configuration, *, connections: bool
 def _with_defaults(declared: dict[str, Any], configuration: Configuration) -> Flow:
     spelling = spelling_of(declared)
     if spelling == "flow" and (found := Flow.parse(declared, compiled=False)).host == "spark":
-        words = "runs on Spark, so no worker reads it from a file: name the file in flow_declarations, under flows"
+        words = "runs on Spark, and a worker's file cannot declare that: list the file in flow_declarations"
         raise invalid([Problem("host", words, "host")], what=found.name)
     return Flow.parse(configuration.with_defaults(declared), spelling=spelling)
 
 
 def read_declaration(path: Path, *, env: Mapping[str, str] | None = None, keys: Keys | None = None) -> dict[str, Any]:
-    """What `path` declares, not checked yet, secrets in their places. Raises as :func:`flow_of_file`."""
+    """Return the declaration in `path`, unchecked, with its secrets. Raises as :func:`flow_of_file`."""
     value = read_yaml(path)
     if not isinstance(value, dict):
         raise invalid([Problem("", "is an object with id, source and sink", "type")], what=path.name)

@@ -61,9 +61,9 @@ FlowName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-
 JobName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 
 RowSource: TypeAlias = CollectionSource | KafkaSource
-"""Sources that give rows."""
+"""Sources of rows."""
 RowSink: TypeAlias = CollectionSink | DeltaSink | KafkaSink | OpenSearchSink | FunctionSink
-"""Sinks that take rows."""
+"""Sinks of rows."""
 LateSink = Annotated[RowSink, Field(discriminator="kind")]
 if TYPE_CHECKING:
     _AnySink: TypeAlias = Sink
@@ -78,21 +78,21 @@ _OF_DOCUMENTS: Final = frozenset({"failure_threshold", "recovery", "resources", 
 
 
 class Transform(Part):
-    """What is done to the records of a source: steps over documents; or SQL or a function, then an operator, over rows.
+    """The transform of a source's records: steps over documents; or SQL or a function, then an operator, over rows.
 
-    A list is its steps, and a text or a function is its function.
+    A list is short for `steps`, and a text or a function is short for `function`.
     """
 
     steps: Annotated[tuple[AnyStep, ...], Field(max_length=100)] = words(
         "over JSON documents, in this order", default=()
     )
     sql: str | None = words(
-        "a query over a table with the name of the collection, or of the topic; windows of Spark are a part of it",
+        "a query over a table named like the collection or topic; it may use Spark's windows",
         default=None,
     )
     function: Function = words("or a function of a DataFrame, module:function", default=None)
     tables: dict[str, Table] = words(
-        "collections that rows are joined with, by the name they have in the query, or as which the function gets them",
+        "collections to join with, by their name in the query or their parameter of the function",
         default_factory=dict,
     )
     operator: Operation | None = words(
@@ -100,7 +100,7 @@ class Transform(Part):
         default=None,
     )
     output_mode: Literal["append", "update"] = words(
-        "of aggregates: append gives a window once, when the watermark has passed it; update each time it changed",
+        "for aggregates: append writes a window once, when the watermark has passed it; update, each time it changes",
         default="append",
     )
 
@@ -116,51 +116,53 @@ class Flow(Part):
     """A declared flow. :meth:`of` and :meth:`parse` name each wrong field; the constructor raises pydantic's error."""
 
     live: ClassVar[frozenset[str]] = frozenset({"title", "description", "account", "labels"})
-    """What may change while it runs; any other change restarts its tasks, gracefully."""
+    """Fields that may change while the flow runs. Any other change restarts its tasks, gracefully."""
 
     spelling: ClassVar[spellings.Spelling] = "flow"
-    """The form that it was declared in, for the paths of problems. No part of the declaration, nor of its equality."""
+    """The form that it was declared in, for the paths of problems. Not part of the declaration or its equality."""
 
-    name: FlowName = words("unique, for ever")
-    title: str = words("what people call it", default="", max_length=200)
+    name: FlowName = words("unique; never reused")
+    title: str = words("the name in the user interface", default="", max_length=200)
     description: str = words("", default="", max_length=4000)
-    account: str = words("of whom it is", default="", max_length=256)
-    labels: dict[str, str] = words("of yours", default_factory=dict, max_length=64)
+    account: str = words("the owner", default="", max_length=256)
+    labels: dict[str, str] = words("your own labels", default_factory=dict, max_length=64)
     source: Source
-    transform: Transform = words("documents or rows as they are, where there is none", default_factory=Transform)
+    transform: Transform = words("without one, documents or rows are not changed", default_factory=Transform)
     sink: _AnySink
     late: LateSink | None = words(
-        "where the rows go that the operator puts aside; without one they are in its table alone", default=None
+        "the sink of late rows that the operator puts aside; without one they are only in its table", default=None
     )
-    errors: Errors = words("where records go that fail", default_factory=Errors)
+    errors: Errors = words("the place of failed records, retries and limits", default_factory=Errors)
     guarantee: Guarantee | None = words("default: the strongest of the source and the sink", default=None)
     schedule: Schedule = words(
-        "continuous, or when a run of Airflow starts, in UTC: a cron expression, @hourly, @daily, @weekly, @monthly or"
-        " @yearly; a run ends at what the source has at its start",
+        "continuous, or when Airflow starts a run, in UTC: a cron expression, @hourly, @daily, @weekly, @monthly or"
+        " @yearly; a run ends at the source's end as of its start",
         default=CONTINUOUS,
         max_length=200,
     )
-    version: int = words("raise it when the transform computes something else", default=1, ge=1)
+    version: int = words("increase it when the transform computes something else", default=1, ge=1)
     host: Host | None = words(
-        "range: the range loop of a worker process, over documents; spark: a streaming query, over rows; default: as"
-        " the transform, the source and the sink need it",
+        "range: the range loop of a worker process, over documents; spark: a streaming query, over rows; default: the"
+        " one that the transform, the source and the sink need",
         default=None,
     )
     group: JobName | None = words(
-        "flows of one group share a driver of Spark, and so a DAG: light ones need none each", default=None
+        "flows of one group share a Spark driver and a DAG; useful for light flows", default=None
     )
-    seconds: float = words("between the beginnings of two micro-batches of Spark", default=1.0, ge=0.0, le=86_400.0)
+    seconds: float = words(
+        "from the start of one micro-batch of Spark to the start of the next", default=1.0, ge=0.0, le=86_400.0
+    )
     failure_threshold: int = words(
-        "failureThreshold: failures of a task in a row before it stops with their cause, to be recovered later",
+        "failureThreshold: failures of a task in a row before it stops with their cause; recovery restarts it later",
         default=10,
         ge=1,
         le=1_000_000,
     )
-    flush: Flush = words("when a bulk goes out", default_factory=Flush)
+    flush: Flush = words("when a bulk is sent", default_factory=Flush)
     recovery: Recovery = words("of failed tasks", default_factory=Recovery)
     resources: Resources = words("limits of the worker", default_factory=Resources)
     deployment: Literal["service", "airflow"] = words(
-        "who starts its worker and keeps it alive: the service, or a DAG of Airflow, on Spark", default="service"
+        "what starts its worker and keeps it running: the service, or a DAG of Airflow, on Spark", default="service"
     )
 
     @model_validator(mode="before")
@@ -172,25 +174,25 @@ class Flow(Part):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         rows, documents = list(self._of_rows()), list(self._of_documents())
-        # A declaration is frozen for its users. What it leaves open is filled in here, before one sees it.
+        # A declaration is frozen for its users. Fields that it leaves open are filled in here, before it is returned.
         if self.host is None:
             object.__setattr__(self, "host", "spark" if rows else "range")
         if self.scheduled and self.group is not None:
-            raise misplaced("group", "flows of a group share a driver that runs always: leave out group or schedule")
+            raise misplaced("group", "flows of a group share a driver that always runs: leave out group or schedule")
         if self.host == "spark":
             for path, what in documents:
-                raise misplaced(path, f"{what} for documents, and a Spark query has rows: leave it out")
+                raise misplaced(path, f"{what} for documents, but a Spark query processes rows: leave it out")
             self._require_rows()
             self._lend_letters()
             self._require_skipped()
         else:
             for path, what in rows:
-                raise misplaced(path, f"{what} for rows, and the range loop has documents: leave it out")
+                raise misplaced(path, f"{what} for rows, but the range loop processes documents: leave it out")
             self._require_documents()
         return self
 
     def _of_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield what only a Spark query can do: the path, and what it is in words."""
+        """Yield path and description of each part that only a Spark query can run."""
         for name in said(self, _OF_ROWS):
             yield name, f"{name} is"
         for name in said(self.transform, set(Transform.model_fields) - {"steps"}):
@@ -206,7 +208,7 @@ class Flow(Part):
                 yield path, f"{name} is"
 
     def _of_documents(self) -> Iterator[tuple[str, str]]:
-        """Yield what only the range loop can do."""
+        """Yield path and description of each part that only the range loop can run."""
         if self.transform.steps:
             yield "transform", "steps are"
         for name in said(self, _OF_DOCUMENTS):
@@ -224,30 +226,30 @@ class Flow(Part):
         if transform.function is not None and transform.sql is not None:
             raise ValueError("a transform is a function or sql, not both")
         if isinstance(source, KafkaSource) and len(source.topics) > 1 and not source.name:
-            raise ValueError("source: several topics are one table: say its 'name'")
+            raise ValueError("source: several topics form one table: set its 'name'")
         if transform.tables and transform.function is None and transform.sql is None:
-            raise ValueError("tables are joined by a function or sql: say how")
+            raise ValueError("tables need a function or sql that joins them: add one")
         if self.errors_in_topic:
             self._require_errors()
         operator, mark = transform.operator, source.watermark
         if operator is not None and mark is None:
-            raise ValueError("an operator needs source.watermark: the event time, and for how long it waits")
+            raise ValueError("an operator needs source.watermark: declare the event time and its delay")
         if operator is not None and transform.output_mode != "append":
-            raise ValueError("an operator gives each answer once: output_mode 'append'")
+            raise ValueError("an operator writes each result once: set output_mode to 'append'")
         if operator is None and mark is not None and mark.max_ahead is not None:
             raise ValueError(
-                "rows ahead of the log are put aside by an operator (source.watermark.max_ahead), and there is none"
+                "source.watermark.max_ahead needs an operator, which puts rows ahead of the log aside: add one"
             )
         if self.late is not None and operator is None:
-            raise ValueError("late rows are put aside by an operator, and there is none")
+            raise ValueError("a sink of late rows needs an operator, which puts them aside: add one")
         if isinstance(self.sink, OpenSearchSink) and not self.sink.keys:
-            raise ValueError("an OpenSearch sink has ids by columns: say 'key'")
+            raise ValueError("an OpenSearch sink takes ids from columns: set 'key'")
         offered = OFFERED[self.sink.kind]
         if self.guarantee is not None and self.guarantee not in offered:
             raise ValueError(f"a {self.sink.kind} sink offers {', '.join(offered)}, not {self.guarantee}")
 
     def _lend_letters(self) -> None:
-        """Let the parts that name no collection of dead letters use that of `errors`."""
+        """Use the dead letters of `errors` for the parts that name none."""
         for name in ("source", "sink", "late"):
             part = getattr(self, name)
             if self.errors.collection and getattr(part, "dead_letters", "") is None:
@@ -261,18 +263,16 @@ class Flow(Part):
                 raise ValueError(f"errors.skip: the lane of a row is {' or '.join(lanes)}")
             if each.row is None and not isinstance(self.source, KafkaSource):
                 raise ValueError(
-                    f"errors.skip: a collection's rows have no positions: say the row of a micro-batch of {lanes[0]}"
+                    f"errors.skip: a collection's rows have no positions: give the row of a micro-batch of {lanes[0]}"
                 )
         if self.errors.skip and not letters_place(self):
-            raise ValueError("errors.skip: the records need a place: say errors.collection or errors.topic")
+            raise ValueError("errors.skip: skipped records need a place: set errors.collection or errors.topic")
 
     def _require_documents(self) -> None:
         kind = source_kinds()[self.source.kind]
         made = any(isinstance(step, TemplateId) for step in self.transform.steps)
         if getattr(self.sink, "ids", None) == "template" and not made:
-            raise ValueError(
-                "sink.ids is template, and no step is template_id: add one, or take ids by position or key"
-            )
+            raise ValueError("sink.ids is template, but no step is template_id: add one, or use ids by position or key")
         if not kind.numbered and (isinstance(self.sink, DeltaSink) or getattr(self.sink, "ids", "key") == "position"):
             raise ValueError(
                 f"sink: records of a {self.source.kind} share their positions, so use ids by key or template, and no"
@@ -280,26 +280,30 @@ class Flow(Part):
             )
         self._require_errors()
         if any(each.row is not None for each in self.errors.skip):
-            raise ValueError("errors.skip: rows are those of a flow on Spark, and records of the range loop have none")
+            raise ValueError(
+                "errors.skip: only flows on Spark have rows: name records of the range loop by position alone"
+            )
         self._require_collections()
         if isinstance(self.sink, KafkaSink):
             object.__setattr__(self, "sink", self.sink.with_columns_of(getattr(self.source, "collection", "")))
         if kind.feeder and self.deployment == AIRFLOW:
-            raise ValueError(f"source: a {self.source.kind} is captured by a worker: say deployment: service")
+            raise ValueError(f"source: a {self.source.kind} is captured by a worker: set deployment to service")
         if not self.divided and self.resources.workers > 1:
             raise ValueError(
-                "resources.workers: several workers divide a topic's partitions by its consumer group: say"
-                " source.assignment: group"
+                "resources.workers: several workers share a topic's partitions by its consumer group: set"
+                " source.assignment to group"
             )
         if self.divided and self.deployment == AIRFLOW:
             raise ValueError(
                 "source.assignment, resources.workers: on Spark one query reads all lanes, in as many tasks as the"
-                " cluster has cores: say all, and one worker, or deployment: service"
+                " cluster has cores: use assignment all and one worker, or deployment service"
             )
         output = getattr(self.sink, "topic", None)
         comes_back = isinstance(self.source, KafkaSource) and isinstance(output, str) and self.source.reads(output)
         if comes_back and set(getattr(self.source, "bootstrap", ())) & set(getattr(self.sink, "bootstrap", ())):
-            raise ValueError("sink.topic is a topic of the source: what goes out would come in again for ever")
+            raise ValueError(
+                "sink.topic is a topic of the source, which would read its own output forever: choose another"
+            )
         if self.guarantee is not None and self.guarantee != self.chosen_guarantee:
             raise ValueError(f"guarantee: from a {self.source.kind} to this {self.sink.kind} it is {self.promise}")
 
@@ -310,13 +314,13 @@ class Flow(Part):
         if sink.create or sink.on_schema_change == "alter":
             if not source_kinds()[source.kind].tables:
                 raise ValueError(
-                    f"sink.create, sink.on_schema_change: a {source.kind} does not say which columns its records have:"
+                    f"sink.create, sink.on_schema_change: the columns of a {source.kind}'s records are unknown:"
                     " create the collection"
                 )
             if self.transform.steps:
                 raise ValueError(
-                    "sink.create, sink.on_schema_change: the collection has the table's columns, and steps may give"
-                    " others: leave out the steps, or create the collection"
+                    "sink.create, sink.on_schema_change: the collection has the table's columns, and steps may change"
+                    " them: leave out the steps, or create the collection"
                 )
         if len(getattr(source, "names", ())) > 1 and not sink.divided:
             raise ValueError(
@@ -328,21 +332,23 @@ class Flow(Part):
                 raise ValueError(f"sink.history: a {source.kind} may have changes of one key in several lanes")
             if isinstance(source, KafkaSource) and len(source.topics) != 1 and not sink.divided:
                 raise ValueError(
-                    "sink.history: changes of one key come from one topic, whose partitions are by that key"
+                    "sink.history: changes of one key must come from one topic that is partitioned by that key"
                 )
 
     def _require_errors(self) -> None:
         errors, source = self.errors, self.source
         if not isinstance(source, KafkaSource) and errors.cluster is None and errors.collection is None:
             raise ValueError(
-                "errors.cluster: the source has no brokers, so say where the error topic is, or errors.collection"
+                "errors.cluster: the source has no brokers: set the error topic's brokers, or errors.collection"
             )
         if errors.collection is not None:
             for part in (source, self.sink):
                 if getattr(part, "collection", None) == errors.collection:
-                    raise ValueError("errors.collection is that of the source or the sink: dead letters need their own")
+                    raise ValueError("errors.collection is also the source's or the sink's collection: use another one")
         elif isinstance(source, KafkaSource) and errors.cluster is None and source.reads(self.errors_topic):
-            raise ValueError("errors.topic is a topic of the source: what fails would come again for ever")
+            raise ValueError(
+                "errors.topic is a topic of the source, which would read failed records again: use another one"
+            )
 
     # --- how it is read and shown ------------------------------------------------------------------------------------
 
@@ -358,7 +364,7 @@ class Flow(Part):
         """Return the flow that `value` (JSON) declares, with `secrets` by path where `value` has none.
 
         `spelling` is the form of `value`: this one, or that of a stream or a pipeline of earlier builds. Without
-        `compiled`, its expressions and JSON Schemas are not compiled: a stranger's may take for ever
+        `compiled`, expressions and JSON Schemas are not compiled: those of an untrusted user may take unlimited time
         (`flows/samples`). Raises PipelineInvalid with a problem for each wrong field (`problems`).
         """
         if not isinstance(value, Mapping):
@@ -373,8 +379,8 @@ class Flow(Part):
             raise invalid([Problem(error.field, str(error), "value_error")]) from None
         except ValidationError as error:
             found = problems_of(error, whole)
-            told = [each._replace(field=spellings.as_written(each.field, value, spelling)) for each in found]
-            raise invalid(told) from None
+            reported = [each._replace(field=spellings.as_written(each.field, value, spelling)) for each in found]
+            raise invalid(reported) from None
         except ValueError as error:
             raise invalid([Problem("", str(error), "value_error")]) from None
         except RecursionError:
@@ -390,8 +396,8 @@ class Flow(Part):
         try:
             return cls.parse(value, spelling=spelling)
         except PipelineInvalid as error:
-            told = "; ".join(f"{each['field'] or 'it'}: {each['message']}" for each in error.problems)
-            raise InvalidStream(f"{where}: {told}") from None
+            problems = "; ".join(f"{each['field'] or 'it'}: {each['message']}" for each in error.problems)
+            raise InvalidStream(f"{where}: {problems}") from None
 
     def to_json(self, *, unset: bool = True) -> dict[str, Any]:
         """Return the declaration as JSON, without defaults and secrets.
@@ -401,18 +407,18 @@ class Flow(Part):
         return written(self, given=not unset)
 
     def secrets(self) -> dict[str, str]:
-        """What `to_json` leaves out, in plain: by path, those that are set."""
+        """Return the secrets that are set, in plain text, by path. `to_json` omits them."""
         return secrets_of(self)
 
     def secret_paths(self) -> list[str]:
-        """Where secrets may stand, set or not."""
+        """Return the paths of all fields for secrets, set or not."""
         return sorted(_secret_paths(self))
 
     # --- on either host ----------------------------------------------------------------------------------------------
 
     @property
     def promise(self) -> str:
-        """Its guarantee, and how, in words."""
+        """The guarantee and how it is met, in words."""
         return promise_of(self.source, self.sink, rows=self.host == "spark", chosen=self.guarantee)
 
     @property
@@ -421,11 +427,11 @@ class Flow(Part):
 
     @property
     def scheduled(self) -> bool:
-        """Whether it runs at times, each time to what the source has then, and not always."""
+        """Whether it runs by a schedule, each run up to the source's end as of its start."""
         return self.schedule != CONTINUOUS
 
     def restarts(self, other: Self) -> list[str]:
-        """The fields in which `other` differs so that a running flow has to start again with them."""
+        """Return the fields of `other` whose changes require a restart of the running flow."""
         return sorted(
             name
             for name in type(self).model_fields
@@ -446,12 +452,12 @@ class Flow(Part):
 
     @property
     def job(self) -> str:
-        """The job of Spark that runs it: its group, or itself."""
+        """The Spark job that runs it: its group's, or its own."""
         return self.group or self.name
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All that a flow on Spark reads, as the parts' `target` calls it, its source first."""
+        """Targets (see the parts' `target`) that a flow on Spark reads, its source first."""
         operator = self.transform.operator
         joined = None if operator is None else operator.as_of
         more = [each.collection for each in self.transform.tables.values()]
@@ -460,26 +466,26 @@ class Flow(Part):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """What a flow on Spark writes, as the parts' `target` calls it."""
+        """Targets (see the parts' `target`) that a flow on Spark writes."""
         return (self.row_sink.target,) if self.late is None else (self.row_sink.target, self.late.target)
 
     def fingerprint(self) -> str:
         """Identify the declaration of a checkpoint: covers everything that decides which rows the flow gives."""
-        # As earlier builds wrote it, field by field, so that their checkpoints continue.
+        # Field by field as in earlier builds, so that their checkpoints continue.
         transform = self.transform.model_dump(mode="json", include={"sql", "output_mode"})
-        kept: dict[str, Any] = {**transform, "transform": self.transform.function, "version": self.version}
-        kept["source"], kept["sink"] = self.row_source.identity(), spellings.sink_identity(self.sink)
+        identity: dict[str, Any] = {**transform, "transform": self.transform.function, "version": self.version}
+        identity["source"], identity["sink"] = self.row_source.identity(), spellings.sink_identity(self.sink)
         # An omitted optional field adds nothing, so that checkpoints from before it existed continue.
-        kept |= self.transform.model_dump(mode="json", include={"tables", "operator"}, exclude_defaults=True)
+        identity |= self.transform.model_dump(mode="json", include={"tables", "operator"}, exclude_defaults=True)
         if self.late is not None:
-            kept["late"] = spellings.stream_sink(self.late)
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+            identity["late"] = spellings.stream_sink(self.late)
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     # --- in the range loop -------------------------------------------------------------------------------------------
 
     @property
     def errors_in_topic(self) -> bool:
-        """Whether dead letters go to an error topic: on Spark only if the declaration names it or its brokers."""
+        """Whether dead letters go to an error topic. On Spark, only if the declaration names it or its brokers."""
         named = self.errors.topic is not None or self.errors.cluster is not None
         return self.errors.collection is None and (named or self.host == "range")
 
@@ -491,7 +497,7 @@ class Flow(Part):
     def errors_cluster(self) -> KafkaCluster:
         if self.errors.cluster is not None:
             return self.errors.cluster
-        assert isinstance(self.source, KafkaSource), "checked when it was made"
+        assert isinstance(self.source, KafkaSource), "checked by the constructor"
         return self.source
 
     @property
@@ -507,7 +513,7 @@ class Flow(Part):
         return self.resources.workers > 1
 
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """Its topics of Kafka by what they are for: ``input``, ``output``, ``error``."""
+        """Its Kafka topics by their use: ``input``, ``output``, ``error``."""
         output = () if isinstance(self.sink, CollectionSink | DeltaSink) else getattr(self.sink, "topic", None)
         return {
             "input": self.source.topics if isinstance(self.source, KafkaSource) else (),
@@ -516,7 +522,7 @@ class Flow(Part):
         }
 
     def unordered(self) -> Problem | None:
-        """Say why the sink's versions cannot order two documents of one id; None if the declaration allows it.
+        """Return why the sink's versions cannot order two documents of one id, or None if they can.
 
         Not a part of `parse`, so that declarations of earlier builds still load.
         """
@@ -528,8 +534,8 @@ class Flow(Part):
         ):  # a pattern may match several
             return None
         text = (
-            f"the versions are offsets, and those of {len(source.topics) or 'several'} topics order no two documents"
-            " of one id: name the field that does, or say sink.versions: false (the later one wins)"
+            f"versions are offsets, which cannot order documents of {len(source.topics) or 'several'} topics"
+            " with one id: name a field that does, or set sink.versions to false (the later one wins)"
         )
         return Problem("sink.version_field", text, "versions")
 
@@ -545,7 +551,7 @@ def has_letters(flow: Flow, sink: RowSink) -> bool:
 
 
 def letters_place(flow: Flow) -> str:
-    """Return the name of the place of a flow's dead letters; empty if it has none, and stops at the first failure."""
+    """Return the name of a flow's place for dead letters. Empty if it has none; it then stops at the first failure."""
     collection = flow.errors.collection or getattr(flow.sink, "dead_letters", None)
     if collection is None and flow.host == "spark" and not flow.errors_in_topic:
         return getattr(flow.source, "dead_letters", None) or ""

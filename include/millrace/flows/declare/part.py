@@ -1,7 +1,7 @@
-"""What all parts of a declaration share, and how problems are reported: one for each field, by the path a user wrote.
+"""The base of all parts of a declaration, and the report of problems: one for each field, by the path a user wrote.
 
-A part is frozen and refuses unknown fields. Each field has a description and bounds, from which its JSON schema makes
-the form.
+A part is frozen and refuses unknown fields. Each field has a description and bounds; the form in the user interface
+is generated from their JSON schema.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from millrace.flows.declare.connections import named_connection, password_in_env
 
 _MISPLACED: Final = "misplaced"
 KIND: Final = "kind"
-"""The field by which parts of one place are told apart (source, step, sink)."""
+"""The field that names the kind of a source, step or sink."""
 
 MAX_PROBLEMS: Final = 100
-"""That one answer lists."""
+"""The most problems in one response."""
 _REFERENCE: Final = re.compile(r"\$\{(env|sealed):([^{}]+)\}")
 _FIELD_CHARACTERS: Final = 300
 _MESSAGE_CHARACTERS: Final = 2000
 MAX_DEPTH: Final = 64
-"""Of nested values in a declaration."""
+"""The most levels of nested values in a declaration."""
 
 
 _WORDS: Final[Mapping[str, str]] = {
     "missing": "is required",
-    "extra_forbidden": "is no field of this",
+    "extra_forbidden": "is not a field here",
     "too_short": "takes at least {min_length}",
     "too_long": "takes at most {max_length}",
     "string_too_short": "takes at least {min_length} characters",
@@ -43,7 +43,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "string_pattern_mismatch": "does not match {pattern}",
     "literal_error": "is one of {expected}",
     "union_tag_invalid": "its {discriminator} is one of {expected_tags}, not {tag}",
-    "union_tag_not_found": "needs {discriminator}, which says what it is",
+    "union_tag_not_found": "needs {discriminator}, which names its kind",
     "greater_than_equal": "is at least {ge}",
     "less_than_equal": "is at most {le}",
     "int_parsing": "is a whole number",
@@ -61,31 +61,31 @@ _WORDS: Final[Mapping[str, str]] = {
     "datetime_from_date_parsing": "is a moment such as 2026-01-01T00:00:00Z",
     "timezone_aware": "needs a zone, as in 2026-01-01T00:00:00Z",
 }
-"""What a fault of pydantic's is to somebody who knows declarations, and none of its types."""
+"""Messages for pydantic's errors, in words of the declaration instead of pydantic's types."""
 
 
 class Part(BaseModel):
     """A part of a declaration."""
 
     of_rows: ClassVar[frozenset[str]] = frozenset()
-    """Fields that say something of rows, and so to a Spark query only."""
+    """Fields for rows, which only a Spark query has."""
     of_documents: ClassVar[frozenset[str]] = frozenset()
-    """Fields that say something of documents, and so to the range loop only."""
+    """Fields for documents, which only the range loop has."""
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     def addresses(self) -> Iterator[tuple[str, str]]:
-        """Yield field and host of each server that it leads to: by default, of its field `host`."""
+        """Yield field and host of each server that it connects to; by default, of its field `host`."""
         host = getattr(self, "host", "")
         if isinstance(host, str) and host:
             yield "host", host.lower()
 
     def local_paths(self) -> Iterator[tuple[str, str]]:
-        """Yield field and path of each file or folder, of the machine or an object store, that it reads or writes."""
+        """Yield field and path of each local or object-store file or folder that it reads or writes."""
         yield from ()
 
 
 def said(part: BaseModel, fields: Iterable[str]) -> list[str]:
-    """Return those of `fields` that have another value than their default, in the order of the declaration."""
+    """Return those of `fields` whose value is not their default, in the order of the declaration."""
     return [
         name
         for name, field in type(part).model_fields.items()
@@ -94,7 +94,7 @@ def said(part: BaseModel, fields: Iterable[str]) -> list[str]:
 
 
 def written(part: BaseModel, *, given: bool = False) -> dict[str, Any]:
-    """Return a part as JSON, without secrets and fields that have their default; with `given`, if they were given."""
+    """Return a part as JSON, without secrets and defaults; with `given`, defaults that were given are included."""
     found: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
@@ -116,33 +116,33 @@ def _plain(value: Any, *, given: bool) -> Any:
 
 
 def with_secrets(value: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    """Return the declaration `value` with `secrets` by path, where its parts have none."""
+    """Return the declaration `value` with `secrets` (by path) for the parts that have none."""
     whole = copy.deepcopy(dict(value)) if secrets else dict(value)
     for path, text in secrets.items():
         place: Any = whole
         *folders, last = path.split(".")
         for folder in folders:
             place = place.get(folder) if isinstance(place, dict) else None
-        if isinstance(place, dict):  # else the declaration has no such part any more
+        if isinstance(place, dict):  # else the declaration no longer has this part
             place.setdefault(last, text)
     return whole
 
 
 def misplaced(path: str, message: str) -> PydanticCustomError:
-    """Return the error of a whole model that says what is wrong at `path` in it."""
+    """Return an error of a whole model, for its field at `path`."""
     return PydanticCustomError(_MISPLACED, "{message}", {"path": path, "message": message})
 
 
 def _topic(name: str) -> str:
     if name in (".", ".."):
-        raise ValueError("is no name of a topic")
+        raise ValueError("is not a valid topic name")
     return name
 
 
 TopicName: TypeAlias = Annotated[
     str, StringConstraints(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$"), AfterValidator(_topic)
 ]
-"""Of a Kafka topic, by Kafka's own rule."""
+"""A Kafka topic's name, by Kafka's own rule."""
 
 
 def _address(text: str) -> str:
@@ -158,37 +158,37 @@ Address: TypeAlias = Annotated[
 """``host:port``."""
 
 Secret: TypeAlias = SecretStr
-"""Written once and never shown: it prints as stars, and `Flow.to_json` leaves it out."""
+"""A secret. It prints as stars, and `Flow.to_json` omits it."""
 
 
 class Problem(NamedTuple):
     """One thing that is wrong with a declaration."""
 
     field: str
-    """Where: ``source.topics.0``; "" for the whole."""
+    """The field's path, such as ``source.topics.0``; empty for the whole declaration."""
     message: str
-    """What it takes, in words."""
+    """What the field requires, in words."""
     kind: str
-    """pydantic's name of the fault (``missing``, ``extra_forbidden``, ...), or one of ours."""
+    """pydantic's name of the error (``missing``, ``extra_forbidden``, ...), or one of Millrace."""
 
 
 def invalid(problems: Sequence[Problem], *, what: str = "the pipeline") -> PipelineInvalid:
-    """The error that lists them; of many the first."""
-    told = [
+    """Return the error that lists `problems`, the first hundred of them."""
+    listed = [
         Problem(each.field[:_FIELD_CHARACTERS], each.message[:_MESSAGE_CHARACTERS], each.kind)
         for each in problems[:MAX_PROBLEMS]
     ]
-    more = len(problems) - len(told)
+    more = len(problems) - len(listed)
     return PipelineInvalid(
         f"{what}: "
-        + "; ".join(f"{each.field or 'it'}: {each.message}" for each in told)
+        + "; ".join(f"{each.field or 'it'}: {each.message}" for each in listed)
         + (f"; and {more} more" if more else ""),
-        problems=[each._asdict() for each in told],
+        problems=[each._asdict() for each in listed],
     )
 
 
 def problems_of(error: ValidationError, value: Any) -> list[Problem]:
-    """Return pydantic's errors in `value`, at the paths that its writer knows: without pydantic's tags for unions."""
+    """Return pydantic's errors in `value`, at the paths that the user wrote, without pydantic's union tags."""
     found = []
     for each in error.errors(include_url=False, include_input=False):
         said = _WORDS.get(each["type"])
@@ -196,8 +196,8 @@ def problems_of(error: ValidationError, value: Any) -> list[Problem]:
         if each["type"] in ("too_short", "string_too_short") and each["ctx"]["min_length"] == 1:
             message = "is empty" + (", and takes at least one" if each["type"] == "too_short" else "")
         path = [*each["loc"], *([each["ctx"]["path"]] if each["type"] == _MISPLACED else [])]
-        found.append(Problem(".".join(_told(path, value)), message, each["type"]))
-    # pydantic counts the items of a sequence that are right, and finds too few where one is wrong.
+        found.append(Problem(".".join(_untagged(path, value)), message, each["type"]))
+    # pydantic counts only the valid items of a sequence, and so reports too few if one is wrong.
     return [
         each
         for each in found
@@ -205,7 +205,7 @@ def problems_of(error: ValidationError, value: Any) -> list[Problem]:
     ]
 
 
-def _told(path: Sequence[int | str], value: Any) -> Iterator[str]:
+def _untagged(path: Sequence[int | str], value: Any) -> Iterator[str]:
     tagged = False
     for part in path:
         if isinstance(value, Mapping):
@@ -224,7 +224,7 @@ def _told(path: Sequence[int | str], value: Any) -> Iterator[str]:
 
 
 def secrets_of(part: BaseModel) -> dict[str, str]:
-    """Every secret of `part` in plain, by its path (``source.security.password``)."""
+    """Return the secrets of `part` in plain text, by path (``source.security.password``)."""
     found: dict[str, str] = {}
     for name in type(part).model_fields:
         value = getattr(part, name)
@@ -253,36 +253,36 @@ def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raises ValueError for half a surrogate, which JSON can say (``"\\ud800"``) and UTF-8 cannot."""
+    """Raise ValueError for half a surrogate, which JSON can express (``"\\ud800"``) and UTF-8 cannot."""
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError("has a text that is no Unicode (half a surrogate)") from None
+            raise ValueError("has a text that is not valid Unicode (half a surrogate)") from None
 
 
 def check_json(value: Any, left: int = MAX_DEPTH) -> None:
-    """Raises ValueError where `value` is no JSON (NaN is none), or nested deeper than MAX_DEPTH."""
+    """Raise ValueError if `value` is not JSON (NaN is not), or nested deeper than MAX_DEPTH."""
     if left <= 0:
         raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
-            raise ValueError("has a name that is no text")
+            raise ValueError("has a name that is not a text")
         for each in value.values():
             check_json(each, left - 1)
     elif isinstance(value, list | tuple):
         for each in value:
             check_json(each, left - 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no JSON")
+        raise ValueError(f"{value} is not JSON")
     elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise ValueError("has an integer beyond 64 bits: write it as a text")
     elif not (value is None or isinstance(value, str | int | float)):
-        raise ValueError(f"a value of type {type(value).__name__} is no JSON")
+        raise ValueError(f"a value of type {type(value).__name__} is not JSON")
 
 
 def check_certificates(text: str) -> None:
-    """Raises ValueError unless `text` is certificates in PEM. An empty text is none, and allowed."""
+    """Raise ValueError unless `text` is empty or certificates in PEM."""
     import ssl
 
     try:
@@ -293,7 +293,7 @@ def check_certificates(text: str) -> None:
 
 
 def words(text: str, /, **bounds: Any) -> Any:
-    """A field's description with its bounds."""
+    """Return a field with its description and bounds."""
     return Field(description=text, **bounds)
 
 
@@ -323,7 +323,7 @@ def expanded(
             return known[found[2]]
         if unseal is None:
             raise InvalidSettings(
-                "a value is sealed (${sealed:…}), which files of the service alone may have: give it anew"
+                "a value is sealed (${sealed:…}), which only files of the service may contain: set it again"
             )
         return unseal(found[2].encode())
     if isinstance(value, dict):

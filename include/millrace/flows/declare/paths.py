@@ -1,4 +1,4 @@
-"""Where a value lies in a document: ``carrier``, ``origin.airport``, ``a\\.b`` for a name that has a dot itself."""
+"""Paths of values in a document: ``carrier``, ``origin.airport``, and ``a\\.b`` for a name that contains a dot."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _HOLE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def split(path: str) -> tuple[str, ...]:
-    """The names of `path`. Raises ValueError."""
+    """Return the names of `path`. Raises ValueError if it is not a path."""
     parts: list[str] = []
     place = 0
     while True:
         found = _PART.match(path, place)
         if found is None:
             raise ValueError(
-                f"{path!r} is no path: names with dots between; a dot or backslash in a name is \\. or \\\\"
+                f"{path!r} is not a path: write names with dots between, and a dot or backslash"
+                " in a name as \\. or \\\\"
             )
         parts.append(re.sub(r"\\(.)", r"\1", found[0]))
         place = found.end()
@@ -35,7 +36,7 @@ def split(path: str) -> tuple[str, ...]:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Inverse of :func:`split`."""
+    """Return the path of `parts`: the inverse of :func:`split`."""
     return ".".join(part.replace("\\", "\\\\").replace(".", "\\.") for part in parts)
 
 
@@ -55,7 +56,7 @@ class Template(NamedTuple):
 
 
 def template(text: str, *, dates: bool = False) -> Template:
-    """``{path}`` is a value's place, ``{{`` and ``}}`` are braces. Raises ValueError.
+    """Parse a template: ``{path}`` is a value's place, ``{{`` and ``}}`` are braces. Raises ValueError.
 
     With `dates`, ``{+YYYY.MM.dd}`` is one name: the form of a date (:func:`date_form`).
     """
@@ -66,7 +67,7 @@ def template(text: str, *, dates: bool = False) -> Template:
         if hole[0] in ("{{", "}}"):
             current += hole[0][0]
         elif hole[1] is None:
-            raise ValueError(f"{text!r}: a brace is left over; write {{path}} for a value and {{{{ or }}}} for a brace")
+            raise ValueError(f"{text!r}: a brace is unpaired; write {{path}} for a value and {{{{ or }}}} for a brace")
         else:
             texts.append(current)
             paths.append((hole[1],) if dates and hole[1].startswith("+") else split(hole[1]))
@@ -77,11 +78,11 @@ def template(text: str, *, dates: bool = False) -> Template:
 
 
 def date_form(form: str) -> str:
-    """``YYYY.MM.dd`` as strftime has it. Raises ValueError."""
+    """Return ``YYYY.MM.dd`` in the form of strftime. Raises ValueError."""
 
     def one(found: re.Match[str]) -> str:
         if found[0] not in _DATES:
-            raise ValueError(f"{form!r}: a date is made of {', '.join(_DATES)} and signs between")
+            raise ValueError(f"{form!r}: a date consists of {', '.join(_DATES)} and punctuation")
         return _DATES[found[0]]
 
     return re.sub("YYYY|yyyy|MM|dd|HH|[A-Za-z]+", one, form.replace("%", "%%"))

@@ -1,6 +1,6 @@
-"""What declarations say of rows: their event time, moments to begin at, functions, and tables to join with.
+"""Parts of a declaration for rows: event time, start positions, functions, and tables to join with.
 
-Documents have none of this: rows are those of a Spark query.
+Only flows on Spark have rows, so documents have none of these.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _DELAY: Final = r"^\d+ (second|minute|hour|day)s?$"
 
 
 def _function(value: object) -> object:
-    """A function by the name under which another process imports it."""
+    """Return a function as the name by which another process imports it. Raises ValueError."""
     if callable(value):
         module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
         value = f"{module}:{name}"
     if value is not None and not (isinstance(value, str) and _FUNCTION.fullmatch(value)):
         raise ValueError(
-            f"{value!r} is no module:function that another process can import: define it at a module's top"
+            f"{value!r} is not a module:function that another process can import: define it at a module's top level"
         )
     return value
 
@@ -44,18 +44,18 @@ def _moment(value: object) -> object:
 
 
 Function = Annotated[Any, BeforeValidator(_function)]
-"""A function, or its name ``module:function``; kept as its name."""
+"""A function, or its name ``module:function``; stored as its name."""
 Place = Annotated[str | int | None, BeforeValidator(_moment)]
 """A tick, a moment in ISO 8601, or "now"."""
 TopicStart = Annotated[str | int, BeforeValidator(lambda each: each if each == "earliest" else _moment(each))]
-"""Where rows of topics begin: "earliest", "now", or a moment."""
+"""The start position in topics: "earliest", "now", or a moment."""
 
 
 class Watermark(Part):
-    """Which column is the event time, and how late a row may be that still counts."""
+    """The column with the event time, and how late a row may be and still count."""
 
     column: str
-    """Of the rows; or ``_log_time`` of a collection's rows (when a row became visible, by its time tick), or
+    """A column of the rows; or ``_log_time`` of a collection's rows (when a row became visible, by its time tick), or
     ``_record_time`` of a topic's records (the record's timestamp)."""
     delay: str = Field(default="0 seconds", pattern=_DELAY)
     max_ahead: str | None = Field(default=None, pattern=_DELAY)
@@ -72,18 +72,18 @@ class Table(Part):
     collection: str
     columns: tuple[str, ...] = ()
     at: Place = None
-    """A tick, a moment, or "now": when the query starts, again each time it does. Default: that."""
+    """A tick, a moment, or "now" (the default): each start of the query."""
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function ``module:function``. Raises InvalidStream where it cannot be had."""
+    """Import and return the function ``module:function``. Raises InvalidStream if that fails."""
     import importlib
 
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise InvalidStream(f"the function {name} cannot be had: {error}; is its module on PYTHONPATH?") from error
+        raise InvalidStream(f"the function {name} cannot be imported: {error}; is its module on PYTHONPATH?") from error
     if not callable(found):
-        raise InvalidStream(f"{name} is no function")
+        raise InvalidStream(f"{name} is not a function")
     return found

@@ -1,10 +1,10 @@
 """The spellings of declarations of earlier builds, as plain values: streams, and pipelines of reference document 004.
 
-Each spelling is the same flow (`flow.py`), on the host that it had: :func:`plain` gives a declaration in the form of
-flows, and :func:`as_written` the path of a problem as the user wrote it.
+Each spelling is the same flow (`flow.py`), on the same host: :func:`plain` returns a declaration in the form of flows,
+and :func:`as_written` returns the path of a problem as the user wrote it.
 
-A stream named its source by the field that it has (`collection`, or `kafka` and `topics`) and its sink likewise
-(`collection`, `delta`, `kafka`, `opensearch`, `function`). :func:`source` and :func:`sink` give them their `kind`.
+The fields of a stream's source (`collection`, or `kafka` and `topics`) and sink (`collection`, `delta`, `kafka`,
+`opensearch`, `function`) implied their kind. :func:`source` and :func:`sink` add the `kind`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 
 Spelling = Literal["flow", "stream", "pipeline"]
 VERSION: Final = 1
-"""Of the form of pipelines. A new field is optional, so that an older declaration means what it meant."""
+"""The version of the form of pipelines. A new field is optional, so that older declarations keep their meaning."""
 NAME: Final[Mapping[Spelling, str]] = {"flow": "name", "stream": "name", "pipeline": "id"}
-"""The field with a flow's name."""
+"""The field with a flow's name, by spelling."""
 _STREAM: Final = {"transform": "function", "sql": "sql", "tables": "tables", "operator": "operator",
                   "output_mode": "output_mode"}  # fmt: skip
 """Fields of a stream that are fields of a flow's transform."""
@@ -28,9 +28,9 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "mode": "append", "partition": None, "partition_by": None, "dead_letters": None, "create": False,
     "merge_schema": False, "topic": None, "key": None,
 }  # fmt: skip
-"""Fields of a stream's sink beside the one that names its kind."""
+"""Fields of a stream's sink besides the one that implies its kind."""
 _FIELDS: Final[Mapping[str, str]] = {"path": "delta", "table": "delta", "bootstrap": "kafka", "hosts": "opensearch"}
-"""Fields that tell the kind of a sink which does not say it, as one that is shown without its defaults."""
+"""Fields that imply the kind of a sink without `kind`, such as one that is shown without its defaults."""
 _OF_KIND: Final[Mapping[str, tuple[str, ...]]] = {
     "collection": ("mode", "partition", "partition_by", "dead_letters", "create", "key"),
     "delta": ("merge_schema",),
@@ -41,7 +41,7 @@ _OF_KIND: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def source(value: Any) -> Any:
-    """Return a stream's source with its `kind`. What has one, or is no mapping, stays as it is."""
+    """Return a stream's source with its `kind`. A value that has one, or is not a mapping, is returned unchanged."""
     if isinstance(value, str):
         return {"kind": "collection", "collection": value}
     if not isinstance(value, dict) or "kind" in value:
@@ -52,9 +52,9 @@ def source(value: Any) -> Any:
 
 
 def sink(value: Any) -> Any:
-    """Return a stream's sink with its `kind`. Raises ValueError if it is of no kind, of two, or has fields of another.
+    """Return a stream's sink with its `kind`. Raises ValueError if its fields imply no kind, or several.
 
-    What has a `kind`, or is no mapping, stays as it is.
+    A value that has a `kind`, or is not a mapping, is returned unchanged.
     """
     if isinstance(value, str):
         return {"kind": "collection", "collection": value}
@@ -68,29 +68,29 @@ def sink(value: Any) -> Any:
         raise ValueError(f"a sink is one of {', '.join(SINKS)}; this has {', '.join(given) or 'none'}")
     kind = given[0]
     if (kind == "kafka" and value.get("topic") is None) or (kind != "kafka" and value.get("topic") is not None):
-        raise ValueError("a Kafka sink has its servers (kafka) and a topic")
+        raise ValueError("a Kafka sink needs its servers (kafka) and a topic")
     odd = sorted(
         name
         for name, default in _DEFAULTS.items()
         if name not in _OF_KIND[kind] and value.get(name, default) != default
     )
     if odd:
-        raise ValueError(f"{odd[0]!r} says nothing of a {kind} sink")
+        raise ValueError(f"{odd[0]!r} is not a field of a {kind} sink")
     if kind == "opensearch" and not value.get("key"):
-        raise ValueError("an OpenSearch sink has ids by columns: say 'key'")
+        raise ValueError("an OpenSearch sink takes ids from columns: set 'key'")
     rest = {name: each for name, each in value.items() if name not in SINKS}
     rest = {name: each for name, each in rest.items() if name in _OF_KIND[kind] or name not in _DEFAULTS}
     of = value[kind]
     if kind == "kafka":
         return {"kind": kind, "compression": "none", **_brokers(of, servers=True), **rest}
     if kind == "opensearch":
-        # The model of a sink may be given whole, as Python does.
+        # Python code may pass the model of a sink itself.
         return {"kind": kind, **(of if isinstance(of, dict) else _fields(of)), **rest}
     return {"kind": kind, "path" if kind == "delta" else kind: of, **rest}
 
 
 def _brokers(value: Any, *, servers: bool = False) -> dict[str, Any]:
-    """Return the brokers' addresses as a cluster without TLS and SASL; with `servers`, as they are spelled, too."""
+    """Return the brokers' addresses as a cluster without TLS and SASL; with `servers`, also as the user wrote them."""
     if not isinstance(value, str):
         return value if isinstance(value, dict) else _fields(value)
     bootstrap = [each.strip() for each in value.split(",")]
@@ -102,12 +102,15 @@ def _fields(part: Any) -> dict[str, Any]:
     """Return the fields of a model that were given."""
     found = {name: getattr(part, name) for name in getattr(part, "model_fields_set", ())}
     if not found:
-        raise ValueError(f"{part!r} is no mapping")
+        raise ValueError(f"{part!r} is not a mapping")
     return found
 
 
 def stream_sink(sink: Any) -> dict[str, Any]:
-    """Return a sink of rows as a stream spells it, without defaults: what fingerprints of streams are made of."""
+    """Return a sink of rows in the spelling of streams, without defaults.
+
+    Fingerprints of streams are computed from it.
+    """
     kind = sink.kind
     if kind == "kafka":
         servers: Any = sink.servers or ",".join(sink.bootstrap)
@@ -123,7 +126,7 @@ def stream_sink(sink: Any) -> dict[str, Any]:
 
 
 def sink_identity(sink: Any) -> dict[str, Any]:
-    """Return what decides what becomes of a stream's rows. Of OpenSearch that is the index, however it is reached."""
+    """Return the fields that decide where a stream's rows go. For OpenSearch, the index, whatever its addresses."""
     found = {**dict.fromkeys(SINKS), **_DEFAULTS, **stream_sink(sink)}
     if sink.kind == "opensearch":
         found["opensearch"] = sink.index_base
@@ -135,7 +138,7 @@ def sink_identity(sink: Any) -> dict[str, Any]:
 
 
 class Misspelled(ValueError):
-    """A part that no spelling has; `field` is where."""
+    """A part that no spelling has. `field` is its path."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -155,7 +158,7 @@ def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
     if spelling == "pipeline":
         for name in ("transform", "host", "title", "schedule"):
             if name in value:
-                raise Misspelled(name, "is no field of this")
+                raise Misspelled(name, "is not a field here")
         form = found.pop("version", VERSION)
         if form != VERSION or isinstance(form, bool):
             raise Misspelled("version", f"is {VERSION}, the version of this form")
@@ -163,7 +166,7 @@ def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
         found = {_PIPELINE_NAMES.get(name, name): each for name, each in found.items()}
         return {**found, "transform": steps, "host": "range"}
     if "host" in value:
-        raise Misspelled("host", "is no field of this: a stream runs on Spark")
+        raise Misspelled("host", "is not a field here: a stream runs on Spark")
     transform = {ours: value[name] for name, ours in _STREAM.items() if name in value}
     found = {_STREAM_NAMES.get(name, name): each for name, each in found.items() if name not in _STREAM}
     for name, spelled in (("source", source), ("sink", sink), ("late", sink)):
@@ -176,7 +179,7 @@ def plain(value: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
 
 
 def as_written(path: str, value: Mapping[str, Any] | None, spelling: Spelling) -> str:
-    """Return the `path` of a problem in the form of flows as the user wrote it, in `value` if that is known."""
+    """Return a problem's `path` (in the form of flows) as the user wrote it, in `value` if that is known."""
     parts = path.split(".") if path else []
     if parts and parts[0] == "transform":
         if spelling == "flow":

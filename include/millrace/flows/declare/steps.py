@@ -1,4 +1,4 @@
-"""What is done to a document, step by step. Each step is data; ``pipelines/transform`` compiles it.
+"""The steps of a transform of documents. Each step is data; ``flows/transform`` compiles it.
 
 Paths are those of `paths.py`. A document on which a step fails goes to the error topic, with the step's name and the
 reason.
@@ -32,7 +32,7 @@ class Step(Part):
     """A step of a pipeline."""
 
     name: str = words(
-        "of the step, in errors, samples and metrics; empty: its kind and place", default="", max_length=100
+        "the step's name in errors, samples and metrics; empty: its kind and index", default="", max_length=100
     )
 
 
@@ -51,73 +51,73 @@ class Rename(Step):
 
 
 class Cast(Step):
-    """Values get another type. Null stays null, what is not there stays so."""
+    """Convert values to another type. Null stays null, and a missing value stays missing."""
 
     kind: Literal["cast"] = "cast"
     fields: dict[FieldPath, CastType] = words("path: type", min_length=1, max_length=MAX_FIELDS)
 
 
 class Drop(Step):
-    """Values are left out."""
+    """Remove values."""
 
     kind: Literal["drop"] = "drop"
     fields: tuple[FieldPath, ...] = words("paths", min_length=1, max_length=MAX_FIELDS)
 
 
 class Constant(Step):
-    """The same value for every document."""
+    """Set the same value in every document."""
 
     kind: Literal["constant"] = "constant"
     fields: dict[FieldPath, JsonValue] = words("path: any JSON value", min_length=1, max_length=MAX_FIELDS)
 
 
 class TemplateId(Step):
-    """The document's id, from its values. A missing, null or non-scalar value is an error, never the text ``None``."""
+    """Build the document's id from its values. A missing, null or non-scalar value is an error, never ``None``."""
 
     kind: Literal["template_id"] = "template_id"
     template: TemplateText = words("such as {carrier}-{flight}")
-    into: FieldPath | None = words("a path that gets the id, too", default=None)
+    into: FieldPath | None = words("a path that receives a copy of the id", default=None)
 
 
 class Lookup(Step):
-    """Values of the collection's row whose key the document holds."""
+    """Add values of the collection's row whose key is in the document."""
 
     kind: Literal["lookup"] = "lookup"
     collection: str = words("its name", min_length=1, max_length=255)
-    key: FieldPath = words("where the document holds the key")
+    key: FieldPath = words("the path of the key in the document")
     take: tuple[str, ...] = words("columns of the row; empty: all", default=(), max_length=MAX_FIELDS)
-    into: FieldPath = words("where the row goes, as an object")
+    into: FieldPath = words("the path that receives the row, as an object")
     missing: Literal["error", "null", "skip"] = words(
-        "where there is no such row: an error, null, or nothing", default="error"
+        "if there is no such row: an error, null, or nothing", default="error"
     )
-    refresh_seconds: float = words("how old the rows may be", default=30.0, ge=0.1, le=86_400)
+    refresh_seconds: float = words("the greatest age of cached rows", default=30.0, ge=0.1, le=86_400)
 
 
 class Flatten(Step):
-    """Objects within the document become names with a separator: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``."""
+    """Turn nested objects into names with a separator: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
 
     kind: Literal["flatten"] = "flatten"
     separator: str = words("between names", default=".", min_length=1, max_length=8)
-    depth: int = words("so many levels; deeper ones stay objects", default=32, ge=1, le=64)
-    lists: Literal["keep", "index"] = words("whether lists stay, or their places become names", default="keep")
+    depth: int = words("the number of levels; deeper objects stay objects", default=32, ge=1, le=64)
+    lists: Literal["keep", "index"] = words("keep lists, or turn their indexes into names", default="keep")
 
 
 class Filter(Step):
-    """Documents for which the expression is false are left out, and counted as filtered."""
+    """Leave out documents for which the expression is false. They are counted as filtered."""
 
     kind: Literal["filter"] = "filter"
     keep: Expression = words("CEL over doc, true or false")
 
 
 class Compute(Step):
-    """Values by expressions over the document as it was before the step."""
+    """Set values by expressions over the document as it was before the step."""
 
     kind: Literal["compute"] = "compute"
     fields: dict[FieldPath, Expression] = words("path: CEL over doc", min_length=1, max_length=MAX_FIELDS)
 
 
 class Validate(Step):
-    """The document has to be valid by a JSON Schema."""
+    """Require the document to be valid by a JSON Schema."""
 
     kind: Literal["json_schema"] = "json_schema"
     schema_: Schema = Field(

@@ -1,4 +1,4 @@
-"""The spelling of earlier builds for flows on Spark: with the fields of the transform beside the others.
+"""The spelling of earlier builds for flows on Spark: the transform's fields are fields of the stream.
 
 STREAMS = [Stream(name="hourly",
                   source=From(collection="flights", watermark=Watermark(column="time_hour", delay="1 day")),
@@ -19,16 +19,16 @@ from millrace.flows.sources.collection.model import CollectionSource
 from millrace.flows.sources.kafka.model import KafkaSource
 
 From = CollectionSource
-"""What a stream reads: a collection's changes."""
+"""A stream's source: a collection's changes."""
 
 
 def FromTopics(**fields: Any) -> KafkaSource:
-    """Return what a stream reads: records of Kafka topics, with the brokers as `kafka`. Raises pydantic's error."""
+    """Return a stream's source of Kafka topics, with the brokers as `kafka`. Raises pydantic's error."""
     return KafkaSource.model_validate(spellings.source({"kind": "kafka"} | fields if "kafka" not in fields else fields))
 
 
 def Into(**fields: Any) -> RowSink:
-    """Return where a stream's rows go: `collection`, `delta`, `kafka`, `opensearch` or `function`, with its fields.
+    """Return a stream's sink: `collection`, `delta`, `kafka`, `opensearch` or `function`, with its fields.
 
     Raises ValueError.
     """

@@ -1,4 +1,4 @@
-"""How a flow runs: always or by a schedule, who keeps its worker alive, and what the worker may take."""
+"""The run of a flow: continuous or by a schedule, what keeps its worker running, and the worker's limits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import AfterValidator
 from millrace.flows.declare.part import Part, words
 
 AIRFLOW: Final = "airflow"
-"""The deployment of a worker that a DAG keeps alive."""
+"""The deployment of a worker that a DAG keeps running."""
 CONTINUOUS: Final = "continuous"
-"""The schedule of a flow that runs always."""
+"""The schedule of a flow that always runs."""
 
 _CRON: Final = (
     ("minute", 0, 59, ""),
@@ -27,7 +27,7 @@ _LEAP_YEAR: Final = 2024
 
 
 def check_schedule(text: str) -> str:
-    """Return `text` if it is a schedule that comes again and again. Raises ValueError that says what is wrong."""
+    """Return `text` if it is a valid schedule. Raises ValueError that says what is wrong."""
     if text == CONTINUOUS or text in _PRESETS:
         return text
     fields = text.lower().split()
@@ -71,10 +71,10 @@ class Recovery(Part):
     interval_minutes: float = words(
         "watchWorkersIntervalMin: first pause before a failed task starts again", default=5, ge=0.001, le=1440
     )
-    factor: float = words("the next pause is so many times longer", default=2, ge=1, le=10)
+    factor: float = words("factor by which each pause is longer than the last", default=2, ge=1, le=10)
     longest_minutes: float = words("longest pause", default=60, ge=0.001, le=10_080)
     attempts: int = words(
-        "recoveries in a row that came to nothing, before the task stays failed; 0: none", default=10, ge=0, le=10_000
+        "failed recoveries in a row before the task stays failed; 0: no recovery", default=10, ge=0, le=10_000
     )
 
 
@@ -85,7 +85,7 @@ class Resources(Part):
     memory_mib: int = words("memory", default=1024, ge=128, le=1 << 20)
     tasks: int = words("ranges that run at once; 0: one for each core", default=0, ge=0, le=1024)
     workers: int = words(
-        "worker processes on this machine; of topics, more than one need source.assignment: group",
+        "worker processes on this machine; several for topics require source.assignment: group",
         default=1,
         ge=1,
         le=64,

@@ -1,7 +1,7 @@
 """``python -m millrace.flows.range_host FILE``: run the flow of FILE until SIGTERM or SIGINT.
 
 FILE is a declaration with its secrets (JSON or YAML). ``--config`` names a pipeline-config.yaml; ``--until-end`` stops
-at the present end of the topics. The log is pipeline.log in the flow's folder.
+at the topics' ends as of the start. The log is pipeline.log in the flow's folder.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from millrace.runtime.process_setup import set_up_service
 
 
 def main() -> int:
-    """0 after a stop that was asked for, 1 with one line of what is wrong."""
+    """Run the worker. Return 0 after a requested stop, or 1 after an error, which is printed on one line."""
     parser = argparse.ArgumentParser(
         prog="python -m millrace.flows.range_host", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
-    parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
-    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
-    parser.add_argument("--worker", type=int, default=0, metavar="N", help="its number, where there are several")
-    parser.add_argument("--result", type=Path, metavar="FILE", help="gets an error that no restart cures")
+    parser.add_argument("--until-end", action="store_true", help="end at the topics' ends as of the start")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent process has ended")
+    parser.add_argument(
+        "--worker", type=int, default=0, metavar="N", help="the number of this worker, if there are several"
+    )
+    parser.add_argument("--result", type=Path, metavar="FILE", help="receives an error that a restart cannot fix")
     options = parser.parse_args()
     stop = set_up_service()
     metrics = Metrics()
@@ -57,16 +59,18 @@ def main() -> int:
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
         definition = FlowRun(settings, flow, options.worker)
         supervision = Supervision(settings, flow, worker=options.worker)
-        if options.until_end:  # what failed in an earlier run is tried again in this one
+        if options.until_end:  # retry what failed in an earlier run
             supervision.restart()
         run(definition, stop=stop, metrics=metrics, until_end=options.until_end, own_process=True)
         if options.until_end and not stop.is_set():
             _require_whole(supervision)
     except MillraceError as error:
         logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
-        if options.result is not None and isinstance(error, ErrorLimitExceeded | LanesFailed):  # no restart cures it
-            told = {"code": error.code, "message": str(error), "retriable": error.retriable}
-            replace_json(options.result, {"ok": False, "error": told})
+        if options.result is not None and isinstance(
+            error, ErrorLimitExceeded | LanesFailed
+        ):  # a restart cannot fix it
+            report = {"code": error.code, "message": str(error), "retriable": error.retriable}
+            replace_json(options.result, {"ok": False, "error": report})
         return 1
     finally:
         if server is not None:
@@ -82,7 +86,7 @@ def _require_whole(supervision: Supervision) -> None:
 
 
 def _served(metrics: Metrics, port: int) -> MetricsServer | None:
-    """At the port of the settings; where another worker of this machine has it, its metrics are in its folder alone."""
+    """Serve metrics at `port`. If another worker of this machine uses it, metrics are only in the worker's folder."""
     try:
         return metrics.serve(port)
     except OSError as error:

@@ -1,15 +1,15 @@
-"""Find the record that ends worker processes, whichever part of a worker it ends: a step, a sink, a reader.
+"""Find the record that ends worker processes, whichever part of the worker it crashes: a step, a sink, a reader.
 
-While a task works on a range, the range is noted where it outlives the process. The next process that opens the lane
-finds it, and works on the range in parts of an eighth, until the parts that hold the record have passed or one record
-is left. A record at which a process ended alone, `errors.tries` times, is put aside with the kind ``CRASHED``. Until
-then the lane's status names the range.
+While a task works on a range, the range is noted in a file that outlives the process. The next process that opens the
+lane finds it, and works on the range in parts of an eighth, until the parts with the record have passed or one record
+is left. A record that ended a process `errors.tries` times while it was processed alone is put aside with the kind
+``CRASHED``. Until then the lane's status names the range.
 
-    <data>/pipelines/<id>/in-range/<lane>       what a process works on now
-    <data>/pipelines/<id>/suspects/<lane>.json  where processes ended (documents.py)
+    <data>/pipelines/<id>/in-range/<lane>       the range that a process works on now
+    <data>/pipelines/<id>/suspects/<lane>.json  the range in which processes ended (documents.py)
 
-Any end within a range counts: nobody can tell a fault from a kill. A kill costs small ranges for a while, no record: it
-would have to hit the same record alone, again and again.
+Any end within a range counts, since a crash cannot be told from a kill. A kill costs small ranges for a while, but no
+record: it would have to hit the same record alone, several times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from millrace.flows.range_host.status import flow_folder
 from millrace.flows.status import process_began
 
 _MARK: Final = struct.Struct("<qqqqd")
-"""Start and one, end, records, process, and when that began: a container gives the same number again."""
+"""Start plus one, end, records, process id, and start time of the process: a container reuses process ids."""
 _PARTS: Final = 8
 
 _logger: Final = logging.getLogger(__name__)
@@ -45,24 +45,27 @@ class Suspect:
     start: int
     end: int
     records: int
-    """As many are taken at once next."""
+    """Records that the next range takes."""
     crashes: int
-    """Processes that ended here, in ever smaller ranges."""
+    """Processes that ended here, in successively smaller ranges."""
     alone: int = 0
-    """Those of them that had one record, at `start`."""
+    """How many of them were processing the record at `start` alone."""
 
     def words(self, flow: str, lane: str) -> str:
-        """Say where the record is, and what to do."""
+        """Describe where the record is and what to do."""
         if self.alone:
             return (
-                f"the worker ended {self.crashes} times, {self.alone} of them at the record at {self.start} alone: put"
-                f" it aside with `millrace flows skip {flow} {lane} {self.start}`"
+                f"the worker ended {self.crashes} times, {self.alone} of them while it processed the record at"
+                f" {self.start} alone: put it aside with `millrace flows skip {flow} {lane} {self.start}`"
             )
-        return f"the worker ended {self.crashes} times in the range from {self.start} to {self.end}: it is narrowed"
+        return (
+            f"the worker ended {self.crashes} times in the range from {self.start} to"
+            f" {self.end}, which is being narrowed"
+        )
 
 
 class RangeWatch(Closeable):
-    """Notes the range that a task works on. One thread at a time."""
+    """Stores the range that a task works on. One thread at a time."""
 
     def __init__(self, settings: Settings, flow: str, lane: str) -> None:
         folder, name = flow_folder(settings, flow), quote(lane, safe="")
@@ -76,7 +79,7 @@ class RangeWatch(Closeable):
         finally:
             os.close(file)
         self.suspect = _read(folder / self._document)
-        """Where processes ended before, if the lane has not passed it."""
+        """The range in which processes ended before, until the lane has passed it."""
         self._process = (os.getpid(), process_began(os.getpid()) or 0.0)
         start, end, records, pid, began = _MARK.unpack_from(self._map)
         if start and process_began(pid) != began:
@@ -84,24 +87,24 @@ class RangeWatch(Closeable):
             self.leave()
 
     def limit(self, position: int, most: int) -> int:
-        """Return how many of `most` records to take at `position`."""
+        """Return how many records, at most `most`, to take at `position`."""
         known = self.suspect
         return min(most, known.records) if known is not None and position < known.end else most
 
     def condemned(self, position: int, tries: int) -> bool:
-        """Return whether processes ended at the record at `position` alone so often that it is at fault."""
+        """Return whether the record at `position` alone ended at least `tries` processes."""
         return self.suspect is not None and self.suspect.start == position and self.suspect.alone >= tries
 
     def enter(self, start: int, end: int, records: int) -> None:
-        """Note the range that is worked on now."""
+        """Store the range that the task works on now."""
         _MARK.pack_into(self._map, 0, start + 1, max(end, start + 1), records, *self._process)
 
     def leave(self) -> None:
-        """Note that none is."""
+        """Store that the task works on no range."""
         _MARK.pack_into(self._map, 0, 0, 0, 0, 0, 0.0)
 
     def passed(self, position: int) -> None:
-        """Forget the suspect that lies before `position`."""
+        """Remove the suspect if it is before `position`."""
         if self.suspect is not None and position >= self.suspect.end:
             self.suspect = None
             self._store()
@@ -122,12 +125,12 @@ class RangeWatch(Closeable):
         body = None if self.suspect is None else json.dumps(asdict(self.suspect)).encode() + b"\n"
         try:
             change_document(self._settings, self._flow, self._document, lambda _: body)
-        except MillraceError as error:  # of the meta store; this process knows the suspect
+        except MillraceError as error:  # the meta store failed; this process still knows the suspect
             _logger.warning("%s of %s is not stored: %s", self._document, self._flow, error)
 
 
 def suspects_of(settings: Settings, flow: str) -> dict[str, Suspect]:
-    """Return the ranges in which worker processes of `flow` ended and that are not passed, by lane."""
+    """Return, by lane, the ranges of `flow` in which worker processes ended and that it has not passed."""
     folder = flow_folder(settings, flow) / SUSPECTS
     if not folder.is_dir():
         return {}

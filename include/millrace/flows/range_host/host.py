@@ -1,6 +1,6 @@
-"""The range loop in the calling process, until it is stopped or, bounded, to where the topics end now.
+"""The range loop in the calling process, until it is stopped or, if bounded, has reached the topics' present ends.
 
-For tests and small deployments; ``jobs/pipeline.py`` hands the same definition to Spark.
+For workers, tests and small deployments; ``jobs/pipeline.py`` runs the same definition on Spark.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from millrace.node.range_loop.failure import FailedRange
 from millrace.node.range_loop.schedule import START, RangeSchedule
 
 _JOIN_SECONDS: Final = 60.0
-"""Longest wait of a bounded run for its part of the consumer group."""
+"""Longest wait of a bounded run for its assignment by the consumer group."""
 _FED_SECONDS: Final = 3600.0
 """Longest wait of a bounded run for a snapshot."""
 _IDLE: Final = 0.1
-"""Seconds between two looks where there was nothing to do."""
+"""Seconds between two plans while there is nothing to do."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ def run(
     until_end: bool = False,
     own_process: bool = False,
 ) -> dict[str, int]:
-    """Run until `stop`; with `until_end` to where the topics end now, or until a task fails for now. Positions by task.
+    """Run until `stop`; with `until_end`, to the present ends of the topics or until a task fails. Return positions.
 
-    Where workers divide the partitions, a bounded run ends where those end that it holds. A flow that has the process
-    to itself (`own_process`) ends where it takes more memory than `resources.memory_mib`; in somebody's program the
-    rest of the program would count.
+    If workers divide the partitions, a bounded run ends at the ends of the partitions that it holds. A flow with a
+    process of its own (`own_process`) ends if the process exceeds `resources.memory_mib`; otherwise the rest of the
+    program would count, too.
 
-    Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
+    Raises the errors of `prepare` and those that are not the failure of one task. The status file names the cause.
     """
     feeder = None
     try:
@@ -71,7 +71,7 @@ def _loop(
     until_end: bool,
     own_process: bool,
 ) -> dict[str, int]:
-    still_ours = getattr(feeder, "check", lambda: None)  # a feeder of another package may have none
+    still_ours = getattr(feeder, "check", lambda: None)  # feeders of other packages may not have it
     if until_end:
         definition.join(seconds=_JOIN_SECONDS)
     committer = definition.committer(metrics)
@@ -103,7 +103,7 @@ def _loop(
             result, again, _ = commit_outcomes(committer, outcomes)
             beat.note(result.committed)
             for name, failed in again.items():
-                _logger.warning("%s will be tried again: %s", name, failed.failure)
+                _logger.warning("%s will be retried: %s", name, failed.failure)
             offset = following
     except BaseException as error:
         beat.close()

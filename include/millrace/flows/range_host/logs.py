@@ -1,6 +1,6 @@
 """A worker's log: one JSON line per event, with the flow's name, in a file that rotates by pipeline-config.yaml.
 
-``developMode`` writes text for people instead, including debug messages. maxSize is in MB of a file, maxBackups counts
+``developMode`` writes plain text instead, including debug messages. maxSize is in MB of a file, maxBackups counts
 files, maxAge is in days.
 """
 
@@ -23,14 +23,17 @@ _DAY: Final = 86_400
 
 
 class JsonLine(logging.Formatter):
-    """One object a line: time (UTC), level, logger, pipeline, run, message, and the error's stack where there is one.
+    """One JSON object a line: time (UTC), level, logger, pipeline, run, message, and the stack of an error.
 
     `run` is the same in all lines of one worker's life, `request` in all lines for one request.
     """
 
     def __init__(self, *, flow: str, run: str) -> None:
         super().__init__()
-        self._about = {"pipeline": flow, "run": run}  # the key of earlier builds, which readers of logs know
+        self._about = {
+            "pipeline": flow,
+            "run": run,
+        }  # earlier builds used the key "pipeline", and log readers rely on it
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -49,7 +52,7 @@ class JsonLine(logging.Formatter):
 
 
 class _Rotated(RotatingFileHandler):
-    """Rotates files of `log.maxSize`; with each what is too old goes, and of `maxBackups` 0 what was rotated."""
+    """Rotates files at `log.maxSize`, removing files that are too old, and with `maxBackups` 0 all rotated files."""
 
     def __init__(self, path: Path, log: Log) -> None:
         size = log.maxSize * 1_000_000
@@ -59,7 +62,7 @@ class _Rotated(RotatingFileHandler):
     def doRollover(self) -> None:
         super().doRollover()
         forget(self._path, days=self._log.maxAge)
-        if not self._log.maxBackups:  # its base would never rotate
+        if not self._log.maxBackups:  # the base class would never rotate
             self._path.with_name(f"{self._path.name}.1").unlink(missing_ok=True)
 
 
@@ -77,17 +80,17 @@ def begin_log(folder: Path, log: Log, *, flow: str, run: str, file: str = FILE) 
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if log.developMode else _LEVELS[log.logLevel])
     for name in ("opensearch", "urllib3", "kafka"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised, with its reason
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are raised with their reason
     return handler
 
 
 def new_run() -> str:
-    """A name for this process's life."""
+    """Return a new name for this run of the process."""
     return uuid.uuid4().hex[:12]
 
 
 def forget(path: Path, *, days: int) -> None:
-    """Remove rotated files of `path` that are older than so many days; 0: none."""
+    """Remove rotated files of `path` that are older than `days`; 0 removes none."""
     if days:
         for old in path.parent.glob(f"{path.name}.*"):
             if time.time() - old.stat().st_mtime > days * _DAY:

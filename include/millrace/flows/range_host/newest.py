@@ -1,4 +1,4 @@
-"""The newest records of a flow's topics, to look at what its steps make of them; nothing is moved by it."""
+"""The newest records of a flow's topics, to try its steps on them. Reading them changes no position."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.source import task_of
 
 _BYTES: Final = 4 << 20
-"""Of records that are read at once, about."""
+"""About the most bytes of records in one read."""
 _MOST_BYTES: Final = 16 << 20
-"""Of all that are looked at, but for the newest."""
+"""The most bytes of all records, except that the newest is always included."""
 
 
 def newest_records(flow: Flow, count: int) -> list[Record]:
@@ -26,7 +26,7 @@ def newest_records(flow: Flow, count: int) -> list[Record]:
     source, group = flow.source, f"{flow.consumer_group}-look"
     if not isinstance(source, KafkaSource):
         raise InvalidArgument(
-            "only records of topics are looked at; of a collection read some rows, and hand them over as documents"
+            "only topics have newest records; for a collection, read some rows and pass them as documents"
         )
     topics, found = Topics(source, group), list[Record]()
     try:
@@ -49,10 +49,10 @@ def newest_records(flow: Flow, count: int) -> list[Record]:
 
 def _newest(records: list[Record], count: int) -> list[Record]:
     ordered = sorted(records, key=lambda record: (record.timestamp, record.offset))[-count:]
-    left, kept = _MOST_BYTES, 0
+    left, selected = _MOST_BYTES, 0
     for record in reversed(ordered):
         left -= len(record.value or b"") + len(record.key or b"")
-        if left < 0 and kept:
+        if left < 0 and selected:
             break
-        kept += 1
-    return ordered[len(ordered) - kept :]
+        selected += 1
+    return ordered[len(ordered) - selected :]

@@ -1,4 +1,4 @@
-"""Set a stopped flow's positions by hand: for the management service and for the command line."""
+"""Set a stopped flow's positions by hand, for the management service and the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace.message.ids import resolve_tick, tick_physical_ms
 
 
 def require_no_members(settings: Settings, flow: Flow) -> None:
-    """Raise PipelineBusy if workers of any machine have the flow's lanes: by its consumer group, or by leases."""
+    """Raise PipelineBusy if workers of any machine hold the flow's lanes, by its consumer group or by leases."""
     alone = runs_alone(settings, flow)
     if not flow.divided and not alone:
         return
@@ -51,13 +51,15 @@ def require_tasks(flow: Flow, offsets: Mapping[str, int]) -> None:
             raise InvalidArgument(f"{flow.name!r} has no topics")
         if not source.reads(topic) or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
             example = source.topics[0] if source.topics else "flights"
-            raise InvalidArgument(f"{task[:300]!r} is no task of {flow.name!r}: a topic and a partition, {example}-0")
+            raise InvalidArgument(
+                f"{task[:300]!r} is not a task of {flow.name!r}: write a topic and a partition, such as {example}-0"
+            )
 
 
 def offsets_at(
     settings: Settings, flow: Flow, to: str, *, places: Callable[[Settings, Flow], Source] | None = None
 ) -> dict[str, int]:
-    """Return by task the offset of ``earliest``, ``latest``, or the first record of a moment (ISO 8601, a time tick).
+    """Return, by task, the offset of ``earliest``, ``latest``, or the first record of a moment (ISO 8601, a time tick).
 
     Raises LogUnavailable, InvalidArgument.
     """
@@ -72,5 +74,5 @@ def offsets_at(
 
 
 def set_offsets(settings: Settings, flow: str, offsets: Mapping[str, int]) -> dict[str, int]:
-    """Set the next offset of these tasks; return that of each task. Raises CommitFenced if a worker was first."""
+    """Set the next offset of these tasks; return those of all tasks. Raises CommitFenced if a worker was first."""
     return {task: each.position for task, each in change_positions(settings, flow, offsets).items()}

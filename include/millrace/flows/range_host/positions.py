@@ -1,4 +1,4 @@
-"""The position of each task: one live row for each in the flow's own Delta table, moved only by the fenced commit.
+"""The position of each task: one live row a task in the flow's own Delta table, changed only by the fenced commit.
 
 Everything before ``position`` is in the sink, in the error topic, or was filtered. A commit succeeds only onto the row
 from which its range was planned, so that one of two workers is fenced. Changing an offset by hand is a commit, too, and
@@ -24,13 +24,13 @@ from millrace.storage.table import TableHandle, create_table, open_table
 
 TASK: Final = "task"
 FOLDER: Final = "pipelines"
-"""Of these tables, below the deployment's."""
+"""The folder of these tables, below the deployment's tables."""
 FORGOTTEN: Final = -1
 COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries", "records_stale")
-"""What a task counts. A table of an earlier build has no `records_stale`, and none of the columns after `topic_id`,
-until it is opened to be written."""
+"""The counts of a task. A table of an earlier build lacks `records_stale` and the columns after `topic_id` until it is
+opened to be written."""
 WINDOW: Final = ("window_in", "window_error", "in_a_row")
-"""What `errors.limit` and `errors.in_a_row` are about."""
+"""Counts for `errors.limit` and `errors.in_a_row`."""
 COLUMNS: Final = pa.schema(
     [
         pa.field("position", pa.int64()),
@@ -47,12 +47,12 @@ COLUMNS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a task, and its counts since it began."""
+    """The position of a task, and its counts since its beginning."""
 
     task: str
     position: int
     commits: int = 0
-    """Moves with each commit of the task, and is what a range is planned from."""
+    """The number of the task's newest commit. A range is planned from one number and fenced by it."""
     records_in: int = 0
     records_out: int = 0
     records_error: int = 0
@@ -60,31 +60,31 @@ class Position:
     bulks: int = 0
     retries: int = 0
     records_stale: int = 0
-    """Documents that were left out: the sink held a newer one of their id."""
+    """Documents left out because the sink had a newer one of their id."""
     topic_id: str = ""
-    """The id of the position's topic, which a topic that is created again does not share. Empty if unknown."""
+    """The id of the position's topic. A topic that is created again has another. Empty if unknown."""
     generation: int = 0
-    """How often it was set by hand, or forgotten: a sink's own position is of one generation."""
+    """How often it was set by hand or forgotten. A sink's own position belongs to one generation."""
     window_in: int = 0
     """Records of the present window of `errors.limit`."""
     window_error: int = 0
-    """Those of them that failed."""
+    """Records of that window that failed."""
     in_a_row: int = 0
-    """Records that the sink refused since it took one last."""
+    """Records that the sink refused since it last accepted one."""
     path: str | None = None
 
     @property
     def forgotten(self) -> bool:
-        """Its row is there for its commits alone, which fence: the task has no position."""
+        """Whether the task has no position. Its row remains, because its commit number fences older work."""
         return self.position == FORGOTTEN
 
     def moved(self, position: int, **more: int) -> Position:
-        """Behind a range that counted so many `more`."""
+        """Return the position after a range, with its counts (`more`) added."""
         counts = {name: getattr(self, name) + more.get(name, 0) for name in COUNTS}
         return replace(self, position=position, commits=self.commits + 1, **counts)
 
     def counted(self, records: int, errors: int, *, over: int) -> Position:
-        """Return it with a range's counts in its window. After a window that has `over` records comes the next."""
+        """Return it with a range's counts in its window. After `over` records the next window begins."""
         if self.window_in >= over:
             return replace(self, window_in=records, window_error=errors)
         return replace(self, window_in=self.window_in + records, window_error=self.window_error + errors)
@@ -95,12 +95,12 @@ class Position:
 
 
 def positions_uri(settings: Settings, flow: str) -> str:
-    """The table of a flow."""
+    """Return the URI of a flow's table of positions."""
     return settings.table_uri(f"{FOLDER}/{flow}")
 
 
 def flow_tables(settings: Settings) -> dict[str, str]:
-    """Return the tables of all flows, by name: each commit replaces a small file, which maintenance must remove."""
+    """Return the tables of all flows, by name. Maintenance must remove the small file that each commit replaces."""
     found = {}
     for folder in (FOLDER, OUTPUTS):
         for name in store_at(settings.table_uri(folder)).folders():
@@ -109,7 +109,7 @@ def flow_tables(settings: Settings) -> dict[str, str]:
 
 
 def ensure_positions(uri: str) -> TableHandle:
-    """The table, made if there is none. Raises TablesMoved if it would be made where the tables no longer lie."""
+    """Open the table of positions, or create it. Raises TablesMoved if the tables have moved away from `uri`."""
     wanted = pa.schema([*COLUMNS, pa.field(TASK, pa.utf8())])
     known = open_table(uri)
     table = known or create_table(uri, wanted, partition_by=[TASK])
@@ -121,7 +121,7 @@ def ensure_positions(uri: str) -> TableHandle:
 
 
 class Positions:
-    """The positions in a table, looked at again and again. A look reads the files that were added since the last one.
+    """The positions in a table, for repeated reads. A read opens only the files that were added since the last one.
 
     One thread at a time.
     """
@@ -133,12 +133,12 @@ class Positions:
         self._version: int | None = None
 
     def now(self) -> dict[str, Position]:
-        """By task, at the newest version; those that were forgotten too."""
+        """Return the positions by task at the table's newest version, including forgotten ones."""
         self.table.refresh()
         return self.there()
 
     def there(self) -> dict[str, Position]:
-        """By task, at the table's version."""
+        """Return the positions by task at the table's loaded version, including forgotten ones."""
         if self._version != self.table.version:
             self._files = {
                 action["path"]: self._files.get(action["path"]) or self._read(action)
@@ -169,12 +169,12 @@ class Positions:
 
 
 def read_positions(table: TableHandle | None) -> dict[str, Position]:
-    """By task, at the version of `table`; those that were forgotten too."""
+    """Return the positions by task at the loaded version of `table`, including forgotten ones."""
     return {} if table is None else Positions(table).there()
 
 
 def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, Position]]) -> CommitOutcome:
-    """Move each task from the row it was planned from to the next; return the fenced ones. Raises as commit_fenced."""
+    """Move each task from the row that it was planned from; return the fenced ones. Raises as commit_fenced."""
     parts = []
     for before, after in moves:
         sink = FileSink.at(table.uri, COLUMNS, ())
@@ -193,7 +193,7 @@ def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, 
 
 
 def forget_positions(settings: Settings, flow: str) -> None:
-    """Remove the positions of its tasks: a later flow of the same id may have other topics.
+    """Remove the positions of a flow's tasks, since a later flow of the same id may have other topics.
 
     Running work is fenced. Raises CommitFenced if another commit was first.
     """
@@ -207,7 +207,7 @@ def forget_positions(settings: Settings, flow: str) -> None:
 
 
 def change_positions(settings: Settings, flow: str, offsets: Mapping[str, int]) -> dict[str, Position]:
-    """Set the next offset of tasks (``flights-0``) by hand, while no worker runs; counts stay. All rows afterwards.
+    """Set the next offset of tasks (``flights-0``) by hand, while no worker runs; return all rows. Counts stay.
 
     A running worker is fenced once and continues from there. Raises CommitFenced if another commit was first.
     """
@@ -217,7 +217,7 @@ def change_positions(settings: Settings, flow: str, offsets: Mapping[str, int]) 
     for task, offset in offsets.items():
         before = known.get(task)
         moved = (before or Position(task, 0)).moved(offset).uncounted()
-        # The position is of the topic that exists now.
+        # The position belongs to the topic that exists now.
         moves.append((before, replace(moved, topic_id="", generation=moved.generation + 1)))
     if moves:
         commit_positions(table, moves).raise_if_fenced()
@@ -225,7 +225,7 @@ def change_positions(settings: Settings, flow: str, offsets: Mapping[str, int]) 
 
 
 def reset_windows(settings: Settings, flow: str) -> list[str]:
-    """Begin the windows of `errors.limit` anew, as a restart by hand does. Return the tasks that had counts.
+    """Reset the windows of `errors.limit`, as a manual restart does. Return the tasks that had counts.
 
     A running worker is fenced once and continues. Raises CommitFenced if another commit was first.
     """
@@ -239,6 +239,6 @@ def reset_windows(settings: Settings, flow: str) -> list[str]:
 
 
 def positions_of(settings: Settings, flow: str) -> dict[str, Position]:
-    """Return the positions of the tasks of `flow`; none before its first commit, or after its deletion."""
+    """Return the positions of the tasks of `flow`; empty before its first commit and after its deletion."""
     found = read_positions(open_table(positions_uri(settings, flow)))
     return {task: each for task, each in found.items() if not each.forgotten}

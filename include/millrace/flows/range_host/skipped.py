@@ -1,8 +1,8 @@
-"""Records that somebody named to be put aside without being transformed or written.
+"""Records to be put aside without being transformed or written.
 
-A declaration names them (``errors.skip``), or a command does while the flow runs: those are in the flow's document
-``skip.json`` (documents.py), by lane, until the lane's position has passed them. A range that is planned next leaves
-them out.
+A declaration names them (``errors.skip``), or a command does while the flow runs. The flow's document ``skip.json``
+(documents.py) holds those of commands, by lane, until the lane's position has passed them. The next planned range
+leaves them out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace.flows.range_host.status import flow_folder
 
 
 def skipped_of(settings: Settings, flow: Flow) -> dict[str, frozenset[int]]:
-    """Return the named records of `flow`, by lane."""
+    """Return the positions of records of `flow` to be skipped, by lane."""
     found = {lane: set(positions) for lane, positions in _read(settings, flow.name).items()}
     for each in flow.errors.skip:
         found.setdefault(each.lane, set()).add(each.position)
@@ -27,7 +27,7 @@ def skipped_of(settings: Settings, flow: Flow) -> dict[str, frozenset[int]]:
 
 
 def skip_record(settings: Settings, flow: str, lane: str, position: int) -> None:
-    """Have the record at `position` of `lane` put aside when the flow comes to it.
+    """Put the record at `position` of `lane` aside when the flow reaches it.
 
     Raises InvalidArgument if the flow has no such lane or has passed the position, or if MAX_SKIPPED records wait to be
     skipped. Raises MetaUnavailable.

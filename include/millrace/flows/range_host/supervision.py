@@ -1,4 +1,4 @@
-"""Which tasks run and which failed: consecutive failures up to the threshold, then growing pauses and limited retries.
+"""Supervision of tasks: consecutive failures up to the threshold, then growing pauses and a limit of recoveries.
 
 The state is in ``<data>/pipelines/<id>/tasks.json``, which the driver replaces as a whole. The planner leaves out tasks
 that have failed and are not due.
@@ -31,20 +31,20 @@ from millrace.flows.range_host.status import (
 FILE: Final = "tasks.json"
 _WORDS: Final = 2000
 _QUIET_SECONDS: Final = 10.0
-"""A worker that spoke so long before another is no longer heard; each speaks once a second."""
+"""A worker whose report is this much older than another's is ignored; each reports once a second."""
 
 
 @dataclass(slots=True)
 class Health:
-    """Of one task."""
+    """The health of one task."""
 
     failures: int = 0
-    """In a row, since it began or was recovered."""
+    """Failures in a row, since its start or recovery."""
     recoveries: int = 0
-    """In a row that came to nothing."""
+    """Failed recoveries in a row."""
     failed: bool = False
     retry_at: float | None = None
-    """When it is recovered, seconds since 1970; None with `failed`: never by itself."""
+    """Time of its recovery, seconds since 1970; None with `failed` means never by itself."""
     cause: str = ""
     code: str = ""
 
@@ -54,7 +54,7 @@ class Health:
 
 
 class Supervision:
-    """The driver's view, kept in the file alone: the loop and the beat of one driver each have one."""
+    """The driver's view, stored only in the file: the loop and the beat of one driver each have an instance."""
 
     def __init__(
         self, settings: Settings, flow: Flow, *, worker: int = 0, clock: Callable[[], float] = time.time
@@ -64,17 +64,17 @@ class Supervision:
 
     @property
     def tasks(self) -> dict[str, Health]:
-        """Those that failed and did not succeed since."""
+        """The health of tasks that failed and have not succeeded since."""
         return read_tasks(self._path)
 
     def succeeded(self, tasks: Iterable[str]) -> None:
-        """Their ranges were committed."""
+        """Clear the failures of tasks whose ranges were committed."""
         known = self.tasks
         if [known.pop(task) for task in tasks if task in known]:
             self._keep(known)
 
     def failed(self, task: str, *, code: str, cause: str) -> Health:
-        """A range of it failed, with its cause."""
+        """Count a failure of `task`; return its health, with the time of the next recovery."""
         known = self.tasks
         health = known.setdefault(task, Health())
         if health.failed:  # this was its recovery
@@ -94,13 +94,13 @@ class Supervision:
         return health
 
     def pause(self, recoveries: int) -> float:
-        """Seconds before the recovery behind so many others in a row."""
+        """Return the seconds to wait before a recovery, after `recoveries` failed ones in a row."""
         recovery = self._flow.recovery
         first = 60 * recovery.interval_minutes
         return delay_after(recoveries + 1, first, max(first, 60 * recovery.longest_minutes), factor=recovery.factor)
 
     def restart(self) -> None:
-        """Somebody asked for it: what failed is tried again now, with all its attempts."""
+        """Clear all failures, as a user requested: failed tasks run again now, with all their attempts."""
         if self.tasks:
             self._keep({})
 
@@ -113,7 +113,7 @@ def tasks_path(settings: Settings, flow: str, worker: int = 0) -> Path:
 
 
 def read_tasks(path: Path) -> dict[str, Health]:
-    """Read the file; empty if it is missing or was cut by a crash: it is about failures, not about positions."""
+    """Read the file; empty if it is missing or truncated by a crash, since it holds failures and no positions."""
     try:
         return {task: Health(**value) for task, value in json.loads(path.read_text(encoding="utf-8")).items()}
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
@@ -121,7 +121,7 @@ def read_tasks(path: Path) -> dict[str, Health]:
 
 
 def resting(path: Path, *, now: float) -> frozenset[str]:
-    """The tasks that failed and are not due."""
+    """Return the tasks that failed and whose recovery is not due at `now`."""
     return frozenset(
         task
         for task, health in read_tasks(path).items()
@@ -131,18 +131,18 @@ def resting(path: Path, *, now: float) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What management asks of a running worker."""
+    """The commands of management to a running worker."""
 
     paused: bool = False
     restart: str = ""
-    """``all`` or ``failed``, once for each `serial`."""
+    """``all`` or ``failed``; obeyed once for each `serial`."""
     serial: int = 0
     whole: int = 0
-    """The serial of the last restart of all tasks: a task opened before it is closed and opened again."""
+    """The serial of the last restart of all tasks. A task that was opened before it is reopened."""
 
 
 def read_wanted(settings: Settings, flow: str) -> Wanted:
-    """What is asked of the worker of `flow` now, as far as this machine knows."""
+    """Return the present commands to the worker of `flow`, as far as this machine knows."""
     try:
         return _wanted(commands_path(settings, flow).read_bytes())
     except FileNotFoundError:
@@ -163,12 +163,14 @@ def _wanted(body: bytes | None) -> Wanted:
 
 
 def want(settings: Settings, flow: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
-    """Ask it: to pause or go on, to start all or only failed tasks again.
+    """Command the worker of `flow` to pause, to resume, or to restart all or only failed tasks.
 
-    A restart begins the counts of `errors.limit` anew. Raises CommitFenced, TableUnavailable, MetaUnavailable.
+    A restart resets the counts of `errors.limit`. Raises CommitFenced, TableUnavailable, MetaUnavailable.
     """
     if restart:
-        from millrace.flows.range_host.positions import reset_windows  # with it comes Arrow, which a list does without
+        from millrace.flows.range_host.positions import (
+            reset_windows,
+        )  # it imports Arrow, which listing flows does not need
 
         reset_windows(settings, flow)
     made = Wanted()
@@ -186,34 +188,34 @@ def want(settings: Settings, flow: str, *, paused: bool | None = None, restart: 
 
 
 def read_status(settings: Settings, flow: str) -> PipelineStatus:
-    """What the workers of `flow` on this machine said last, as one; UNASSIGNED where none ever said anything."""
+    """Return the last status of all workers of `flow` on this machine, merged; UNASSIGNED if none ever reported."""
     said = [read_worker_status(settings, flow, worker) for worker in workers_of(settings, flow)]
-    return said[0] if len(said) == 1 else together(said)
+    return said[0] if len(said) == 1 else merged(said)
 
 
 def read_worker_status(settings: Settings, flow: str, worker: int) -> PipelineStatus:
-    """What one worker said last; UNASSIGNED where it never said anything."""
+    """Return the last status of one worker; UNASSIGNED if it never reported."""
     try:
         return PipelineStatus.model_validate_json(status_path(settings, flow, worker).read_bytes())
     except (FileNotFoundError, ValueError):
         return PipelineStatus(pipeline=flow, state=State.UNASSIGNED)
 
 
-def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
-    """The statuses of several workers as one: a task is the worker's that named it last."""
+def merged(said: Sequence[PipelineStatus]) -> PipelineStatus:
+    """Merge the statuses of several workers. A task's status comes from the worker that reported it last."""
     newest = max(said, key=lambda each: each.at)
     known = [each for each in said if each.state is not State.UNASSIGNED]
     live = [each for each in known if newest.at - each.at < _QUIET_SECONDS] or known
     tasks = {task.task: task for each in sorted(live, key=lambda each: each.at) for task in each.tasks}
     failed = [each for each in live if each.state is State.FAILED]
-    # A worker that the group gave no partition runs, and says nothing about the flow.
+    # A worker without partitions runs, but its state says nothing about the flow.
     state = State.FAILED if failed and all(each.state is State.FAILED or not each.tasks for each in live) else None
     others = [each.state for each in live if each.state is not State.FAILED]
-    told = failed[-1] if failed else newest
+    shown = failed[-1] if failed else newest
     return newest.model_copy(
         update={
             "state": state or (others[-1] if others else newest.state),
-            "cause": told.cause,
+            "cause": shown.cause,
             "pid": live[0].pid if live else newest.pid,
             "tasks": tuple(tasks[name] for name in sorted(tasks)),
             "cpu_percent": round(sum(each.cpu_percent for each in live), 1),
@@ -223,7 +225,7 @@ def together(said: Sequence[PipelineStatus]) -> PipelineStatus:
 
 
 def last_pulse(settings: Settings, flow: str) -> float:
-    """When a worker of `flow` on this machine spoke last, seconds since 1970; 0 where none has."""
+    """Return when a worker of `flow` on this machine last reported, seconds since 1970; 0 if none has."""
     return max(_pulse_of(settings, flow, worker) for worker in workers_of(settings, flow))
 
 

@@ -35,9 +35,9 @@ from millrace.flows.transform.transform import Transform, Transformed
 from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 
 BULKS: Final = 4
-"""Flush limits' worth of records in one range at most, so that all lanes of a sink have work."""
+"""The most bulks (by the flush limits) in one range, so that all lanes of a sink have work."""
 TRANSACTION_BYTES: Final = 32 << 20
-"""Of a source's transaction that is one range though it is larger than a batch."""
+"""The largest transaction of a source that is one range although it exceeds a batch."""
 _LATENCIES: Final = 200
 
 _logger: Final = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The plan of a range: records [start, end) of a partition, or as many as one range takes."""
+    """The plan of a range: records [start, end) of a partition, or as many of them as one range takes."""
 
     topic: str
     partition: int
@@ -55,11 +55,11 @@ class Work:
     """The task's row that this was planned from."""
     max_bytes: int
     life: int = 0
-    """Which restart of all tasks it is planned after (Wanted.whole)."""
+    """The serial of the last restart of all tasks before the plan (Wanted.whole)."""
     topic_id: str = ""
-    """Of the topic that there is now; empty: not known."""
+    """The id of the topic that exists now; empty if unknown."""
     share: int = 1
-    """The task takes one part in `share` of a range: ever smaller parts after failures, so that the rest gets done."""
+    """The task takes 1/`share` of a range: smaller parts after failures, so that the other records make progress."""
     skip: frozenset[int] = frozenset()
     """Positions of records that are put aside without being transformed or written."""
 
@@ -74,7 +74,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The report of a range: all before `position` is acknowledged; nothing of it is, where `failure` says why."""
+    """The report of a range: all before `position` is acknowledged. With `failure`, nothing of the range is."""
 
     channel: str
     base: Position | None
@@ -85,18 +85,18 @@ class Done:
     records_error: int = 0
     records_filtered: int = 0
     records_stale: int = 0
-    """Documents that the sink holds a newer version of: they are in no other count but `records_in`."""
+    """Documents of which the sink has a newer version. Otherwise counted only in `records_in`."""
     bulks: int = 0
     retries: int = 0
     log_bytes: int = 0
     cpu_seconds: float = 0.0
-    """Of the task's own thread and of its bulks'."""
+    """CPU seconds of the task's own thread and of its bulks'."""
     latencies: tuple[float, ...] = ()
-    """Seconds from record to acknowledged, evenly picked."""
+    """Seconds from a record's timestamp to its acknowledgement, an even sample."""
     topic_id: str = ""
-    """Of the topic that was read."""
+    """The id of the topic that was read."""
     in_a_row: int = 0
-    """Records that the sink refused since it took one last."""
+    """Records that the sink refused since it last accepted one."""
     failure: RangeFailure | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class Done:
 
 
 class Task:
-    """What a range needs, opened once and used by range after range; one thread at a time."""
+    """The open resources of a task, used for range after range. One thread at a time."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Task:
         open_rows: Open,
         attempts: Attempts | None = None,
     ) -> None:
-        """`attempts` is what earlier attempts of the lane in this process learned."""
+        """`attempts` holds the findings of earlier attempts of the lane in this process."""
         source = flow.source
         self._open_rows = open_rows
         self._flow = flow
@@ -147,16 +147,16 @@ class Task:
         self._isolation = Isolation(self.execute, flow.errors, numbered=self._numbered, lane=self._name)
         self._watch = RangeWatch(settings, flow.name, self._name)
         self.broken = False
-        """Whether a range ended early because of the sink: it is to be opened anew."""
+        """Whether a range ended early because of the sink, so that the task must be reopened."""
 
     def run(self, work: Work) -> Done:
-        """One range. Raises what kept it from its end: nothing is reported then, and all of it may be done again."""
+        """Process one range. Raises the error that prevents its end; the whole range may then be repeated."""
         known = "" if work.base is None else work.base.topic_id
         if known and work.topic_id and known != work.topic_id:
             raise LogRegressed(
                 f"{work.channel}: the topic was created again since offset {work.start}"
                 f" (its id was {known}, now {work.topic_id}):"
-                " set the offset, and give it a new index where its versions are offsets"
+                " set the offset, and use a new index if its versions are offsets"
             )
         begun = time.thread_time()
         base = work.base
@@ -175,9 +175,9 @@ class Task:
         return replace(total, cpu_seconds=total.cpu_seconds + time.thread_time() - begun)
 
     def _take(self, total: Done, read: Batch, skip: frozenset[int]) -> Done:
-        """One more part of a range; when this returns, it is acknowledged up to the position that is returned.
+        """Process one more part of a range. On return it is acknowledged up to the position in the result.
 
-        That is before the end of `read` if the sink took some of it only.
+        That is before the end of `read` if the sink accepted only some of it.
         """
         records, position = read.records or (), read.end
         begun = time.monotonic()
@@ -191,7 +191,7 @@ class Task:
             position,
             documents=transformed.actions,
             generation=generation,
-            columns=None if self._flow.transform.steps else read.columns,  # a step may give others
+            columns=None if self._flow.transform.steps else read.columns,  # steps may change the columns
             atomic=read.atomic,
         )
         outcome = self._isolation.run(batch, self._attempts, in_a_row=total.in_a_row)
@@ -204,7 +204,7 @@ class Task:
         if outcome.error is not None:
             if outcome.position == batch.start:
                 raise outcome.error
-            _logger.warning("%s: taken up to %d only: %s", self._name, outcome.position, outcome.error)
+            _logger.warning("%s: accepted only up to %d: %s", self._name, outcome.position, outcome.error)
             self.broken, position = True, outcome.position
             records = [each for each in records if each.offset < position]
             failures = [each for each in failures if each.record.offset < position]
@@ -245,16 +245,16 @@ class Task:
         most = BULKS * flush.items // work.share
         least = self._watch.limit(work.start, min(most, self._attempts.records or most))
         self._watch.enter(work.start, work.end, least)
-        # Smaller parts after a failure are for what is at fault: it may be the size.
+        # Smaller parts after a failure, since the size itself may be the cause.
         whole = TRANSACTION_BYTES if least == BULKS * flush.items else 0
         limits = Limits(max(1, least), max(1, size // work.share), flush.seconds, whole)
         yield from self._reader.batches(work.start, work.end, limits)
         self._attempts.grow(BULKS * flush.items)
 
     def process_json(self, records: Sequence[Record], skip: frozenset[int] = frozenset()) -> Transformed:
-        """Each record's outcome by the steps; of one at which a worker ended, by a process apart.
+        """Run the steps on `records`; a record at which a worker ended is tried in a separate process first.
 
-        Records at the positions `skip` are failures at once.
+        Records at the positions `skip` become failures without running the steps.
         """
         if skip:
             chosen = [each for each in records if each.offset in skip]
@@ -265,7 +265,7 @@ class Task:
         hand = self._hand
         if hand is None:
             return self._transform.run(records)
-        records = list(records)  # a sequence may make them anew each time
+        records = list(records)  # the sequence may create its items on each pass
         suspects = [each for each in records if each.offset == hand.suspect]
         failures = tried(self._flow, suspects, self._open_rows)[1] if suspects else []
         failed = {id(each.record) for each in failures}
@@ -275,22 +275,22 @@ class Task:
         return done
 
     def _condemned(self, total: Done, records: Sequence[Record]) -> Failure | None:
-        """The letter of the first record, if worker processes ended at it again and again."""
+        """Return the dead letter of the first record if it alone ended too many worker processes, else None."""
         errors = self._flow.errors
         if not records or not self._watch.condemned(records[0].offset, errors.tries):
             return None
         suspect = self._watch.suspect
         assert suspect is not None, "it is condemned"
-        words = f"worker processes ended {suspect.alone} times while they had this record alone"
+        words = f"worker processes ended {suspect.alone} times while they processed this record alone"
         if total.in_a_row + 1 >= errors.in_a_row:
             raise SinkRefused(
-                f"{words}, as at {total.in_a_row} before it, with none taken between: the worker or its sink is at"
-                " fault; see its log"
+                f"{words}, as for {total.in_a_row} records before it, with none accepted in between: the worker or its"
+                " sink is the cause; see the worker's log"
             )
         return Failure(records[0], TRANSFORMATION, "worker", CRASHED, words, suspect.alone)
 
     def execute(self, batch: Batch) -> Verdicts:
-        """Write `batch` into the sink; all of its documents are acknowledged or failures when this returns."""
+        """Write `batch` into the sink. On return, all of its documents are acknowledged or failed."""
         if not self._opened:
             self._sink.open()
             self._opened = True
@@ -305,13 +305,13 @@ class Task:
         return verdicts
 
     def fail(self, failures: Sequence[Failure]) -> None:
-        """Into the error topic or the collection of dead letters, acknowledged."""
+        """Write `failures` to the error topic or the collection of dead letters; returns when acknowledged."""
         if self._errors is None:
             self._errors = errors_of(self._settings, self._flow)
         self._errors.put(failures, task=self._name)
 
     def stop(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release all resources. Idempotent."""
         for each in (self._reader, self._sink, self._errors, self._hand, self._watch):
             if each is not None:
                 with suppress(MillraceError, OSError, RuntimeError):

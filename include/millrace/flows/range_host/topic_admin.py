@@ -1,4 +1,4 @@
-"""Topics looked for, made and taken away; and which cluster they are in."""
+"""Find, create and delete topics, and identify their cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.flows.declare.flow import Flow
-from millrace.flows.kafka.brokers import admin_settings, looked_at
+from millrace.flows.kafka.brokers import admin_settings, checked_metadata
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sources.kafka.model import KafkaSource
@@ -25,27 +25,27 @@ _HEALTH_EVERY: Final = 10.0
 
 
 class Found(NamedTuple):
-    """What a cluster has."""
+    """The id and topics of a cluster."""
 
     cluster: str
-    """Its id, which stays when brokers come and go."""
+    """Its id, which does not change with its brokers."""
     topics: frozenset[str]
 
 
 def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
-    """Raises LogUnavailable, InvalidSettings (the brokers refuse the login, or are where no flow may reach)."""
+    """Ask the brokers for id and topics. Raises LogUnavailable, InvalidSettings (login refused, forbidden address)."""
     try:
-        known = looked_at(_admin(cluster).list_topics(timeout=seconds))
+        known = checked_metadata(_admin(cluster).list_topics(timeout=seconds))
     except KafkaException as error:
         raise error_of(error.args[0], f"Kafka at {', '.join(cluster.bootstrap)}") from None
     return Found(str(known.cluster_id), frozenset(known.topics))
 
 
 def require_no_loop(flow: Flow) -> None:
-    """Raise InvalidSettings if a flow reads what it writes.
+    """Raise InvalidSettings if a flow reads its own output.
 
-    That is: its error or output topic is one of its source's, in the same cluster under whatever name. Raises as
-    :func:`look`.
+    That is the case if its error or output topic is a topic of its source, in the same cluster under any address.
+    Raises as :func:`look`.
     """
     source = flow.source
     if not isinstance(source, KafkaSource):
@@ -64,14 +64,14 @@ def require_no_loop(flow: Flow) -> None:
 
 
 class BrokersLook:
-    """Whether brokers answer, checked at most every few seconds: frequent queries cost them nothing. Thread-safe."""
+    """A check whether brokers answer, cached for a few seconds so that frequent queries cost nothing. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._at, self._said = 0.0, ""
 
     def look(self, cluster: KafkaCluster) -> str:
-        """``ok``, or the error's code."""
+        """Return ``ok`` or the error's code."""
         with self._lock:
             if not self._said or time.monotonic() - self._at > _HEALTH_EVERY:
                 try:
@@ -102,16 +102,16 @@ def _made(admin: AdminClient, topic: NewTopic) -> int:
 
 
 def delete(cluster: KafkaCluster, topics: Iterable[str]) -> None:
-    """Take them away; no effect where there is none. Raises as :func:`look`."""
+    """Delete topics; missing ones are ignored. Raises as :func:`look`."""
     names = list(topics)
     if names:
-        admin = _admin(cluster)  # kept until all is answered: what it was asked ends with it
+        admin = _admin(cluster)  # keep a reference until all is answered: closing it cancels its requests
         for topic, done in admin.delete_topics(names, operation_timeout=SECONDS).items():
             _settled(topic, done, allowed=(KafkaError.UNKNOWN_TOPIC_OR_PART,))
 
 
 def _settled(topic: str, done: Any, *, allowed: tuple[int, ...]) -> int:
-    """The code of an allowed error; 0: it was done."""
+    """Wait for the result; return 0, or the code of an error in `allowed`. Raises others, and LogUnavailable."""
     try:
         done.result(timeout=2 * SECONDS)
     except KafkaException as error:
@@ -120,7 +120,7 @@ def _settled(topic: str, done: Any, *, allowed: tuple[int, ...]) -> int:
             return code
         raise error_of(error.args[0], f"topic {topic}") from None
     except TimeoutError:
-        raise LogUnavailable(f"topic {topic}: Kafka gave no answer in {2 * SECONDS:.0f} s") from None
+        raise LogUnavailable(f"topic {topic}: Kafka did not answer within {2 * SECONDS:.0f} s") from None
     return 0
 
 

@@ -1,7 +1,7 @@
 """A flow's last quarter of an hour, as rates for charts: samples from its worker in its folder's ``samples.jsonl``.
 
-A sample has the counts of all tasks since they began, and the current lag and latency. Nothing decides by it; History
-bounds the file.
+A sample has the counts of all tasks since their beginning, and the current lag and latency. It is for display only;
+History bounds the file.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ EVERY_SECONDS: Final = 5.0
 SECONDS: Final = 900
 BUCKETS: Final = 60
 _MOST_BYTES: Final = 256 << 10
-"""Of the end of the file: more than a sample every few seconds fills in that time."""
+"""Bytes read from the end of the file: more than samples every few seconds fill in that time."""
 _COUNTS: Final = ("records_in", "records_out", "records_error")
 
 
 class Trend(BaseModel):
-    """By buckets of so many seconds, the newest last; null where nothing was said."""
+    """Values in buckets of `step` seconds, the newest last; null for a bucket without a sample."""
 
     start: float = Field(description="seconds since 1970")
     step: float
     records_in: list[float] = Field(description="records a second")
     records_out: list[float]
     records_error: list[float]
-    lag: list[float | None] = Field(description="records that were not read yet, at most")
-    p95_ms: list[float | None] = Field(description="95 of 100 records were acknowledged within it, of the slowest task")
+    lag: list[float | None] = Field(description="the most unread records")
+    p95_ms: list[float | None] = Field(
+        description="95th percentile of the time to acknowledgement, of the slowest task"
+    )
 
 
 def samples_path(settings: Settings, flow: str) -> Path:
@@ -40,16 +42,16 @@ def samples_path(settings: Settings, flow: str) -> Path:
 
 
 def sample_of(status: PipelineStatus) -> dict[str, Any]:
-    """What is kept of a status."""
+    """Return the sample of a status: counts of all tasks, lag, and the slowest task's p95 latency."""
     late = [each.latency_ms["p95"] for each in status.tasks if "p95" in each.latency_ms]
     counts = {name: sum(getattr(each, name) for each in status.tasks) for name in _COUNTS}
     return {**counts, "lag": sum(each.lag for each in status.tasks), "p95_ms": max(late, default=None)}
 
 
 def read_trend(settings: Settings, flow: str, *, now: float) -> Trend:
-    """The last quarter of an hour; zeros where no worker ran."""
+    """Return the rates of the last quarter of an hour before `now`; zero while no worker ran."""
     step = SECONDS / BUCKETS
-    start = now // step * step - SECONDS  # whole buckets, which stand still between two looks
+    start = now // step * step - SECONDS  # whole buckets, which do not shift between two calls
     rates = {name: [0.0] * BUCKETS for name in _COUNTS}
     most: dict[str, list[float | None]] = {name: [None] * BUCKETS for name in ("lag", "p95_ms")}
     before: dict[str, Any] | None = None
@@ -80,6 +82,6 @@ def _samples(path: Path) -> list[dict[str, Any]]:
             value = json.loads(line)
             if isinstance(value, dict) and isinstance(value["at"], int | float):
                 found.append(value)
-        except (ValueError, KeyError):  # cut by a crash, or by where the reading began
+        except (ValueError, KeyError):  # truncated by a crash, or by the start of the read
             continue
     return found

@@ -1,4 +1,4 @@
-"""Records that a worker has reason to fear, tried by a process apart before it takes them itself."""
+"""Suspect records, which a separate process tries before the worker takes them itself."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from millrace.runtime.sandbox.errors import TooMuchWork
 from millrace.runtime.sandbox.pool import Sandbox
 
 SKIP: Final = "skip"
-"""The step of the letter of a record that somebody named to be put aside."""
+"""The step in the letter of a skipped record."""
 CRASHED: Final = "CRASHED"
-"""The kind of the letter of a record at which worker processes ended."""
+"""The kind of the letter of a record that ended worker processes."""
 FEARED: Final = frozenset({TooMuchWork.code, SKIPPED, CRASHED})
-"""Kinds of letters whose records are tried apart before a process takes them again."""
+"""Kinds of letters whose records are tried in a separate process before a worker takes them again."""
 
 
 def tried(flow: Flow, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
-    """Split `records`: acceptable ones, and failures that take over half a worker's patience or end their process."""
+    """Split `records` into acceptable ones and failures, which exceed half a worker's time limit or end the process."""
     left, failures = [], []
     with Trying(Sandbox(TRYING, seconds=LATE_SECONDS / 2, max_processes=1)) as trying:
         for record in records:
