@@ -41,7 +41,7 @@ def test_a_pair_promises_what_both_allow(source: dict[str, Any], sink: dict[str,
     ("sink", "chosen", "promised"),
     [
         (ROWS, None, "exactly once: the sink stores the micro-batch's number with its rows"),
-        (ROWS, "at least once", "at least once: a micro-batch that a crash interrupts comes again, with its number"),
+        (ROWS, "at least once", "at least once: a micro-batch that a crash interrupts is repeated, with its number"),
         ({"kind": "function", "function": "m:f"}, None, "at least once: "),
         ({"kind": "function", "function": "m:f"}, "at most once", "at most once: a micro-batch .* is lost"),
         ({**KAFKA, "topic": "out"}, "exactly once", "exactly once: "),

@@ -273,7 +273,7 @@ def test_a_sink_that_refuses_everything_stops_and_puts_nothing_aside() -> None:
     sink = Refusing(lambda offset: True, BatchRefused("wrong password"))
     found = outcome(sink, batch(0, 1000), errors=Errors(tries=2))
     assert isinstance(found.error, SinkRefused)
-    assert "20 records one after another" in str(found.error)
+    assert "20 records in a row" in str(found.error)
     assert "wrong password" in str(found.error)
     assert (found.position, found.verdicts.failures, found.in_a_row) == (0, [], 0)
     assert len(sink.given) < 80

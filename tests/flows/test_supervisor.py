@@ -272,7 +272,7 @@ def test_a_run_of_the_launcher_is_adopted_stopped_and_says_why_it_waits(rig: Rig
         until(lambda: processes_of(rig.settings, RUN_ID).state is FlowState.FAILED, "it waits", seconds=20)
         found = processes_of(rig.settings, RUN_ID)
         assert found.active
-        assert str(found.error).startswith("it ended with 3: no room; it is started again")
+        assert str(found.error).startswith("it ended with 3: no room; it restarts")
         assert found.last_end.cause == "it ended with 3: no room"
         os.kill(launcher.poll(RUN_ID).pid or 0, signal.SIGKILL)
         until(lambda: processes_of(rig.settings, RUN_ID).state is FlowState.LOST, "it is lost", seconds=5)

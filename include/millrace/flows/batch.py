@@ -1,19 +1,19 @@
-"""What moves through a flow: a batch is a range of one lane, with a payload and its positions.
+"""The unit that moves through a flow: a batch is a range of one lane, with a payload and its positions.
 
 A *lane* is a totally ordered sequence of batches, by name: a topic's partition (``topic-partition``), a VChannel, a key
-shard, or a whole Spark query. Positions are int64 and ordered within a lane; those of two lanes cannot be compared. A
-Spark query's position is the number of its micro-batch. Assume nothing about range boundaries: after a rebalance or a
-restart the same positions come in other ranges.
+shard, or a whole Spark query. Positions are int64 and ordered within a lane; positions of two lanes cannot be compared.
+A Spark query's position is the number of its micro-batch. Do not rely on range boundaries: after a rebalance or a
+restart the same positions are divided into other ranges.
 
 A batch has one payload:
 
-- `records`: as a source read them, undecoded. Key, headers and time are each record's own.
-- `documents`: what a sink is to do for each record, as JSON bytes. They are no Arrow columns: with a column of ids, of
-  bytes and of versions between the transform and the bulk, a document took 12.8 µs of CPU instead of 9.5.
+- `records`: as a source read them, undecoded. Each has its own key, headers and time.
+- `documents`: the sink's action for each record, as JSON bytes. They are not Arrow columns: with columns for ids, bytes
+  and versions between the transform and the bulk, a document took 12.8 µs of CPU instead of 9.5.
 - `rows`: Arrow batches. Operation, key, position and time are columns, those of a collection's changes
   (``_change``, ``_vchannel``, ``_time_tick``, ``_write_tick``), each of which may be absent.
 
-millrace.flows.conversion turns documents into rows and rows into documents. Nothing else does.
+Only millrace.flows.conversion converts between documents and rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millrace.flows.records import Action, Failure, Record, is_truncation
 
 
 class TableColumns(NamedTuple):
-    """The columns of a table that a source reads, as a collection has them."""
+    """The columns of a table that a source reads, with a collection's types."""
 
     types: Mapping[str, str]
     """Types of fields by name; ``int64?`` may be null."""
@@ -42,31 +42,31 @@ class Batch:
 
     lane: str
     start: int
-    """The position before the batch: everything before it is in earlier batches."""
+    """The position before the batch. Everything before it is in earlier batches."""
     end: int
     """The position after the batch. Equal to `start` if the batch moves no position: a part of a range, a redrive."""
     records: Sequence[Record] | None = None
     documents: Sequence[Action] | None = None
     rows: Iterable[pa.RecordBatch] | None = None
-    """May be read once, and only as it is needed: the first batch may have no rows, and gives the columns."""
+    """Arrow batches, which may be read once and lazily. The first may have no rows; it defines the columns."""
     numbers: Sequence[int] | None = None
-    """The rows' numbers in the batch that they come from, of a redrive; None: 0, 1, 2, ..."""
+    """For a redrive, the rows' numbers in their original batch; None: 0, 1, 2, ..."""
     generation: int = 0
-    """How often the lane's position was set by hand. What a sink stores of an earlier generation says nothing of this
-    one."""
+    """How often the lane's position was set by hand. A position that a sink stored in an earlier generation does not
+    apply to this one."""
     columns: TableColumns | None = None
-    """The columns of the table that the records are rows of; None: not known."""
+    """The columns of the records' table; None if unknown."""
     recorded: int | None = None
-    """The position that the runner has recorded, if it is before `start`: the batch is a part of a range. Records from
-    there on may come again."""
+    """The position that the runner has recorded, if it is before `start` because the batch is a part of a range.
+    Records from there on may be repeated."""
     aside: Sequence[Failure] = ()
     """Records of the range, before the batch, that are dead letters. An exactly-once sink stores them with the
-    position, and returns them as failures if they come again."""
+    position, and returns them as failures if they are repeated."""
     atomic: bool = False
-    """Whether the batch ends with a transaction of the source. A sink that can lets readers see all of it or nothing,
-    within what changes at once there."""
+    """Whether the batch ends with a transaction of the source. A sink that supports this shows readers all of it or
+    nothing, within its own unit of atomicity."""
     frame: Callable[[], Any] | None = None
-    """Makes the same rows a Spark DataFrame; None if the host is not Spark."""
+    """Returns the same rows as a Spark DataFrame; None if the host is not Spark."""
 
     @classmethod
     def of_rows(cls, lane: str, number: int, rows: Iterable[pa.RecordBatch]) -> Self:
@@ -75,17 +75,17 @@ class Batch:
 
     @property
     def since(self) -> int:
-        """The position from which on records may come again."""
+        """The position from which on records may be repeated."""
         return self.start if self.recorded is None else self.recorded
 
     def table(self) -> pa.Table:
-        """Return `rows` as one table. A batch without columns gives an empty table."""
+        """Return `rows` as one table, which is empty for a batch without columns."""
         found = list(self.rows or ())
         return pa.Table.from_batches(found) if found else pa.table({})
 
 
 def parts_at_truncations(batch: Batch) -> Iterator[Batch]:
-    """Yield `batch` in parts that follow one another: a truncation is the first document of its part, as sinks want it.
+    """Yield `batch` in consecutive parts, so that each truncation is the first document of a part, as sinks require.
 
     A batch without documents, or that moves no position, is one part.
     """
@@ -106,7 +106,7 @@ def parts_at_truncations(batch: Batch) -> Iterator[Batch]:
 
 
 def outside_of_ranges(documents: Iterable[Action]) -> list[Batch]:
-    """Return documents that are sent again outside of their ranges (a redrive), a batch for each lane of their records.
+    """Return documents that a redrive sends again outside of their ranges, as one batch for each lane of their records.
 
     The batches move no position.
     """

@@ -1,8 +1,8 @@
 """Start, stop, pause and resume a flow, whichever host runs it: one way for commands, API, UI and Airflow.
 
-A flow in the background is one run of the launcher, whose process supervises those of the flow
-(millrace.flows.supervisor). A second start finds the first one's run. A flow stays paused until somebody resumes it: a
-supervisor obeys within a second, and one that starts later does too.
+A flow in the background is one run of the launcher, whose process supervises the flow's processes
+(millrace.flows.supervisor). A second start finds the run of the first. A flow stays paused until it is resumed, also
+across restarts; a running supervisor obeys within a second.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def stream_job(job: str) -> JobSpec:
 
 
 def run_id_of(flow: NamedFlow) -> str:
-    """Return the run id of a flow's supervisor, the same for every starter."""
+    """Return the run id of a flow's supervisor, the same whatever starts it."""
     return observed.run_id(flow.name) if flow.stream is None else streams.run_id(flow.stream.job)
 
 
 def start_flow(
     settings: Settings, flow: NamedFlow, *, password_of: Callable[[str], str] = password_in_environment
 ) -> RunStatus:
-    """Start a flow in the background, or find it running. One with a schedule runs to what the source has now.
+    """Start a flow in the background, or find it running. A scheduled flow runs up to the source's present end.
 
     `password_of` returns the password of an Airflow connection that the declaration refers to, and raises
-    InvalidSettings. Raises PipelineNotFound if nothing says which file declares it.
+    InvalidSettings. Raises PipelineNotFound if the file that declares it is unknown.
     """
     if flow.stream is not None:
         return start_streams(settings, flow.stream.job)
@@ -89,19 +89,19 @@ def stop_flow(settings: Settings, run_id: str) -> str:
 
 
 def pause_workers(settings: Settings, flow: str, *, paused: bool) -> None:
-    """Have the processes of a flow read nothing, or go on."""
+    """Pause or resume reading in the processes of a flow."""
     want(settings, flow, paused=paused)
 
 
 def is_paused(settings: Settings, flow: NamedFlow) -> bool:
-    """Whether somebody paused the flow."""
+    """Return whether the flow is paused."""
     if flow.stream is not None:
         return Kept(settings, flow.name).state.paused
     return read_wanted(settings, flow.name).paused
 
 
 def pause_stream(settings: Settings, name: str, job: str, *, paused: bool) -> FlowProcesses:
-    """Keep a stream from running, or allow it; wait until the supervisor of its `job` has obeyed, if there is one.
+    """Pause or resume a stream. Wait until the supervisor of its `job`, if there is one, has obeyed.
 
     The other streams of a group restart without it, or with it.
     """

@@ -1,7 +1,7 @@
-"""Rows to documents and documents to rows: the one place where a payload changes its form.
+"""Rows to documents and documents to rows: the only module that changes a payload's form.
 
-A row becomes a document of JSON, one line; what JSON has no form for (a time, a decimal, bytes) is the text that Python
-has for it. A document becomes a row of a collection: JSON's texts and numbers take the fields' types, with all digits.
+A row becomes a JSON document on one line; a value without a JSON form (a time, a decimal, bytes) becomes Python's text
+of it. A document becomes a row of a collection: JSON's texts and numbers become the fields' types, with all digits.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def documents_of(
 
     A row's record has the lane as topic, the batch's `start` as partition, and the row's number in the batch as offset,
     or that of the batch's `numbers`.
-    Its key is None if the column of the key is null. Without `key`, the id is that position. With `changes`, the
-    columns of changes are left out, and a row whose ``_change`` is a delete gives an action without a body. `text`
-    makes a text of a value that JSON has no form for.
+    Its key is None if the key's column is null. Without `key`, the id is that position. With `changes`, the columns of
+    changes are left out, and a row whose ``_change`` is a delete becomes an action without a body. `text` converts a
+    value without a JSON form to text.
 
-    Raises InvalidArgument for rows without a column of the key.
+    Raises InvalidArgument if the rows lack a column of the key.
     """
     encode = json.JSONEncoder(default=text).encode
     lane, start = batch.lane, batch.start
@@ -77,23 +77,23 @@ def iso_text(value: Any) -> str:
 
 
 def _key_text(values: Sequence[Any]) -> str | None:
-    """The text of a key: of one value its own, of several a JSON list, so that no two keys share a text."""
+    """Return a key as text: a single value's text, or several values as a JSON list, so that texts are unique."""
     if len(values) > 1:
         return json.dumps(values, default=str)
     return None if values[0] is None else str(values[0])
 
 
 DOCUMENT_ERRORS: Final = (*CONVERSION_ERRORS, ArithmeticError, msgspec.MsgspecError, RecursionError)
-"""What a document raises that is no row of a collection."""
+"""Exceptions of a document that is not a row of the collection."""
 
 
 class KeyedRow(NamedTuple):
     """A document as a row of a collection."""
 
     key: Any
-    """Its value, or of a key of several fields a tuple."""
+    """Its value, or a tuple if the key has several fields."""
     row: dict[str, Any] | None
-    """None: delete the row of this key."""
+    """The row; None to delete the row of this key."""
 
 
 def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
@@ -121,9 +121,9 @@ def row_of(action: Action, schema: CollectionSchema) -> KeyedRow:
 
 
 def columns_of(documents: Sequence[Action], schema: CollectionSchema) -> dict[str, Any]:
-    """Return the documents that have a body as columns: together, the rows of `row_of`.
+    """Return the documents that have a body as columns, equal to the rows of `row_of`.
 
-    Raises one of DOCUMENT_ERRORS if a document does not fit, or if they are not alike; `row_of` takes each by itself.
+    Raises one of DOCUMENT_ERRORS if a document does not fit, or if they are not alike; use `row_of` for each then.
     """
     values = [each for each in bodies(documents) if each is not None]
     if not values:
@@ -135,7 +135,7 @@ def columns_of(documents: Sequence[Action], schema: CollectionSchema) -> dict[st
     exact = bool(digits) or any(each.kind == "decimal" for each in kinds.values())
     rows = decoded(b"[" + b",".join(values) + b"]", exact=exact)
     if len(rows) != len(values) or set(map(type, rows)) != {dict}:
-        raise ValueError("a document is no object")
+        raise ValueError("a document is not an object")
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
     if any(None in columns.get(name, [None]) for name in schema.key_names):
         raise ValueError("a document has no key")
@@ -148,7 +148,7 @@ def columns_of(documents: Sequence[Action], schema: CollectionSchema) -> dict[st
 
 
 def _listed_columns(documents: Sequence[Action]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what the records list as DIGITS and BINARY. Raises ValueError if they list different columns."""
+    """Return the columns that the records list as DIGITS and BINARY. Raises ValueError if the lists differ."""
     some = documents[:1] if isinstance(documents, PlainActions) else documents
     records = {id(each.record.headers): each.record for each in some}.values()
     found = {(tuple(listed_columns(each, DIGITS)), tuple(listed_columns(each, BINARY))) for each in records}
@@ -158,7 +158,7 @@ def _listed_columns(documents: Sequence[Action]) -> tuple[tuple[str, ...], tuple
 
 
 def _column(values: list[Any], kind: FieldType, name: str, *, digits: bool, binary: bool) -> Any:
-    """Return JSON's values of a field, or a column of them, as `row_of` has them."""
+    """Return a field's JSON values as a column, with the values of `row_of`."""
     types = set(map(type, values)) - {NoneType}
     if kind.kind == "string" and digits:
         return [_text(each) if isinstance(each, int | float) else each for each in values]
@@ -194,11 +194,11 @@ def _text(value: float) -> str:
 _TEXTS: Final = ("string", "uuid", "json")
 _MOMENTS: Final = frozenset({"timestamp", "timestamp_ntz", "date"})
 _PARSED: Final = frozenset({"int8", "int16", "int32", "int64", "float32", "float64"}) | _MOMENTS
-"""Kinds of which a text of JSON is parsed."""
+"""Field types whose JSON texts are parsed."""
 
 
 def _plain(key: str, kind: str) -> str:
-    """The text of a key: a date's or a decimal's may be JSON's, in quotes."""
+    """Return a key's text without JSON quotes, which dates and decimals may have."""
     if kind in _TEXTS or not key.startswith('"'):
         return key
     try:
@@ -215,23 +215,23 @@ def _removed_key(text: str, fields: Sequence[FieldSpec]) -> Any:
 
 
 def _key_value(value: Any, kind: str, name: str) -> Any:
-    """A value of a key, of which bytes are base64."""
+    """Return a value of a key as its type `kind`; bytes are base64. Raises ValueError, TypeError."""
     return base64.b64decode(value, validate=True) if kind == "binary" else value_of(value, kind, name)
 
 
 def _listed(key: str, names: Sequence[str]) -> list[Any]:
-    """The values of a key of several fields, which is a JSON list."""
+    """Return the values of a key of several fields, which is a JSON list. Raises ValueError."""
     try:
         found = decoded(key.encode())
     except msgspec.DecodeError:
         found = None
     if not isinstance(found, list) or len(found) != len(names):
-        raise ValueError(f"a tombstone's key is a JSON list of {', '.join(names)}, not {key[:80]!r}")
+        raise ValueError(f"a tombstone's key must be a JSON list of {', '.join(names)}, not {key[:80]!r}")
     return found
 
 
 def value_of(value: Any, kind: str, name: str) -> Any:
-    """Return JSON's value of the field `name` as its type `kind` has it. Raises ValueError, TypeError."""
+    """Return the JSON value of the field `name` as its type `kind`. Raises ValueError, TypeError."""
     if not isinstance(value, str):
         if isinstance(value, int | float) and kind.startswith("decimal"):
             return Decimal(_text(value))
@@ -248,5 +248,5 @@ def value_of(value: Any, kind: str, name: str) -> Any:
         if kind.startswith("float"):  # "NaN" and "Infinity", which have no other form in JSON
             return float(value)
     except (ValueError, InvalidOperation):
-        raise ValueError(f"{name}: {value[:80]!r} is no {kind}") from None
+        raise ValueError(f"{name}: {value[:80]!r} is not a valid {kind}") from None
     return value

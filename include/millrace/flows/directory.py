@@ -1,4 +1,4 @@
-"""The flows of a data folder, whichever host runs them: declared ones, and those of files that ran or are deployed."""
+"""The flows of a data folder on either host: declared ones, and those of files that ran here or are deployed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from millrace.flows.declare.flow import Flow
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""Of a file that declares a pipeline."""
+"""Suffixes of files that declare a pipeline."""
 
 
 @dataclass(frozen=True)
 class NamedFlow:
-    """A flow that somebody named: a declared one, or one of a file."""
+    """A flow found by name: a declared one, or one of a file."""
 
     name: str
     declared: Flow | None = None
@@ -55,14 +55,14 @@ class NamedFlow:
         return flow_of_file(self.worker_file(settings), defaults, keys=Keys(settings.data_dir))
 
     def worker_file(self, settings: Settings, *, password_of: Callable[[str], str] = password_in_environment) -> Path:
-        """Return the file that a worker reads; a declared flow is written to one.
+        """Return the file that a worker reads. A declared flow is first written to one.
 
         `password_of` returns the password of an Airflow connection. Raises PipelineNotFound, InvalidSettings.
         """
         if self.declared is not None:
             return write_declared(settings, self.declared, password_of=password_of)
         if self.file is None:
-            raise PipelineNotFound(f"it is not known which file declares the pipeline {self.name!r}: name the file")
+            raise PipelineNotFound(f"the file that declares the pipeline {self.name!r} is unknown: name the file")
         return self.file
 
     def require_own(self, command: str) -> None:
@@ -74,7 +74,7 @@ class NamedFlow:
 
 
 def declared_file(settings: Settings, name: str) -> Path:
-    """Return the file with which a declared flow of the range loop is handed to its worker."""
+    """Return the file by which the worker of a declared flow gets its declaration."""
     from millrace.flows.range_host.status import flow_folder
 
     return flow_folder(settings, name) / "declared.json"
@@ -83,9 +83,9 @@ def declared_file(settings: Settings, name: str) -> Path:
 def write_declared(
     settings: Settings, flow: Flow, *, password_of: Callable[[str], str] = password_in_environment
 ) -> Path:
-    """Write a declared flow to its worker's file, with its secrets sealed, for its owner alone. Raises InvalidSettings.
+    """Write a declared flow to its worker's file, readable by its owner only, with sealed secrets.
 
-    A worker reads it at its start: a declaration that changes meanwhile takes effect at the next one.
+    A worker reads it at its start, so a later change takes effect at the next start. Raises InvalidSettings.
     """
     from millrace.base.files import make_folder, replace_json
     from millrace.flows.declare.file import with_sealed
@@ -99,7 +99,7 @@ def write_declared(
 
 
 def flow_statuses(settings: Settings, *, without: AbstractSet[str] = frozenset()) -> list[FlowStatus]:
-    """Return the status of each flow, by name, but for the pipelines `without`.
+    """Return the status of each flow, ordered by name, except the pipelines `without`.
 
     Raises InvalidStream if a declaration cannot be read.
     """
@@ -159,8 +159,8 @@ def find_flow(settings: Settings, text: str, *, config: Path | None = None) -> N
         raise problem
     names = ", ".join(sorted([*known, *pipelines])) or "none"
     raise StreamNotFound(
-        f"no flow {text!r} is declared or has run here; there are {names}. A pipeline's file is named"
-        " with its ending, such as flights.yaml"
+        f"no flow {text!r} is declared or has run here; known flows: {names}. Name a pipeline's file"
+        " with its suffix, such as flights.yaml"
     )
 
 

@@ -1,4 +1,4 @@
-"""Values at paths of a document: taken, put, removed. Objects alone are gone through; a list is a value."""
+"""Access to values at paths of a document: read, set, remove. Paths lead through objects only; a list is a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING: Final = object()
 
 
 class Digits(float):
-    """A number with more digits than a float has: it is worked with as a float, and written as it came."""
+    """A number with more digits than a float has. It computes as a float, and is written with its original digits."""
 
     __slots__ = ("text",)
     text: str
@@ -41,38 +41,38 @@ def _number(text: str) -> float:
 
 _decode: Final = msgspec.json.Decoder().decode
 _decode_exactly: Final = msgspec.json.Decoder(float_hook=_number).decode
-"""A hook for each number costs more than all of the rest of the decoding: it is for documents that may need it."""
+"""A decoder that retains all digits. Its hook costs more than the rest of the decoding, so use it only if needed."""
 
 
 def decoded(value: bytes, *, exact: bool = True) -> Any:
-    """JSON, if `exact` with all digits of its numbers, else with floats. Raises what msgspec does."""
+    """Decode JSON, if `exact` with all digits of its numbers, else with floats. Raises msgspec's errors."""
     return _decode_exactly(value) if exact and _may_have_digits(value) else _decode(value)
 
 
 def _may_have_digits(value: bytes) -> bool:
-    # The search for one text costs a tenth of the pattern's.
+    # Searching for one text costs a tenth of matching the pattern.
     return _LONG in value.translate(_ARE_DIGITS) and _DIGITS.search(value) is not None
 
 
 def _written(value: Any) -> Any:
     if isinstance(value, Digits):
         return msgspec.Raw(value.text.encode())
-    # msgspec's contract for a type that the hook does not know.
-    raise NotImplementedError(f"a value of type {type(value).__name__} is no JSON")
+    # msgspec's contract for a type that the hook does not handle.
+    raise NotImplementedError(f"a value of type {type(value).__name__} is not JSON")
 
 
 encoded: Final = msgspec.json.Encoder(enc_hook=_written).encode
-"""A document as JSON in one line; a number that is none (NaN) is null."""
+"""Encode a document as JSON on one line. NaN becomes null."""
 
 
 def plain(document: Document) -> Document:
-    """A copy whose numbers are floats, for who takes nothing else."""
+    """Return a copy whose numbers are plain floats, for libraries that accept no other type."""
     found: Document = _decode(encoded(document))
     return found
 
 
 class Refused(Exception):
-    """A step cannot do its work on this document; `kind` is a stable name."""
+    """A step cannot process this document. `kind` is a stable name of the cause."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -80,7 +80,7 @@ class Refused(Exception):
 
 
 def getter(path: tuple[str, ...]) -> Callable[[Document], Any]:
-    """What gives the value at `path`, or MISSING."""
+    """Return a function that returns the value at `path`, or MISSING."""
     if len(path) == 1:
         (name,) = path
         return lambda document: document.get(name, MISSING)
@@ -97,7 +97,7 @@ def getter(path: tuple[str, ...]) -> Callable[[Document], Any]:
 
 
 def taker(path: tuple[str, ...]) -> Callable[[Document], Any]:
-    """What removes the value at `path` and gives it, or MISSING."""
+    """Return a function that removes and returns the value at `path`, or returns MISSING."""
     if len(path) == 1:
         (name,) = path
         return lambda document: document.pop(name, MISSING)
@@ -111,7 +111,10 @@ def taker(path: tuple[str, ...]) -> Callable[[Document], Any]:
 
 
 def setter(path: tuple[str, ...]) -> Callable[[Document, Any], None]:
-    """What puts a value at `path`, making objects on the way. Raises Refused where something else is in the way."""
+    """Return a function that sets the value at `path`, creating objects on the way.
+
+    It raises Refused if a value on the way is not an object.
+    """
     *folders, last = path
     if not folders:
 
@@ -125,7 +128,9 @@ def setter(path: tuple[str, ...]) -> Callable[[Document, Any], None]:
             inner = document.get(folder, MISSING)
             if type(inner) is not dict:
                 if inner is not MISSING and inner is not None:
-                    raise Refused("NO_OBJECT", f"{joined(path)}: {folder!r} holds a {type(inner).__name__}, no object")
+                    raise Refused(
+                        "NO_OBJECT", f"{joined(path)}: {folder!r} holds a {type(inner).__name__}, not an object"
+                    )
                 inner = document[folder] = {}
             document = inner
         document[last] = value

@@ -1,9 +1,9 @@
-"""What a flow promises for a batch that is repeated, by its source and its sink. Imports nothing heavy.
+"""The guarantee of a flow for repeated batches, by its source and its sink. Imports nothing heavy.
 
-- ``exactly once``: a batch that was taken before has no second effect.
-- ``effectively once``: a repeated batch is sent again, and changes nothing: ids and versions identify its rows.
-- ``at least once``: a repeated batch is sent again as a whole; none is left out.
-- ``at most once``: a batch that was begun is never sent again; what a crash interrupts is lost.
+- ``exactly once``: a batch that was written before has no second effect.
+- ``effectively once``: a repeated batch is sent again without effect, because ids and versions identify its rows.
+- ``at least once``: a repeated batch is written again as a whole; none is lost.
+- ``at most once``: a batch that was begun is never sent again; a batch that a crash interrupts is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OFFERED: Final[Mapping[str, tuple[Guarantee, ...]]] = {
     "opensearch": ("effectively once",),
     "function": ("at least once", "at most once"),
 }
-"""By the kind of a sink of rows, the guarantees that it offers; the first is the one of a flow that declares none."""
+"""The guarantees that each kind of a sink of rows offers. The first is the default."""
 
 
 def require_guarantee(guarantee: str, kind: str) -> None:
@@ -37,26 +37,26 @@ def require_guarantee(guarantee: str, kind: str) -> None:
 _OF_ROWS: Final[Mapping[Guarantee, str]] = {
     "exactly once": "the sink stores the micro-batch's number with its rows",
     "effectively once": "a row's document has an id and a version",
-    "at least once": "a micro-batch that a crash interrupts comes again, with its number",
+    "at least once": "a micro-batch that a crash interrupts is repeated, with its number",
     "at most once": "a micro-batch that a crash interrupts is lost",
 }
-"""How a sink of rows keeps a guarantee."""
+"""How a sink of rows meets each guarantee."""
 
 
 def guarantee_of(
     source: SourceKind, sink: SinkKind | None, declared: Any, *, rows: bool = False, chosen: Guarantee | None = None
 ) -> str:
-    """Return what a flow promises, in words: a guarantee, and how.
+    """Return the guarantee of a flow and how it is met, in words.
 
-    The sink `declared` of kind `sink` gets the documents of a `source`, or, with `rows`, the micro-batches of a query
-    by the guarantee that was `chosen` of those it offers.
+    The sink `declared` of kind `sink` receives the documents of a `source` or, with `rows`, the micro-batches of a
+    query under the `chosen` one of its guarantees.
     """
     if not source.repeatable:
         return "at most once: the source cannot be read again, so what a crash interrupts is lost"
     if rows:
         offered = OFFERED[declared.kind]
-        kept = chosen if chosen in offered else offered[0]
-        return f"{kept}: {_OF_ROWS[kept]}"
+        guarantee = chosen if chosen in offered else offered[0]
+        return f"{guarantee}: {_OF_ROWS[guarantee]}"
     assert sink is not None, "documents go into a kind of sink"
     found = sink.guarantee if sink.of is None else sink.of(declared)
     if source.numbered or level(found) != "exactly once":
@@ -65,6 +65,6 @@ def guarantee_of(
 
 
 def level(words: str) -> Guarantee:
-    """Return the guarantee at the beginning of `words`; one that is not known promises no more than at least once."""
+    """Return the guarantee at the beginning of `words`; at least once if it is unknown."""
     found = words.partition(":")[0].partition(";")[0]
     return found if found in (*GUARANTEES, "effectively once") else "at least once"

@@ -1,17 +1,17 @@
-"""Write a batch so that a failure is one record's: halve what the sink refuses as a whole until one record is left.
+"""Write a batch so that each failure belongs to one record: halve a refused batch until one record is left.
 
-A record that the sink refuses by itself is put aside, and those after it are written. The order is kept: a part is
-written when all before it is taken or put aside, so an exactly-once sink stores each part's position, and of a key the
-last record stays. What may pass (SinkBusy, a disk, memory) is no record's fault and ends the batch; what was done
-before that counts.
+A record that the sink refuses alone is put aside, and those after it are written. Order is preserved: a part is written
+when all records before it are written or put aside, so an exactly-once sink stores each part's position, and the last
+record of a key wins. Transient errors (SinkBusy, a disk, memory) are not a record's fault and end the batch; the parts
+that were written before count.
 
-Whether a record or the sink is at fault is decided by evidence:
+Evidence decides whether a record or the sink is at fault:
 
-- BatchRefused and InvalidArgument are said of data. The record is put aside, unless `errors.in_a_row` records were
-  refused so, one after another with none taken between: then the sink is at fault, and none of those of this batch is
-  put aside. The position's row counts them, so neither small ranges nor a restart begin anew.
-- Of an exception that is none of Millrace's nobody knows what it is about. The record is put aside if the sink takes
-  one after it; until then it stops its lane.
+- BatchRefused and InvalidArgument concern data. The record is put aside, unless `errors.in_a_row` records in a row were
+  refused with none accepted in between: then the sink is at fault, and none of this batch's records is put aside. The
+  position's row stores their count, so neither small ranges nor a restart reset it.
+- An exception of another family has an unknown cause. The record is put aside if the sink accepts one after it; until
+  then it stops its lane.
 - Any other error concerns the sink as a whole.
 """
 
@@ -32,39 +32,39 @@ from millrace.flows.sinks.sink import Verdicts
 STEP: Final = "sink"
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
-"""Seconds between two tries of a record."""
+"""Longest pause, in seconds, between two attempts of a record."""
 _WORDS: Final = 500
 
 
 @dataclass(slots=True)
 class Attempts:
-    """What the attempts of a lane in this process teach the next one. Bounded by a range's records."""
+    """Findings of a lane's attempts in this process, for the next attempt. Bounded by a range's records."""
 
     taken: set[int] = field(default_factory=set)
-    """Positions of records after the lane's that the sink took: they are not sent again."""
+    """Positions, after the lane's, of records that the sink accepted. They are not sent again."""
     records: int | None = None
-    """The most records of a range; None: as many as its declaration says."""
+    """The most records of a range; None: the declaration's limit."""
     too_large: bool = False
-    """Whether more than `records` were refused for their number: it grows slower then."""
+    """Whether more than `records` were refused because of their number. The limit then grows more slowly."""
     life: tuple[int, int] = (0, 0)
-    """Of which restart and generation of positions `taken` is."""
+    """The restart and generation of positions to which `taken` belongs."""
 
     def begin(self, life: tuple[int, int]) -> None:
-        """Forget what was taken in another `life`: the sink may be another one."""
+        """Clear `taken` if it belongs to another `life`, since the sink may be a different one."""
         if life != self.life:
             self.life = life
             self.taken.clear()
 
     def shrink(self, records: int) -> None:
-        """Take half of so many `records` next."""
+        """Halve the limit, from `records`."""
         self.records, self.too_large = max(1, records // 2), False
 
     def fit(self, records: int) -> None:
-        """Take so many next: more were refused."""
+        """Set the limit to `records`, because more were refused."""
         self.records, self.too_large = max(1, records), True
 
     def grow(self, most: int) -> None:
-        """Take more after a success, up to `most`: a quarter, or a fiftieth if the sink refused more."""
+        """Raise the limit after a success, up to `most`: by a quarter, or by a fiftieth if the sink refused more."""
         if self.records is not None:
             self.records += self.records // (50 if self.too_large else 4) + 1
             if self.records >= most:
@@ -73,20 +73,20 @@ class Attempts:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     verdicts: Verdicts
-    """On the records before `position`."""
+    """Verdicts on the records before `position`."""
     position: int
-    """All records before it are acknowledged or failures; the batch's end if all are."""
+    """All records before it are acknowledged or failed. The batch's end if that is all of them."""
     in_a_row: int
-    """Records that the sink refused, one after another, since it took one last."""
+    """Records in a row that the sink refused since it last accepted one."""
     error: Exception | None = None
-    """What kept the batch from its end."""
+    """The error that ended the batch early."""
 
 
 class _Refused(NamedTuple):
-    """A record that is put aside, unless the sink turns out to be at fault."""
+    """A refused record, which is put aside unless the sink turns out to be at fault."""
 
     place: int
     failure: Failure
@@ -94,7 +94,7 @@ class _Refused(NamedTuple):
 
 
 class Isolation:
-    """One lane's way into a sink. One thread at a time."""
+    """Writes one lane's batches into a sink. One thread at a time."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Isolation:
         place: Callable[[int], str] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`numbered`: each record has a position of its own. A part of a batch then moves the lane's position, unless
+        """With `numbered`, each record has its own position. A part of a batch then moves the lane's position, unless
         the lane moves by `whole` batches, as a Spark query does.
 
         `place` returns a record's arguments of ``millrace flows skip``; by default `lane` and the position.
@@ -117,7 +117,7 @@ class Isolation:
         self._place = place or (lambda position: f"{lane} {position}")
 
     def run(self, batch: Batch, attempts: Attempts, *, in_a_row: int = 0) -> Outcome:
-        """Write the documents of `batch`. What the sink raises is the outcome's `error`."""
+        """Write the documents of `batch`. An exception of the sink becomes the outcome's `error`."""
         whole, known = batch.documents or (), set(attempts.taken)
         documents = [each for each in whole if each.record.offset not in known] if known else whole
         if len(documents) < len(whole):
@@ -140,7 +140,7 @@ class Isolation:
                         attempts.taken |= work.done
                         attempts.shrink(len(documents))
                     else:
-                        attempts.taken.clear()  # the sink may be replaced before it is tried again
+                        attempts.taken.clear()  # the sink may be replaced before the retry
                     work.stop(first, error)
                 elif after - first > 1:
                     middle = (first + after) // 2
@@ -158,13 +158,13 @@ class Isolation:
                 work.take(verdicts)
         outcome = work.outcome(self._moves, self._place)
         if outcome.error is None and largest < len(documents) and not outcome.verdicts.failures:
-            attempts.fit(largest)  # the size was at fault
+            attempts.fit(largest)  # the size was the cause
         if attempts.taken:
             outcome.verdicts.acknowledged += _settle(attempts, known, whole, outcome)
         return outcome
 
     def _part(self, work: _Work, first: int, after: int) -> Batch | None:
-        """Return the documents from `first` to `after` as a batch; None if all of them were taken."""
+        """Return the documents from `first` to `after` as a batch; None if all of them were accepted."""
         documents, batch = work.documents, work.batch
         if after - first == len(documents) and not work.done:
             return batch
@@ -184,36 +184,36 @@ class Isolation:
 
 
 class _Work:
-    """A batch on its way: what was taken, what was refused, and what is still to be judged."""
+    """A batch in progress: accepted records, refused ones, and those whose fault is undecided."""
 
     def __init__(self, batch: Batch, documents: Sequence[Action], in_a_row: int, most: int) -> None:
         self.batch, self.documents = batch, documents
         self.error: Exception | None = None
         self.refused_any = False
         self.done: set[int] = set()
-        """Positions of documents that were taken with a part that was refused: they are not sent again."""
+        """Positions of documents that were accepted in a refused part. They are not sent again."""
         self._most = most
         self._before = in_a_row
-        """Records that were refused in a row before the first of `_pending`."""
+        """Records refused in a row before the first of `_pending`."""
         self._verdicts = Verdicts()
         self._confirmed: list[Failure] = []
         self._pending: list[_Refused] = []
         self._place = len(documents)
 
     def aside(self) -> tuple[Failure, ...]:
-        """Return the records of the batch that are failures by now."""
+        """Return the records of the batch that are known failures so far."""
         return (*self._verdicts.failures, *self._confirmed, *(each.failure for each in self._pending))
 
     def take(self, verdicts: Verdicts) -> None:
-        """Count a part's verdicts."""
+        """Add a part's verdicts."""
         if verdicts.acknowledged > verdicts.repeated:
             self._confirm()
         self._verdicts.add(verdicts)
 
     def keep(self, documents: Sequence[Action], taken: frozenset[int]) -> None:
-        """Note those of a part's `documents` that were `taken`, but none after one of its id that was not.
+        """Record which of a part's `documents` were accepted (`taken`), except after a refused one with the same id.
 
-        Of a key the last record is to stay, so those after such a one are sent again.
+        The last record of a key must win, so those after a refused one are sent again.
         """
         open_ids: set[str] = set()
         for each in documents if taken else ():
@@ -227,13 +227,13 @@ class _Work:
             self._confirm()
 
     def _confirm(self) -> None:
-        """The sink took something, so it is not at fault: the records that it refused before are."""
+        """Confirm the pending refusals: the sink accepted a record, so the refused records are at fault."""
         self._confirmed += [each.failure for each in self._pending]
         self._pending.clear()
         self._before = 0
 
     def refuse(self, place: int, error: Exception, tries: int) -> None:
-        """Note a record that was refused alone so many times."""
+        """Record that the record at `place` was refused alone `tries` times."""
         record = self.documents[place].record
         kind = error.code if isinstance(error, MillraceError) else type(error).__name__
         failure = Failure(record, TASK_PUT, STEP, kind, str(error)[:_WORDS] or kind, tries)
@@ -242,19 +242,19 @@ class _Work:
         refused = self._before + len(self._pending)
         if refused >= self._most:
             words = (
-                f"the sink refused {refused} records one after another and took none between, the last of them"
+                f"the sink refused {refused} records in a row, the last of them"
                 f" {record.position}: {kind}: {failure.reason}. Correct the sink or its declaration; if the records are"
                 " at fault, raise errors.in_a_row or name them in errors.skip"
             )
             self.stop(self._pending[0].place, SinkRefused(words))
 
     def stop(self, place: int, error: Exception) -> None:
-        """End the batch before the document at `place`, which was not taken."""
+        """End the batch before the document at `place`, which was not written."""
         self._place, self.error = place, error
         self._pending = [each for each in self._pending if each.place < place]
 
     def outcome(self, parts_move: bool, place: Callable[[int], str]) -> Outcome:
-        """Return what the batch came to."""
+        """Return the outcome of the batch."""
         unknown = next((each for each in self._pending if not _is_of_data(each.error)), None)
         if unknown is not None:
             self.stop(unknown.place, self.error or SinkRefused(_alone(unknown, place)))
@@ -274,8 +274,8 @@ class _Work:
 def _alone(refused: _Refused, place: Callable[[int], str]) -> str:
     failure = refused.failure
     return (
-        f"{failure.kind}: {failure.reason}; the record {failure.record.position} fails so by itself,"
-        f" {failure.attempts} times, and the sink took none after it. If the record is at fault, put it aside with"
+        f"{failure.kind}: {failure.reason}; the record {failure.record.position} fails so alone,"
+        f" {failure.attempts} times, and the sink accepted none after it. If the record is at fault, put it aside with"
         f" `millrace flows skip NAME {place(failure.record.offset)}`"
     )
 
@@ -285,14 +285,14 @@ def _is_of_data(error: Exception) -> bool:
 
 
 def may_be_a_records(error: Exception) -> bool:
-    """Whether one record of a batch may be the cause of `error`, so that parts of it may be taken."""
+    """Return whether one record of a batch may be the cause of `error`, so that other parts may succeed."""
     if isinstance(error, MillraceError):
         return _is_of_data(error)
     return not isinstance(error, OSError | MemoryError)
 
 
 def write_apart(write: Callable[[Batch], Verdicts], batch: Batch, errors: Errors) -> Verdicts:
-    """Write documents that failed before, each of which may fail again. Raises what stops a batch."""
+    """Write documents that failed before, each of which may fail again. Raises an error that ends the batch."""
     outcome = Isolation(write, errors.model_copy(update={"in_a_row": 1 << 62})).run(batch, Attempts())
     if outcome.error is not None:
         raise outcome.error
@@ -300,6 +300,6 @@ def write_apart(write: Callable[[Batch], Verdicts], batch: Batch, errors: Errors
 
 
 def _settle(attempts: Attempts, known: set[int], documents: Sequence[Action], outcome: Outcome) -> int:
-    """Forget what was taken before the outcome's position; return how many of `documents` an earlier attempt took."""
+    """Remove accepted positions before the outcome's; return how many `documents` an earlier attempt had written."""
     attempts.taken = {each for each in attempts.taken if each >= outcome.position}
     return sum(each.record.offset in known and each.record.offset < outcome.position for each in documents)

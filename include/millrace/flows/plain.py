@@ -1,7 +1,7 @@
-"""Records whose values are documents as they are, and what a sink is to do for them: items are made when asked for.
+"""Columnar records whose values are documents, and their actions for a sink. Items are created on access.
 
-A source that knows its values gives a batch of thousands of records as columns. Where nothing changes them on their
-way, the sink takes the columns, and no object for each record is made. Everything else reads them as a sequence.
+A source that produces such values returns a batch of thousands of records as columns. If no step changes them, the sink
+reads the columns, and no object per record is created. All other code reads them as a sequence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millrace.flows.records import Action, Record
 
 
 class PlainRecords(Sequence[Record]):
-    """Records of one partition whose values are objects of JSON in one line each, or absent.
+    """Records of one partition whose values are JSON objects, one line each, or absent.
 
     Offsets ascend. All records list the same columns in their headers (BINARY, DIGITS).
     """
@@ -28,9 +28,9 @@ class PlainRecords(Sequence[Record]):
         make: Callable[[int], Record],
         places: range | None = None,
     ) -> None:
-        """`keys` are those of records without a value: a truncation, which can only be the first record, has none.
+        """`keys` are the keys of records without a value. A truncation, which can only be the first record, has none.
 
-        `make` returns a record by its place, one of `places`: 0, 1, 2, ... by default.
+        `make` returns a record by its place, one of `places` (by default 0, 1, 2, ...).
         """
         self.offsets, self.values, self.keys, self._make = offsets, values, keys, make
         self._places = range(len(offsets)) if places is None else places
@@ -50,7 +50,7 @@ class PlainRecords(Sequence[Record]):
 
 
 class PlainActions(Sequence[Action]):
-    """The actions of plain records: the value is the document, or the row of the record's key is deleted."""
+    """The actions of plain records: write the value as the document, or delete the row of the record's key."""
 
     __slots__ = ("records",)
 

@@ -1,4 +1,4 @@
-"""The data of a pipeline: records as they arrived, the sink's action for each, and failures with their reasons."""
+"""The data of a pipeline: records as received, the sink's action for each, and failures with their reasons."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Final, NamedTuple
 
 
 class Record(NamedTuple):
-    """A record of a topic (or a row of a collection, as if it were one)."""
+    """A record of a topic, or a row of a collection in that form."""
 
     topic: str
     partition: int
     offset: int
     key: bytes | None
     value: bytes | None
-    """None: a tombstone."""
+    """The value; None for a tombstone."""
     timestamp: int
-    """Milliseconds since 1970, as the topic has it."""
+    """The topic's timestamp, milliseconds since 1970."""
     headers: Sequence[tuple[str, bytes | None]] = ()
     original: Record | None = None
-    """As it was received, if a format of the source decoded it: what a dead letter keeps."""
+    """The record as received, if a format of the source decoded it. Dead letters store this one."""
 
     @property
     def position(self) -> str:
@@ -27,21 +27,21 @@ class Record(NamedTuple):
 
 
 OPERATION: Final = "millrace.op"
-"""The header of a captured change that says its operation: c, u, d, r (of a snapshot), t (all rows are gone)."""
+"""The header with the operation of a captured change: c, u, d, r (snapshot), t (truncation)."""
 BINARY: Final = "millrace.base64"
-"""The header of a captured change that lists the columns of bytes, whose texts are base64, with commas."""
+"""The header of a captured change that lists, separated by commas, the columns of bytes, whose texts are base64."""
 DIGITS: Final = "millrace.digits"
-"""The header of a captured change that lists the columns of numbers with any number of digits, with commas: they fit a
-field of texts."""
+"""The header of a captured change that lists, separated by commas, the columns of numbers with unlimited digits, which
+fit a field of texts."""
 PLACE: Final = "millrace.place"
-"""The header that says where a record was read: a file and its line."""
+"""The header with the place from which a record was read: a file and its line."""
 FAULT: Final = "millrace.fault"
-"""The first header of a record whose value is no document, as the source found: why. The value is what was read."""
+"""The first header of a record that the source could not read as a document: the reason. The value is the raw text."""
 _TRUNCATED: Final = (OPERATION, b"t")
 
 
 def is_truncation(record: Record) -> bool:
-    """Return whether the record says that all rows of its source are gone."""
+    """Return whether the record means that all rows of its source were removed."""
     return record.value is None and record.key is None and _TRUNCATED in record.headers
 
 
@@ -51,32 +51,32 @@ def listed_columns(record: Record, header: str) -> list[str]:
 
 
 class Action(NamedTuple):
-    """What a sink is to do for one record."""
+    """A sink's action for one record."""
 
     record: Record
     id: str
     body: bytes | None
-    """The document, JSON in one line; None: delete what has this id."""
+    """The document, JSON on one line; None to delete the document of this id."""
     version: int | None
-    """Larger is newer, and nothing older may replace it; None: ids of which there is one writer, once."""
+    """The version: an older one never replaces a newer one. None for ids that are written once, by one writer."""
 
 
 class Failure(NamedTuple):
-    """A record that is not in the sink, and why. It goes into the error topic."""
+    """A failed record and the reason. It goes to the error topic."""
 
     record: Record
     stage: str
-    """``VALUE_CONVERTER`` (no JSON), ``TRANSFORMATION`` (a step) or ``TASK_PUT`` (the sink), Kafka Connect's names."""
+    """``VALUE_CONVERTER`` (not JSON), ``TRANSFORMATION`` (a step) or ``TASK_PUT`` (the sink): Kafka Connect's names."""
     step: str
     """Its name."""
     kind: str
-    """A stable name of the fault."""
+    """A stable name of the cause."""
     reason: str
     attempts: int = 1
-    """How often the sink was given the record alone, if it refused the batches that had it."""
+    """How often the record was written alone, after the sink had refused batches with it."""
 
     def as_received(self) -> Failure:
-        """Return the failure of the record as it was received."""
+        """Return the failure with the record as received."""
         return self if self.record.original is None else self._replace(record=self.record.original)
 
 

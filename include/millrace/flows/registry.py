@@ -6,9 +6,9 @@ A package adds a kind by an entry point of the group ``millrace.sources`` or ``m
     [project.entry-points."millrace.sinks"]
     file = "millrace_file_sink:KIND"
 
-It then has a place in declarations, in `millrace flows check` and `millrace flows kinds`, in the API's schema
-and list of kinds, and in the UI's forms. Its module is imported wherever a declaration is checked, so what is slow to
-import belongs into the modules that it names.
+The kind is then accepted in declarations and by `millrace flows check`, and appears in `millrace flows kinds`, the
+API's schema and list of kinds, and the UI's forms. Its module is imported wherever a declaration is checked, so slow
+imports belong in the modules that it names.
 """
 
 from __future__ import annotations
@@ -62,38 +62,38 @@ if TYPE_CHECKING:
 
 SOURCE_GROUP: Final = "millrace.sources"
 SINK_GROUP: Final = "millrace.sinks"
-"""Groups of entry points."""
+"""The group of entry points for kinds of sinks."""
 SOURCES: Final = (
     KAFKA_SOURCE, COLLECTION_SOURCE, MARIADB_SOURCE, POSTGRES_SOURCE, QUERY_SOURCE, TRIGGERS_SOURCE, FILES_SOURCE,
     DIRECT_SOURCE,
 )  # fmt: skip
 SINKS: Final = (OPENSEARCH_SINK, KAFKA_SINK, COLLECTION_SINK, DELTA_SINK)
-"""The kinds of this package. A new one is a folder and its KIND here."""
+"""The kinds of sinks of this package. A new one is a folder, and its KIND in this list."""
 _Kind = TypeVar("_Kind", SourceKind, SinkKind)
 _log = logging.getLogger(__name__)
 
 
 @cache
 def source_kinds() -> Mapping[str, SourceKind]:
-    """Return all kinds of sources by name. Logs what is left out, as :func:`sink_kinds`."""
+    """Return all kinds of sources by name. Logs the entry points that it ignores, as :func:`sink_kinds` does."""
     return _kinds(SourceKind, SOURCES, SOURCE_GROUP, "source")
 
 
 @cache
 def sink_kinds() -> Mapping[str, SinkKind]:
-    """Return all kinds of sinks by name. Logs an entry point that cannot be loaded, or names a kind that is there."""
+    """Return all kinds of sinks by name. Logs and ignores an entry point that fails to load or repeats a name."""
     return _kinds(SinkKind, SINKS, SINK_GROUP, "sink")
 
 
 def kinds_listed() -> list[dict[str, str]]:
-    """Return all kinds as rows: part (source or sink), kind, package, and what it promises in words."""
+    """Return all kinds as rows: part (source or sink), kind, package, and its guarantee or properties in words."""
     sources = [("source", each.name, each.package, each.words) for each in source_kinds().values()]
     sinks = [("sink", each.name, each.package, each.guarantee) for each in sink_kinds().values()]
     return [dict(zip(("part", "kind", "package", "promise"), row, strict=True)) for row in sources + sinks]
 
 
 def promise_of(source: Source, sink: Any, *, rows: bool = False, chosen: Guarantee | None = None) -> str:
-    """Return the guarantee of a flow from `source` to `sink`, and how, in words: see :func:`guarantee_of`."""
+    """Return the guarantee of a flow from `source` to `sink` and how it is met; see :func:`guarantee_of`."""
     return guarantee_of(source_kinds()[source.kind], sink_kinds().get(sink.kind), sink, rows=rows, chosen=chosen)
 
 
@@ -107,7 +107,7 @@ def _kinds(of: type[_Kind], ours: Sequence[_Kind], group: str, what: str) -> Map
             _log.exception("the %s %s of the package %s cannot be loaded", what, point.name, package)
             continue
         if not isinstance(kind, of) or kind.name in found:
-            _log.error("the %s %s of the package %s is no kind of its own: it is left out", what, point.name, package)
+            _log.error("the %s %s of the package %s is not a new kind and is ignored", what, point.name, package)
             continue
         found[kind.name] = replace(kind, package=package)
     return found
@@ -134,7 +134,7 @@ else:
 def source_of(
     declared: Source, settings: Settings, *, group: str, standing: Mapping[str, int] | None = None
 ) -> AnySource:
-    """Return the lanes of `declared`; `standing` has the positions that are stored, by lane.
+    """Return the source `declared`; `standing` has the stored positions, by lane.
 
     Raises InvalidSettings if no such kind is installed.
     """
@@ -151,7 +151,7 @@ def reader_of(declared: Source, settings: Settings, *, group: str, topic: str, p
 
 
 def feeder_of(declared: Source, settings: Settings, *, group: str) -> Feeder | None:
-    """Return what gathers the records of `declared` beside a worker, started; None for a source that needs nothing.
+    """Start and return the feeder that gathers the records of `declared`; None if the source needs none.
 
     Raises InvalidSettings, LogUnavailable, StreamBusy.
     """
@@ -161,22 +161,24 @@ def feeder_of(declared: Source, settings: Settings, *, group: str) -> Feeder | N
 
 
 def release(declared: Source, settings: Settings, *, group: str) -> None:
-    """Remove what a flow made at `declared`, after its worker has stopped. Idempotent. Raises InvalidSettings,
-    LogUnavailable."""
+    """Remove the flow's objects at the source `declared`, after its worker has stopped. Idempotent.
+
+    Raises InvalidSettings, LogUnavailable.
+    """
     place = _installed(source_kinds(), declared.kind, "source").release
     if place:
         _function(place)(declared, settings, group=group)
 
 
 def sink_of(declared: Sink, settings: Settings, *, flow: str, flush: Flush) -> AnySink:
-    """Return the sink that flow `flow` declares, not opened. Raises InvalidSettings if no such kind is installed."""
+    """Return the unopened sink that `flow` declares. Raises InvalidSettings if no such kind is installed."""
     make = _function(_installed(sink_kinds(), declared.kind, "sink").make)
     found: AnySink = make(declared, settings, flow=flow, flush=flush)
     return found
 
 
 def ticks_of(declared: Sink, settings: Settings, topics: Sequence[str]) -> Ticks | None:
-    """Return the ticks of what `declared` holds of `topics`; None for a sink without such a time."""
+    """Return the ticks of the sink `declared` for `topics`; None if the sink has none."""
     place = _installed(sink_kinds(), declared.kind, "sink").ticks
     found: Ticks | None = _function(place)(declared, settings, topics) if place else None
     return found
@@ -184,7 +186,7 @@ def ticks_of(declared: Sink, settings: Settings, topics: Sequence[str]) -> Ticks
 
 def _installed(kinds: Mapping[str, _Kind], name: str, what: str) -> _Kind:
     if name not in kinds:
-        raise InvalidSettings(f"this build has no {what} of kind {name}; it has {', '.join(sorted(kinds))}")
+        raise InvalidSettings(f"no {what} of kind {name} is installed; installed kinds: {', '.join(sorted(kinds))}")
     return kinds[name]
 
 

@@ -1,12 +1,11 @@
-"""The status of a flow, whichever host runs it. Imports no Spark.
+"""The status of a flow on either host. Imports no Spark.
 
-:func:`processes_of` says how a flow's supervisor and its processes are. Each host adds what its processes report:
-`flows/spark_host/status.py` for streams, `flows/range_host/observed.py` for pipelines. Lists, graphs, metrics and the
-hosts' own JSON forms are made from it, and compute nothing again. millrace.flows.directory finds the flows of a data
-folder.
+:func:`processes_of` returns the state of a flow's supervisor and its processes. Each host adds the reports of its
+processes: `flows/spark_host/status.py` for streams, `flows/range_host/observed.py` for pipelines. Lists, graphs,
+metrics and the hosts' own JSON forms are derived from it. millrace.flows.directory finds the flows of a data folder.
 
     <data>/run/flows/<run id>/lock         held by the flow's supervisor
-    <data>/run/flows/<run id>/<n>.json     its process n, by the supervisor (ProcessRecord)
+    <data>/run/flows/<run id>/<n>.json     the supervisor's record of process n (ProcessRecord)
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from millrace.runtime.launch.launcher import Launcher, RunState
 
 Host = Literal["spark", "range"]
 SCHEDULED_PREFIX: Final = "flow_"
-"""Of the DAGs that run flows by their schedules; who starts one runs code of a transform, and writes into a sink."""
+"""Prefix of the DAGs that run flows by schedule. Starting one runs a transform's code and writes into a sink."""
 
 
 def scheduled_dag_id(name: str) -> str:
@@ -57,14 +56,14 @@ class FlowState(StrEnum):
 
     @property
     def live(self) -> bool:
-        """Whether a process moves rows, or could."""
+        """Whether a process moves rows or is ready to."""
         return self in (FlowState.RUNNING, FlowState.DEGRADED)
 
 
 class FlowStatus(BaseModel):
-    """A flow, and how it is doing.
+    """A flow and its state.
 
-    Rows of a flow on the range loop are those of all time; those of a Spark flow are counted since its process began.
+    On the range loop, rows are counted since the flow first ran; on Spark, since its process started.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,60 +71,60 @@ class FlowStatus(BaseModel):
     name: str
     host: Host = Field(description="range: the range loop of a worker; spark: a streaming query")
     words: str = Field(default="", description="its description")
-    source: str = Field(default="", description="kind:name, such as kafka:flights; empty: not known")
+    source: str = Field(default="", description="kind:name, such as kafka:flights; empty: unknown")
     sink: str = ""
     reads: tuple[str, ...] = Field(default=(), description="all that it reads, its source first")
     writes: tuple[str, ...] = Field(default=(), description="all that it writes: its sink, its errors or late rows")
     guarantee: Guarantee | Literal[""] = ""
     job: str = Field(default="", description="the job that runs it: its own, or its group's")
-    dag_id: str = Field(default="", description="the DAG of Airflow that keeps its process alive, if there is one")
-    schedule: str = Field(default="", description="when a run of it starts, which ends; empty: it runs always")
+    dag_id: str = Field(default="", description="the Airflow DAG that keeps its process running, if there is one")
+    schedule: str = Field(default="", description="when its bounded runs start; empty: it always runs")
     state: FlowState
-    error: str | None = Field(default=None, description="why it, or one of its lanes, does not run")
-    since: float | None = Field(default=None, description="when its process began, seconds since 1970")
+    error: str | None = Field(default=None, description="why the flow, or one of its lanes, does not run")
+    since: float | None = Field(default=None, description="when its process started, seconds since 1970")
     at: float | None = Field(default=None, description="when it reported last, seconds since 1970")
     workers: int = Field(default=0, description="processes that run it now")
-    restarts: int = Field(default=0, description="of its processes, since their supervisor began")
+    restarts: int = Field(default=0, description="restarts of its processes since their supervisor started")
     last_end: str = Field(default="", description="how one of its processes ended before the last restart, in words")
     lanes: int = 0
     failed_lanes: int = 0
     rows_in: int = 0
     rows_out: int = 0
-    rows_error: int = Field(default=0, description="put aside as dead letters")
-    rows_late: int = Field(default=0, description="put aside, or dropped by Spark, behind the watermark")
+    rows_error: int = Field(default=0, description="rows put aside as dead letters")
+    rows_late: int = Field(default=0, description="rows behind the watermark, put aside or dropped by Spark")
     rows_filtered: int = 0
-    rows_stale: int = Field(default=0, description="left out: the sink holds a newer version of their id")
+    rows_stale: int = Field(default=0, description="rows left out because the sink had a newer version of their id")
     rate: float = Field(default=0.0, description="rows read a second")
     lag_seconds: float | None = Field(
         default=None, description="behind a collection, in log time, or behind a captured database"
     )
-    lag_bytes: int | None = Field(default=None, description="of a captured database's log that were not read yet")
+    lag_bytes: int | None = Field(default=None, description="unread bytes of a captured database's log")
     source_counts: dict[str, int] = Field(
         default_factory=dict,
-        description="messages of a best-effort source: received, dropped, dropped_by_kernel, truncated, malformed, and"
-        " by their numbers lost, late, repeated, restarts",
+        description="messages of a best-effort source: received, dropped, dropped_by_kernel, truncated, malformed, and,"
+        " by their sequence numbers, lost, late, repeated, restarts",
     )
-    lag_records: int | None = Field(default=None, description="records of topics that were not read yet")
+    lag_records: int | None = Field(default=None, description="unread records of topics")
     watermark: str | None = None
     state_rows: int = Field(default=0, description="rows in the state of its operators")
     state_bytes: int = 0
-    incarnation: int = Field(default=0, description="of a Spark flow: counts its checkpoints")
+    incarnation: int = Field(default=0, description="for a Spark flow, the number of its checkpoint")
     batches: int = 0
     operated: dict[str, int] | None = Field(
         default=None,
         description="the outcome of an operator's input rows: taken + late + rejected are all of them; also partly_late"
-        " (too late for one of their windows), corrected (answers given again) and evicted (rows of state that the"
+        " (too late for one of their windows), corrected (results written again) and evicted (rows of state that the"
         " watermark has passed)",
     )
 
     @property
     def node(self) -> str:
-        """The flow's key in a graph, which no source or sink has."""
+        """The flow's key in a graph, distinct from those of sources and sinks."""
         return f"{'stream' if self.host == 'spark' else 'pipeline'}:{self.name}"
 
 
 def process_began(pid: int) -> float | None:
-    """Return when a process began, in seconds since 1970; None if it is gone."""
+    """Return when a process started, in seconds since 1970; None if it has ended."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
@@ -140,23 +139,23 @@ class ProcessRecord:
     """A process of a flow, as its supervisor records it."""
 
     pid: int = 0
-    """0: none runs."""
+    """Its process id; 0 if none runs."""
     start: str = ""
-    """Its start (:attr:`millrace.base.process.ProcessInfo.start`): a process id is given out again."""
+    """Its start (:attr:`millrace.base.process.ProcessInfo.start`), since process ids are reused."""
     runs: tuple[str, ...] = ()
-    """The flows that it runs: those of a group that are not paused."""
+    """The flows that it runs: those of its group that are not paused."""
     ends: int = 0
-    """How many have failed, since their supervisor began."""
+    """Failed processes since their supervisor started."""
     ended_at: float = 0.0
-    """When the last of them failed, seconds since 1970."""
+    """When the last one failed, seconds since 1970."""
     cause: str = ""
     """Why it failed."""
     retry_at: float | None = None
-    """When the next one is started, seconds since 1970; None if it has been, or never is."""
+    """When the next one is started, seconds since 1970; None if it has started or will not."""
 
     @property
     def alive(self) -> bool:
-        """Whether that very process runs."""
+        """Whether exactly this process still runs."""
         return self.pid > 0 and is_alive(self.pid, self.start)
 
     @classmethod
@@ -176,7 +175,7 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowProcesses:
-    """The supervisor of a flow, and its processes."""
+    """A flow's supervisor and its processes."""
 
     state: FlowState
     """NEW, RUNNING, STOPPED, FAILED or LOST, as far as a supervisor in the background knows."""
@@ -204,12 +203,12 @@ class FlowProcesses:
 
     @property
     def waiting(self) -> str:
-        """Why no process runs and when the next one is started; empty if one runs, or none is to."""
+        """Why no process runs and when the next one starts; empty if one runs, or none will start."""
         last = self.last_end
         if any(each.pid for each in self.records) or last.retry_at is None:
             return ""
         pause = max(0.0, last.retry_at - time.time())
-        return f"{last.cause}; it is started again" + (f" in {pause:.0f} s" if pause >= 1 else "")
+        return f"{last.cause}; it restarts" + (f" in {pause:.0f} s" if pause >= 1 else "")
 
     @property
     def _own(self) -> Sequence[ProcessRecord]:
@@ -222,13 +221,13 @@ def supervised_folder(settings: Settings, run_id: str) -> Path:
 
 
 def records_of(folder: Path) -> dict[int, ProcessRecord]:
-    """Return what the supervisor with this folder recorded of its processes, by number."""
+    """Return the process records of the supervisor with this folder, by number."""
     found = (each for each in folder.glob("*.json") if each.stem.isdecimal())
     return {int(each.stem): ProcessRecord.read(each) for each in sorted(found)}
 
 
 def processes_of(settings: Settings, run_id: str) -> FlowProcesses:
-    """Return how the supervisor and the processes of a flow are."""
+    """Return the state of a flow's supervisor and processes."""
     records = tuple(records_of(supervised_folder(settings, run_id)).values())
     try:
         run = Launcher(settings).poll(run_id)

@@ -1,4 +1,4 @@
-"""Supervise the processes of one flow, whichever host runs them.
+"""Supervise the processes of one flow on either host.
 
     python -m millrace.flows.supervisor workers FILE [--config FILE]    # a pipeline in worker processes
     python -m millrace.flows.supervisor tasks FILE [--config FILE]      # a pipeline in Spark's tasks
@@ -7,10 +7,9 @@
 millrace.flows.control starts it as one run of the launcher; ``millrace flows run`` supervises in the foreground. A flow
 has one supervisor at a time: it holds the lock of its folder (millrace.flows.status).
 
-A process that dies, falls silent or hangs is restarted after growing pauses; millrace.flows.hosts says what a host
-starts and when it is well. A killed supervisor can stop nothing. Its processes end by themselves (SupervisorWatch), and
-the next supervisor first ends those that could not, by process id and start time. The pauses go on where the killed
-supervisor was.
+A process that dies, falls silent or hangs is restarted after growing pauses; millrace.flows.hosts defines each host's
+processes and health checks. If a supervisor is killed, its processes end by themselves (SupervisorWatch), and the next
+supervisor first ends those that did not, by process id and start time. It continues the sequence of pauses.
 """
 
 from __future__ import annotations
@@ -43,35 +42,35 @@ FOLDER_VARIABLE: Final = "MILLRACE_FLOW_FOLDER"
 _LOCK_SECONDS: Final = 1.0
 _PAUSED_SECONDS: Final = 0.5
 _STOP_PART: Final = 0.8
-"""Of `stop_deadline`, for the processes: who stops the supervisor waits for the whole."""
+"""The processes' share of `stop_deadline`. The rest is for the supervisor, whose stopper waits for all of it."""
 _MESSAGE_LENGTH: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """When a process is restarted: after `first` seconds, doubled with each failure in a row, at most `longest`."""
+    """Pauses before restarts: `first` seconds, doubled with each failure in a row, at most `longest`."""
 
     first: float
     longest: float
     steady: float = 60.0
-    """A process that ran so long did not fail at its start: its pauses begin again."""
+    """Seconds after which a process counts as steady, and the pauses start again from `first`."""
     attempts: int | None = None
-    """Failures in a row after which it is given up; None: never."""
+    """Failures in a row after which the process is not restarted; None: unlimited."""
 
 
 class Host(Protocol):
-    """What a flow's supervisor starts, and when it is well."""
+    """The processes that a flow's supervisor starts, and their health checks."""
 
     name: str
     run_id: str
     count: int
-    """Processes at once, numbered from 0."""
+    """The number of processes, numbered from 0."""
     bounded: bool
     """Whether a process ends by itself, at the present end of the source."""
     restarts: Restarts
 
     def wanted(self) -> tuple[str, ...] | None:
-        """Return the flows that a process is to run now; None for none. A process that runs others is restarted."""
+        """Return the flows that a process must run now, or None. A process that runs others is restarted."""
         ...
 
     def command(self, number: int, result: Path) -> list[str]:
@@ -81,27 +80,27 @@ class Host(Protocol):
     def log_file(self, number: int) -> Path: ...
 
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
-        """Return the check of a process that has just been started. The check may kill it."""
+        """Return the health check of a process that has just started. The check may kill it."""
         ...
 
     def busy(self, words: str) -> MillraceError:
-        """Return the error of a flow that somebody else supervises."""
+        """Return the error for a flow that another process supervises."""
         ...
 
     def ended(self) -> None:
-        """Release what the processes leave to their next start. All of them have ended, and none is started again."""
+        """Release resources that processes retain across restarts. Called when all have ended for good."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFault(Fault):
-    """A process's end with the error that it reported."""
+    """The end of a process with its reported error."""
 
     error: Mapping[str, Any] | None = None
 
 
 class _Child:
-    """One process, and the check that says how it is."""
+    """One process and its health check."""
 
     def __init__(self, host: Host, number: int, folder: Path, settings: Settings, runs: tuple[str, ...]) -> None:
         self.runs, self._host = runs, host
@@ -112,7 +111,7 @@ class _Child:
         self._job = ChildProcess(command, log_file=host.log_file(number), env=environment)
         self._check = host.watch(number, self._job)
         self.code = 0
-        """Its exit code, once it was stopped."""
+        """Its exit code, after it was stopped."""
 
     @property
     def pid(self) -> int:
@@ -129,12 +128,12 @@ class _Child:
     def _end(self, code: int) -> Fault:
         if code == 0 and self._host.bounded:
             return Fault("", restart=False)
-        told = (read_json(self._result) or {}).get("error")
-        if isinstance(told, dict) and "code" in told:
-            words = f"{told['code']}: {told.get('message', '')}"
-            return ProcessFault(words, restart=bool(told.get("retriable", True)), error=told)
+        reported = (read_json(self._result) or {}).get("error")
+        if isinstance(reported, dict) and "code" in reported:
+            words = f"{reported['code']}: {reported.get('message', '')}"
+            return ProcessFault(words, restart=bool(reported.get("retriable", True)), error=reported)
         last = self._job.tail(1).strip() or f"its log is {self._job.log_file}"
-        return ProcessFault(f"it ended with {code}: {last}" if code else "it ended, and nobody asked it to")
+        return ProcessFault(f"it ended with {code}: {last}" if code else "it ended without a request to stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Ended:
 
 
 def supervise(settings: Settings, host: Host, stop: threading.Event) -> Ended:
-    """Keep the processes of `host` running until `stop`, until all have done their work or one is given up.
+    """Keep the processes of `host` running until `stop`, until all have finished, or until one failed too often.
 
     Raises `host.busy` if another process supervises the flow.
     """
@@ -164,7 +163,7 @@ def supervise(settings: Settings, host: Host, stop: threading.Event) -> Ended:
         def one(number: int) -> None:
             try:
                 ends[number] = _supervised(settings, host, number, folder, stop)
-            except BaseException as error:  # no process can be started, say: who looks after this one starts it again
+            except BaseException as error:  # such as a failed start; whatever runs this supervisor restarts it
                 broken.append(error)
                 stop.set()
 
@@ -179,7 +178,7 @@ def supervise(settings: Settings, host: Host, stop: threading.Event) -> Ended:
         host.ended()
         if broken:
             raise broken[0]
-        for number in range(host.count):  # a start that somebody asks for counts no failures of before
+        for number in range(host.count):  # a requested start ignores earlier failures
             _pauses_path(folder, number).unlink(missing_ok=True)
     return next((each for each in ends if each.code), Ended())
 
@@ -207,7 +206,7 @@ def _supervised(settings: Settings, host: Host, number: int, folder: Path, stop:
 
     def on_fault(fault: Fault) -> None:
         gone = {"pid": 0, "start": "", "runs": ()}
-        if not fault.cause:  # it has done its work, or is started otherwise
+        if not fault.cause:  # it has finished, or is restarted for another set of flows
             note(**gone)
             return
         sys.stderr.write(f"a process of {host.name}: {fault}\n")
@@ -229,19 +228,19 @@ def _supervised(settings: Settings, host: Host, number: int, folder: Path, stop:
     note(pid=0, start="", runs=(), retry_at=None)
     if fault is None or not fault.cause or stop.is_set():
         return Ended()
-    words = f"its process ended again and again; the last one: {fault.cause}"
-    told = {"code": "WORKER_ENDED", "message": words[:_MESSAGE_LENGTH], "retriable": True}
+    words = f"its process ended too often; the last cause: {fault.cause}"
+    error_document = {"code": "WORKER_ENDED", "message": words[:_MESSAGE_LENGTH], "retriable": True}
     known = fault.error if isinstance(fault, ProcessFault) and not fault.restart else None
-    return Ended(children[0].code or 1, known or told)
+    return Ended(children[0].code or 1, known or error_document)
 
 
 def _pauses_path(folder: Path, number: int) -> Path:
-    """The file in which the pauses of process `number` outlive a killed supervisor."""
+    """Return the file with the pauses of process `number`, which outlives a killed supervisor."""
     return folder / f"{number}.restarts.json"
 
 
 def end_orphans(folder: Path, *, deadline: float) -> list[int]:
-    """End what a killed supervisor with this folder left running; return the ids of the processes that it knew.
+    """End the processes of a killed supervisor with this folder; return the ids of those that it had recorded.
 
     The process itself gets SIGTERM and has `deadline` seconds to finish. Then everything that it started is killed.
     """
@@ -253,18 +252,18 @@ def end_orphans(folder: Path, *, deadline: float) -> list[int]:
 
 
 def _left_by(record: ProcessRecord, folder: Path) -> list[ProcessInfo]:
-    """Return the recorded process and what it started, as far as they run."""
+    """Return the recorded process and its descendants that still run."""
     if not record.pid:
         return []
     leader = all_processes().get(record.pid)
     if leader is not None:
-        return process_tree(record.pid) if leader.start == record.start else []  # else the id was given out again
+        return process_tree(record.pid) if leader.start == record.start else []  # else the id was reused
     members = process_tree(record.pid)
     return [each for each in members if (read_environment(each.pid) or {}).get(FOLDER_VARIABLE) == str(folder)]
 
 
 def main() -> int:
-    """Supervise a flow as a run of the launcher; write how it ended to ``--result``."""
+    """Supervise a flow as a run of the launcher; write the result to ``--result``."""
     from millrace.flows.hosts import host_of
 
     parser = argparse.ArgumentParser(prog="python -m millrace.flows.supervisor")
@@ -281,8 +280,8 @@ def main() -> int:
         host = host_of(settings, options.host, options.flow, config=options.config, progress=options.progress)
         ended = supervise(settings, host, stop)
     except MillraceError as error:
-        told = {"code": error.code, "message": str(error)[:_MESSAGE_LENGTH], "retriable": error.retriable}
-        ended = Ended(1, told)
+        error_document = {"code": error.code, "message": str(error)[:_MESSAGE_LENGTH], "retriable": error.retriable}
+        ended = Ended(1, error_document)
     if ended.code:
         replace_json(options.result, {"ok": False, "error": ended.error})
     else:

@@ -14,7 +14,7 @@ from confluent_kafka.admin import BrokerMetadata, ClusterMetadata
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.flows.errors.topic import ErrorTopic
-from millrace.flows.kafka.brokers import looked_at
+from millrace.flows.kafka.brokers import checked_metadata
 from millrace.flows.range_host import topic_admin
 from millrace.flows.sinks.kafka.model import KafkaSink
 from millrace.flows.sinks.kafka.sink import made
@@ -50,7 +50,7 @@ def test_no_client_is_made_for_brokers_whose_name_leads_elsewhere_by_now() -> No
         lambda: ErrorTopic(pipeline),
         lambda: made(pipeline.sink, Settings(), flow="x", flush=pipeline.flush),
     ):
-        with pytest.raises(InvalidSettings, match=r"rebound\.test: a broker at an address that no pipeline may reach"):
+        with pytest.raises(InvalidSettings, match=r"rebound\.test: a broker at a forbidden address"):
             connect()
 
 
@@ -62,6 +62,6 @@ def test_brokers_that_name_such_a_one_are_refused() -> None:
             told.brokers[place].host = host
         return told
 
-    assert looked_at(told := named("broker.test", "127.0.0.1")) is told
+    assert checked_metadata(told := named("broker.test", "127.0.0.1")) is told
     with pytest.raises(InvalidSettings, match=r"rebound\.test"):
-        looked_at(named("broker.test", "rebound.test"))
+        checked_metadata(named("broker.test", "rebound.test"))

@@ -1,1 +1,1 @@
-"""Kafka's clusters as both sides reach them."""
+"""Connections to Kafka clusters, for sources and sinks."""

@@ -1,9 +1,9 @@
-"""Where Kafka's clients may connect: checked before a client is created, and again once it knows the other brokers.
+"""The check of broker addresses: before a client is created, and again when it knows the other brokers.
 
-librdkafka opens its connections itself, without a hook for us. Between our lookup and its own, the resolver may change
-its answer, and it may reach brokers that it learns of later before anybody checks them. It sends them only Kafka's
-handshake, which no server of keys answers. It connects only to brokers that it needs, so a client first asks for the
-metadata, which is checked before the other brokers are reached.
+librdkafka opens its connections itself, without a hook. The resolver may answer differently between this check and
+librdkafka's own lookup, and librdkafka may connect to brokers that it learns of later before they are checked. It sends
+them only Kafka's handshake, which metadata services do not answer. It connects only to brokers that it needs, so a
+client first asks for the metadata, which is checked before the other brokers are reached.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def client_settings(cluster: KafkaCluster) -> dict[str, str | int]:
 
 
 def admin_settings(cluster: KafkaCluster) -> dict[str, str | int]:
-    """The same for a client that consumes nothing. Raises InvalidSettings."""
+    """Return the settings of a client that consumes nothing. Raises InvalidSettings if an address is forbidden."""
     _require(map(host_of, cluster.bootstrap))
     return KafkaCluster.client_settings(cluster)
 
 
-def looked_at(told: ClusterMetadata) -> ClusterMetadata:
-    """What the brokers told. Raises InvalidSettings where they name one that no pipeline may reach."""
-    _require(str(each.host) for each in told.brokers.values())
-    return told
+def checked_metadata(metadata: ClusterMetadata) -> ClusterMetadata:
+    """Return the brokers' metadata. Raises InvalidSettings if it names a broker at a forbidden address."""
+    _require(str(each.host) for each in metadata.brokers.values())
+    return metadata
 
 
 def _require(hosts: Iterable[str]) -> None:
     wrong = [host for host in hosts if leads_astray(host)]
     if wrong:
-        raise InvalidSettings(f"{', '.join(wrong)}: a broker at an address that no pipeline may reach (link-local)")
+        raise InvalidSettings(f"{', '.join(wrong)}: a broker at a forbidden address (link-local)")

@@ -1,4 +1,4 @@
-"""How Kafka's clients are reached: brokers, TLS, SASL and time-outs, by librdkafka's names.
+"""The declaration of a Kafka cluster: brokers, TLS, SASL and time-outs, by librdkafka's names.
 
 Names and defaults of the time-outs are those of ``pipeline-config.yaml`` in reference document 004. docs/pipelines.md
 has the table.
@@ -24,14 +24,14 @@ def _certificates(text: str) -> str:
 
 
 class KafkaSecurity(Part):
-    """Who the client is, and how it knows the brokers."""
+    """The client's identity, and how it verifies the brokers."""
 
-    protocol: Protocol = words("TLS or not, SASL or not", default="PLAINTEXT")
+    protocol: Protocol = words("with or without TLS and SASL", default="PLAINTEXT")
     mechanism: Mechanism | None = words("SASL's mechanism", default=None)
     username: str = words("of SASL", default="", max_length=256)
-    password: Secret = words("of SASL; write-only", default=Secret(""))
+    password: Secret = words("SASL password; write-only", default=Secret(""))
     ca: Annotated[str, AfterValidator(_certificates)] = words(
-        "certificates (PEM) that sign the brokers'; empty: those of the system", default="", max_length=1 << 18
+        "CA certificates (PEM) for the brokers; empty: the system's", default="", max_length=1 << 18
     )
     certificate: Annotated[str, AfterValidator(_certificates)] = words(
         "the client's own certificate chain (PEM)", default="", max_length=1 << 18
@@ -45,15 +45,15 @@ class KafkaSecurity(Part):
         ):
             raise ValueError(f"{self.protocol} needs mechanism, username and password")
         if not self.protocol.startswith("SASL") and (self.mechanism or self.username):
-            raise ValueError(f"{self.protocol} takes no mechanism and no username: say SASL_SSL or SASL_PLAINTEXT")
+            raise ValueError(f"{self.protocol} takes no mechanism or username: use SASL_SSL or SASL_PLAINTEXT")
         if not self.protocol.endswith("SSL") and (self.ca or self.certificate):
-            raise ValueError(f"{self.protocol} takes no certificates: say SSL or SASL_SSL")
+            raise ValueError(f"{self.protocol} takes no certificates: use SSL or SASL_SSL")
         if bool(self.certificate) != bool(self.key.get_secret_value()):
-            raise ValueError("certificate and key belong together: give both, or none")
+            raise ValueError("certificate and key are a pair: give both or neither")
         return self
 
     def client_settings(self) -> dict[str, str]:
-        """As confluent-kafka takes it."""
+        """Return the settings in the form of confluent-kafka."""
         found = {"security.protocol": self.protocol.lower()}
         if self.mechanism:
             found |= {
@@ -71,7 +71,7 @@ class KafkaSecurity(Part):
 class KafkaCluster(Part):
     """Brokers and how to reach them."""
 
-    bootstrap: Annotated[tuple[Address, ...], Field(min_length=1, max_length=32)] = words("brokers, host:port each")
+    bootstrap: Annotated[tuple[Address, ...], Field(min_length=1, max_length=32)] = words("brokers, each host:port")
     security: KafkaSecurity = words("TLS and SASL", default_factory=KafkaSecurity)
     socket_timeout_ms: int = words(
         "socketTimeoutMs: longest wait for a broker's answer", default=60_000, ge=10, le=300_000
@@ -81,7 +81,7 @@ class KafkaCluster(Part):
         yield from ((f"bootstrap.{place}", host_of(each)) for place, each in enumerate(self.bootstrap))
 
     def client_settings(self) -> dict[str, str | int]:
-        """As confluent-kafka takes it."""
+        """Return the settings in the form of confluent-kafka."""
         return {
             "bootstrap.servers": ",".join(self.bootstrap),
             "socket.timeout.ms": self.socket_timeout_ms,

@@ -20,17 +20,17 @@ from millrace.runtime.sandbox.errors import TooMuchWork
 from millrace.runtime.sandbox.worker import CallerConnection, serve
 
 SHOWN_BYTES: Final = 8 << 20
-"""Of all documents behind all steps that one dry run shows."""
+"""The most bytes of documents, after all steps, that one dry run shows."""
 SHOWN_LEVELS: Final = 200
-"""Of a document; the answer's encoder takes no more than 255."""
+"""The most levels of a document; the response's encoder accepts at most 255."""
 _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 
 def handle(question: Any, talk: CallerConnection) -> Any:
     """Answer one request.
 
-    ``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample
-    for each record. ``("run", rules, records)``: nothing, when done.
+    ``("check", steps)`` returns the problems of steps, by their index. ``("show", rules, records)`` returns a sample
+    for each record. ``("run", rules, records)`` returns nothing when done.
     """
     if question[0] == "check":
         return _check(question[1], talk)
@@ -55,16 +55,16 @@ def _check(steps: Mapping[int, Any], talk: CallerConnection) -> list[Problem]:
 
 
 class _Asked:
-    """The rows of a lookup, asked for one by one."""
+    """The rows of a lookup, requested from the caller one by one."""
 
     def __init__(self, step: Lookup, talk: CallerConnection) -> None:
         self._step, self._talk = step, talk
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
-        told = self._talk.ask_caller([self._step.model_dump(), key])
-        if "error" in told:
-            raise ValueError(told["error"])
-        found: Mapping[str, Any] | None = told["row"]
+        reply = self._talk.ask_caller([self._step.model_dump(), key])
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        found: Mapping[str, Any] | None = reply["row"]
         return found
 
 
@@ -80,12 +80,12 @@ def _show(rules: Rules, records: list[Record], talk: CallerConnection) -> list[d
     def keep(document: dict[str, Any]) -> Any:
         nonlocal left
         if _depth(document) > SHOWN_LEVELS:
-            raise ValueError(f"it is nested deeper than {SHOWN_LEVELS} levels: too deep to be shown")
-        text = encoded(document)  # as a sink would have it: no NaN, which no answer can hold
+            raise ValueError(f"it is nested deeper than {SHOWN_LEVELS} levels, too deep to be shown")
+        text = encoded(document)  # as in a sink: without NaN, which a response cannot hold
         left -= len(text)
         if left < 0:
             raise TooMuchWork(
-                f"the documents behind the steps have more than {SHOWN_BYTES >> 20} MiB: show fewer, or smaller ones",
+                f"the documents after the steps have more than {SHOWN_BYTES >> 20} MiB: show fewer or smaller ones",
                 limit="answer",
             )
         return json.loads(text)
@@ -112,8 +112,8 @@ def _depth(document: Any) -> int:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
-    # Loaded before anybody waits for an answer.
+    """Answer requests until the caller closes the connection."""
+    # Import before the first request, so that no caller waits for it.
     import cel  # noqa: F401
     import jsonschema_rs  # noqa: F401
 

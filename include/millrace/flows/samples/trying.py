@@ -1,4 +1,4 @@
-"""What the service asks of a process apart: whether a declaration's steps compile, and what they make of records."""
+"""The service's side of the sandbox: check whether steps compile, and run them on sample records."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from millrace.flows.transform.transform import Rules
 from millrace.runtime.sandbox.pool import Sandbox
 
 TRYING: Final = "millrace.flows.samples"
-"""The process apart."""
+"""The module that the sandboxed process runs."""
 COMPILED: Final = frozenset({"filter", "compute", "json_schema"})
-"""Steps whose writer's own text is compiled."""
+"""Kinds of steps that contain a user's text to be compiled."""
 
 
 class Trying(Closeable):
-    """Steps tried apart. Each call ends within the bounds of :mod:`millrace.runtime.sandbox`. Thread-safe."""
+    """Tries steps in a sandbox. Each call ends within the bounds of :mod:`millrace.runtime.sandbox`. Thread-safe."""
 
     def __init__(self, apart: Sandbox | None = None) -> None:
         self._apart = apart or Sandbox(TRYING)
 
     def problems(self, steps: Any) -> list[Problem]:
-        """What is wrong with a declaration's `steps`, those that are compiled. Raises TooMuchWork, ServiceBusy."""
+        """Return the problems of those `steps` that are compiled. Raises TooMuchWork, ServiceBusy."""
         if not isinstance(steps, list | tuple):
             return []
         asked = {
@@ -37,26 +37,28 @@ class Trying(Closeable):
         try:
             return [Problem(*each) for each in self._apart.call(("check", asked))] if asked else []
         except RecursionError:
-            return []  # so deep that it is no declaration, which needs nobody's compiler
+            return []  # too deep to be a declaration, which the caller reports
 
     def show(self, flow: Flow, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]) -> list[dict[str, Any]]:
         """Return the result of each step for each record, as JSON.
 
         The form is that of :class:`millrace.flows.transform.transform.Sample`. Raises TooMuchWork, ServiceBusy.
         """
-        found: list[dict[str, Any]] = self._apart.call(("show", Rules.of(flow), list(records)), _told_of(open_rows))
+        found: list[dict[str, Any]] = self._apart.call(
+            ("show", Rules.of(flow), list(records)), _replies_from(open_rows)
+        )
         return found
 
     def run(self, flow: Flow, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
         """Run the steps on `record` only to see whether they end. Raises TooMuchWork, whose `where` is the step."""
-        self._apart.call(("run", Rules.of(flow), [record]), _told_of(open_rows))
+        self._apart.call(("run", Rules.of(flow), [record]), _replies_from(open_rows))
 
     def close(self) -> None:
         self._apart.close()
 
 
-def _told_of(open_rows: Callable[[Lookup], Rows]) -> Callable[[Any], dict[str, Any]]:
-    """Return the encoding of a lookup's rows for the other process."""
+def _replies_from(open_rows: Callable[[Lookup], Rows]) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that answers the other process's requests for rows of a lookup."""
     rows: dict[str, Rows] = {}
 
     def reply(asked: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""A pipeline's steps, compiled once and run on records: a document or a reason for each. No Kafka, sink or clock."""
+"""A pipeline's steps, compiled once and run on records. Each yields a document or a reason. No Kafka, sink or clock."""

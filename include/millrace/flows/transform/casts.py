@@ -1,4 +1,4 @@
-"""A value as another type, or the reason why it is none. Nothing is guessed: ``"12a"`` is no integer, 2.5 neither."""
+"""Casts of values to other types. They never guess: neither ``"12a"`` nor 2.5 is an integer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FLOAT: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS_BELOW: Final = 10**11
 _MILLISECONDS_BELOW: Final = 10**14
-"""A number of seconds reaches this in the year 5138; one of milliseconds was there in 1973."""
+"""Seconds since 1970 reach this number in the year 5138; milliseconds did in 1973."""
 
 
 def _no(value: Any, wanted: str) -> Refused:
     text = repr(value)
-    return Refused("CAST", f"{text[:80]}{'…' if len(text) > 80 else ''} is no {wanted}")
+    return Refused("CAST", f"{text[:80]}{'…' if len(text) > 80 else ''} is not a valid {wanted}")
 
 
 def to_string(value: Any) -> str:
@@ -77,7 +77,7 @@ def to_bool(value: Any) -> bool:
 
 
 def to_timestamp(value: Any) -> str:
-    """ISO 8601 in UTC, with the digits of a second that it needs. A text without a zone is UTC."""
+    """Return ISO 8601 in UTC, with as many digits of a second as needed. A text without a zone is UTC."""
     kind = type(value)
     try:
         if kind is str:

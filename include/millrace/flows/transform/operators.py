@@ -1,6 +1,6 @@
-"""Each step as a function of a document: it changes the document in place, and says whether it stays.
+"""Each step as a function of a document, which it changes in place; the result says whether the document stays.
 
-A step that fails raises Refused. It sees only the document, its record, and (lookup) the rows that it was made with.
+A step that fails raises Refused. It sees only the document, its record, and (for lookups) the rows of its collection.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from millrace.flows.records import Record
 from millrace.flows.transform.casts import CASTS, to_string
 
 MAX_NAMES: Final = 10_000
-"""Of a flattened document."""
+"""The most names of a flattened document."""
 MAX_DOCUMENT_BYTES: Final = 32 << 20
-"""Of a record's value, and of a document; what is larger is an error."""
+"""The most bytes of a record's value and of a document. A larger one is an error."""
 MAX_MADE_ID: Final = 32 << 10
-"""Characters of an id that a template makes; sinks allow less."""
+"""The most characters of an id from a template. Sinks allow fewer."""
 MAX_ROUNDS: Final = 1_000_000
-"""Of an expression's comprehensions within each other, on one document."""
+"""The most rounds of an expression's nested comprehensions on one document."""
 MAX_VALUES: Final = 30_000_000
-"""That comprehensions may put into lists, on one document."""
+"""The most values that comprehensions may put into lists, on one document."""
 
 
 class Context:
-    """What a step may know and leave besides the document."""
+    """The inputs and outputs of a step besides the document."""
 
     __slots__ = ("id", "record")
 
@@ -49,7 +49,7 @@ class Rows(Protocol):
 
 
 Open: TypeAlias = Callable[[steps.Lookup], Rows]
-"""How lookups get at a collection's rows."""
+"""Opens a lookup's collection."""
 
 Apply: TypeAlias = Callable[[Document, Context], bool]
 
@@ -62,7 +62,7 @@ class Operator(NamedTuple):
 
 
 def compile_step(step: steps.Step, place: int, open_rows: Open) -> Operator:
-    """The step at `place` (from 0) as a function. Raises ValueError, as its model would."""
+    """Compile the step at `place` (from 0). Raises ValueError, as its model does."""
     kind: str = step.kind  # type: ignore[attr-defined]
     return Operator(step.name or f"{place}.{kind}", _compile(step, open_rows))
 
@@ -88,7 +88,7 @@ def _rename(step: steps.Rename, open_rows: Open) -> Apply:
     moves = [(taker(split(old)), setter(split(new))) for old, new in step.fields.items()]
 
     def move_all(document: Document, context: Context) -> bool:
-        # All are taken before any is put: two names may be exchanged.
+        # Remove all before setting any, so that two names can be swapped.
         for value, put in [(take(document), put) for take, put in moves]:
             if value is not MISSING:
                 put(document, value)
@@ -151,7 +151,7 @@ def _template_id(step: steps.TemplateId, open_rows: Open) -> Apply:
             value = get(document)
             if value is MISSING or value is None:
                 raise Refused(
-                    "NO_ID", f"{joined(path)} is {'missing' if value is MISSING else 'null'}: there is no id without it"
+                    "NO_ID", f"{joined(path)} is {'missing' if value is MISSING else 'null'}, and the id needs it"
                 )
             found += (value if type(value) is str else to_string(value)) + text
             if len(found) > MAX_MADE_ID:
@@ -176,8 +176,8 @@ def _lookup(step: steps.Lookup, open_rows: Open) -> Apply:
         elif step.missing == "null":
             put(document, None)
         elif step.missing == "error":
-            told = "missing" if value is MISSING else repr(value)[:80]
-            raise Refused("NO_ROW", f"{step.key} is {told}: collection {step.collection} has no such row")
+            found = "missing" if value is MISSING else repr(value)[:80]
+            raise Refused("NO_ROW", f"{step.key} is {found}, and collection {step.collection} has no such row")
         return True
 
     return apply
@@ -188,12 +188,12 @@ def _flatten(step: steps.Flatten, open_rows: Open) -> Apply:
     separator, lists = step.separator, step.lists == "index"
 
     def flatten(value: Any, name: str, depth: int, found: Document, left: int) -> int:
-        """Into `found`; of `left` characters of names those that are left."""
+        """Add the flat names to `found`; return how many of `left` characters for names remain."""
         if depth and value and (type(value) is dict or (lists and type(value) is list)):
             for inner, each in value.items() if type(value) is dict else enumerate(value):
                 left = flatten(each, f"{name}{separator}{inner}" if name else str(inner), depth - 1, found, left)
             return left
-        # A long name above many values becomes part of each name: one megabyte may become ten gigabytes.
+        # A long name becomes part of each name below it, so one megabyte may become ten gigabytes.
         left -= len(name)
         if left < 0:
             raise Refused("TOO_LARGE", f"the names of the flat document have more than {MAX_DOCUMENT_BYTES} characters")
@@ -222,7 +222,7 @@ def _filter(step: steps.Filter, open_rows: Open) -> Apply:
     def apply(document: Document, context: Context) -> bool:
         answer = evaluate(document, context)
         if type(answer) is not bool:
-            raise Refused("NO_BOOL", f"{step.keep!r} gave {repr(answer)[:80]}, neither true nor false")
+            raise Refused("NO_BOOL", f"{step.keep!r} returned {repr(answer)[:80]}, which is neither true nor false")
         return answer
 
     return apply
@@ -252,7 +252,7 @@ def _validate(step: steps.Validate, open_rows: Open) -> Apply:
         try:
             try:
                 first = first_of(document)
-            except ValueError:  # of a type that it does not know: Digits
+            except ValueError:  # a type that it does not know: Digits
                 first = first_of(plain(document))
         except ValueError as error:
             raise Refused("SCHEMA", f"cannot be checked: {str(error)[:300]}") from None
@@ -270,7 +270,7 @@ _NAMED: Final = re.compile(
 
 
 def names_read(expression: str) -> frozenset[str] | None:
-    """Return the names of the document that `expression` reads, which are passed to it; None if it may read any."""
+    """Return the document's names that `expression` reads, which are passed to it; None if it may read any."""
     found = set()
     for each in _NAMED.finditer(expression):
         name = each[1] or each[2] or each[3]
@@ -281,7 +281,7 @@ def names_read(expression: str) -> frozenset[str] | None:
 
 
 def evaluator(expression: str) -> Callable[[Document, Context], Any]:
-    """`expression` as a function; what goes wrong in it raises Refused. Raises ValueError where it is no expression."""
+    """Return `expression` as a function, which raises Refused on errors. Raises ValueError if it is not valid CEL."""
     execute = compiled(expression).execute
     names = names_read(expression)
     wants_record = re.search(rf"\b{RECORD}\b", expression) is not None
@@ -298,11 +298,11 @@ def evaluator(expression: str) -> Callable[[Document, Context], Any]:
         try:
             return execute(values)
         except BaseException as error:
-            # A panic of the evaluator's native code is no Exception in Python, but still one document's failure.
+            # A panic of the evaluator's native code is not an Exception in Python, but concerns only this document.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            told = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-            raise Refused("EXPRESSION", f"{expression[:200]!r}: {told[:300]}") from None
+            reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+            raise Refused("EXPRESSION", f"{expression[:200]!r}: {reason[:300]}") from None
 
     return evaluate
 
@@ -310,7 +310,7 @@ def evaluator(expression: str) -> Callable[[Document, Context], Any]:
 def _bounded(given: Document, loops: Loops) -> None:
     """Raise Refused if the expression may take unreasonably long on this document: the evaluator cannot be interrupted.
 
-    Work grows with the longest list, once for each comprehension; text grows with what is read, once for each sum.
+    Work grows with the longest list for each comprehension. Text grows with the input for each sum.
     """
     values = text = longest = 0
     waiting: list[Any] = [given]
@@ -325,7 +325,7 @@ def _bounded(given: Document, loops: Loops) -> None:
         elif type(value) is list:
             longest = max(longest, len(value))
             waiting += value
-    longest *= loops.sums + 1  # lists are added, too
+    longest *= loops.sums + 1  # sums concatenate lists, too
     rounds: int = longest**loops.all
     made: int = values * longest ** max(loops.maps, loops.all - 1)
     if loops.all and (rounds > MAX_ROUNDS or made > MAX_VALUES):
@@ -348,7 +348,7 @@ def _described(record: Record | None) -> dict[str, Any]:
 
 
 def _json(value: Any, path: str) -> Any:
-    """A result of an expression as JSON has it."""
+    """Return the result of an expression as JSON. Raises Refused."""
     kind = type(value)
     if value is None or kind in (str, int, bool):
         return value
@@ -362,4 +362,4 @@ def _json(value: Any, path: str) -> Any:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):
         return value.total_seconds()
-    raise Refused("NO_JSON", f"{path}: {repr(value)[:80]} is no JSON")
+    raise Refused("NO_JSON", f"{path}: {repr(value)[:80]} is not JSON")

@@ -1,4 +1,4 @@
-"""Turn records into the sink's actions: parse JSON, apply steps, give an id; or a reason, separately for each record.
+"""Turn records into the sink's actions: parse JSON, apply steps, assign an id. Each record may fail with a reason.
 
 done = Transform(flow).run(records)
 len(records) == len(done.actions) + len(done.failures) + done.filtered      # always
@@ -33,7 +33,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class Transformed:
-    """What became of a run of records, in their order."""
+    """The outcome of several records, in their order."""
 
     actions: Sequence[Action] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Shown(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a dry run shows of one record: the steps as far as it came, and what the sink would be told."""
+    """A dry run of one record: the steps up to its end or failure, and the sink's action."""
 
     steps: tuple[Shown, ...]
     outcome: Literal["index", "delete", "filtered", "ignored", "error"]
@@ -65,17 +65,17 @@ def _no_collections(step: Lookup) -> Rows:
 
 
 class _Ignored(Exception):
-    """Nothing is to be done for this record."""
+    """This record needs no action."""
 
 
 OWN: Final = "own"
-"""Ids of a sink that declares none: a document holds its key, and a tombstone's is its record's."""
+"""Ids of a sink that declares none: a document contains its key, and a tombstone's key is its record's."""
 _PLACES: Final = frozenset({"position", OWN})
-"""Ids by which a document is named after its record's place."""
+"""Ids that are derived from the record's position."""
 
 
 class Rules(NamedTuple):
-    """What of a flow says what becomes of a record; no secret is in it."""
+    """The parts of a flow that decide the outcome of a record, without secrets."""
 
     steps: tuple[Step, ...]
     ids: str
@@ -85,7 +85,7 @@ class Rules(NamedTuple):
     truncates: bool = False
     """Whether the sink can remove all of its rows."""
     debezium: EventRules | None = None
-    """How the source's change events are read; None: its values are documents."""
+    """How the source's change events are decoded; None if its values are documents."""
 
     @classmethod
     def of(cls, flow: Flow) -> Rules:
@@ -104,17 +104,17 @@ class Rules(NamedTuple):
 
 
 class Hand(Protocol):
-    """Is told which record is worked on."""
+    """Receives the record that is being processed."""
 
     def take(self, offset: int, /) -> None: ...
     def leave(self) -> None: ...
 
 
 class Transform:
-    """A flow's steps, compiled. Not thread-safe; one for each task."""
+    """A flow's compiled steps. Not thread-safe; create one for each task."""
 
     def __init__(self, flow: Flow | Rules, *, open_rows: Open = _no_collections) -> None:
-        """`open_rows` gives a lookup its collection's rows. Raises ValueError."""
+        """`open_rows` opens a lookup's collection. Raises ValueError."""
         rules = flow if isinstance(flow, Rules) else Rules.of(flow)
         self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
         self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
@@ -124,14 +124,14 @@ class Transform:
         self._context = Context()
         self._events: Events | None = None
         if rules.debezium is not None:
-            # Rules alone have no registry, which may have a password: they decode JSON.
+            # Rules have no schema registry, which may need a password, so they decode only JSON.
             registry = None if isinstance(flow, Rules) else registry_of(flow.source)
             self._events = Events(rules.debezium, registry)
 
     def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:
-        """Return every record's outcome; `hand` is called with each one that reaches the steps.
+        """Return the outcome of each record; `hand` is called with each one that reaches the steps.
 
-        An error of a document is its own failure. Raises a MillraceError if a lookup's collection cannot be read.
+        An error of a document fails only that document. Raises a MillraceError if a lookup's collection cannot be read.
         """
         if isinstance(records, PlainRecords) and self._passes(records):
             return Transformed(PlainActions(records))
@@ -158,7 +158,9 @@ class Transform:
                     if document is None:
                         document = decode(value)
                     if type(document) is not dict:
-                        raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+                        raise Refused(
+                            "NO_OBJECT", f"a document must be an object, and this is a {_type_name(document)}"
+                        )
                     stage = TRANSFORMATION
                     context.record, context.id = record, None
                     if take is not None:
@@ -181,13 +183,13 @@ class Transform:
                 except Refused as error:
                     failures.append(Failure(received, stage, step, error.kind, str(error)))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    failures.append(Failure(received, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
+                    failures.append(Failure(received, stage, step, "NO_JSON", f"not JSON: {str(error)[:300]}"))
                 except RecursionError:
                     failures.append(Failure(received, stage, step, "TOO_DEEP", "it is nested too deep"))
                 except MillraceError:
                     raise
                 except Exception as error:
-                    # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
+                    # Whatever the error of one document is, the others continue: record it by its type.
                     failures.append(Failure(received, stage, step, type(error).__name__, str(error)[:300]))
         finally:
             if hand is not None:
@@ -195,7 +197,7 @@ class Transform:
         return done
 
     def _passes(self, records: PlainRecords) -> bool:
-        """Whether plain records are documents of the sink as they are."""
+        """Return whether plain records are the sink's documents without any change."""
         if self._operators or self._versions or self._events is not None or self._ids != OWN:
             return False
         removes = self._tombstones == "delete" and (self._truncates or not records or not is_truncation(records[0]))
@@ -228,7 +230,7 @@ class Transform:
             if document is None:
                 document = self._decode(record.value)
             if type(document) is not dict:
-                raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+                raise Refused("NO_OBJECT", f"a document must be an object, and this is a {_type_name(document)}")
             for step, apply in self._operators:
                 at(step)
                 if not apply(document, context):
@@ -246,7 +248,7 @@ class Transform:
         except (TooMuchWork, MemoryError):
             raise
         except msgspec.DecodeError as error:
-            reason = f"no JSON: {str(error)[:300]}"
+            reason = f"not JSON: {str(error)[:300]}"
             return Sample((Shown(step, "error", None, reason),), "error", reason=reason)
         except (Exception, RecursionError) as error:
             shown.append(Shown(step, "error", None, str(error)[:300]))
@@ -262,12 +264,12 @@ class Transform:
     def _id(self, record: Record, context: Context) -> str:
         if self._ids == "template":
             if not context.id:
-                raise Refused("NO_ID", "the template made no id")
+                raise Refused("NO_ID", "the template produced no id")
             return context.id
         return _key(record)
 
     def _version(self, record: Record, document: Document, ordered: int | None) -> int:
-        """What the event's source says, the record's offset, or what the document itself says. Raises Refused."""
+        """Return the version: of the change event, the record's offset, or the document's field. Raises Refused."""
         if self._ordered_by is None:
             return record.offset if ordered is None else ordered
         value = self._ordered_by(document)
@@ -279,7 +281,7 @@ class Transform:
         if not 0 <= found < 1 << 63:
             raise Refused(
                 "NO_VERSION",
-                f"the version field holds {_told(value)}: expected a whole number from 0 on,"
+                f"the version field holds {_type_name(value)}: it must be a whole number of at least 0,"
                 " or a time since 1970 with its zone",
             )
         return found
@@ -298,7 +300,7 @@ class Transform:
         if self._ids not in ("key", OWN):
             raise Refused(
                 "TOMBSTONE",
-                f"the record has no value, and by ids from {self._ids} nothing can be deleted: ids by key can",
+                f"the record has no value, and ids from {self._ids} cannot delete: use ids by key",
             )
         version = record.offset if ordered is None else ordered
         return Action(record, _key(record), None, version if self._versions else None)
@@ -306,7 +308,7 @@ class Transform:
 
 def _require_readable(record: Record) -> None:
     if record.value is not None and len(record.value) > MAX_DOCUMENT_BYTES:
-        raise Refused("TOO_LARGE", f"{len(record.value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
+        raise Refused("TOO_LARGE", f"{len(record.value)} bytes; the limit is {MAX_DOCUMENT_BYTES}")
     if record.headers and record.headers[0][0] == FAULT:
         raise Refused("BAD_ROW", (record.headers[0][1] or b"").decode(errors="replace"))
 
@@ -317,11 +319,11 @@ def _key(record: Record) -> str:
     try:
         return record.key.decode()
     except UnicodeDecodeError:
-        raise Refused("NO_KEY", "the record's key is no UTF-8, and ids are by key") from None
+        raise Refused("NO_KEY", "the record's key is not UTF-8, and ids are by key") from None
 
 
 def _microseconds(text: str) -> int:
-    """Since 1970; below zero for what is no moment with a zone."""
+    """Return microseconds since 1970; negative if `text` is not a moment with a zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -329,7 +331,7 @@ def _microseconds(text: str) -> int:
     return -1 if moment.tzinfo is None else (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def _told(value: Any) -> str:
+def _type_name(value: Any) -> str:
     if value is None or value is MISSING:
         return "null" if value is None else "nothing"
     return {str: "string", bool: "bool", list: "list", dict: "object"}.get(type(value), "number")
