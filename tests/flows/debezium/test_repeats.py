@@ -131,7 +131,7 @@ def test_a_version_grows_from_change_to_change_of_a_row() -> None:
     assert numbers == sorted(set(numbers))
     assert Source(lsn=7).version() == 7
     for wrong in (Source(), Source(file="bin.000001", pos=4, row=1 << 11), Source(lsn=-1), Source(lsn="7")):
-        with pytest.raises(ValueError, match="version: offset"):
+        with pytest.raises(ValueError, match="version to offset"):
             wrong.version()
 
 

@@ -75,7 +75,7 @@ def test_what_fails_is_a_letter_once_and_goes_in_when_the_pipeline_is_mended(db:
     assert redrive(db.settings, mended) == both._replace(written=2)
     assert out(db, "mend") == {"a": "x1", "b": "x2"}
     assert redrive(db.settings, mended) == Redriven()
-    with pytest.raises(InvalidArgument, match="no places"):
+    with pytest.raises(InvalidArgument, match="no offsets"):
         redrive(db.settings, mended, Selection(ids=("0-1",)))
 
 
@@ -130,7 +130,7 @@ def test_pages_of_letters_follow_one_another_and_have_each_once(
     monkeypatch.setattr(module, "MOST_SEEN", 4)
     page = error_page(db.settings, pipeline, Selection(kind="NONE"))
     assert (page.errors, page.complete, page.next is not None) == ([], False, True)
-    with pytest.raises(InvalidArgument, match="no cursor"):
+    with pytest.raises(InvalidArgument, match="not a cursor"):
         error_page(db.settings, pipeline, EVERYTHING, before="0-1")
 
 
@@ -175,11 +175,11 @@ def test_the_place_is_checked(db: Deployment) -> None:
     with pytest.raises(SinkRefused, match="millrace flows errors create checked_letters"):
         module.ensure_collection(db.settings, pipeline)
     db.create_collection("checked_letters", {"id": "string"}, key="id")
-    with pytest.raises(SinkRefused, match="is no collection of dead letters"):
+    with pytest.raises(SinkRefused, match="is not a collection of dead letters"):
         module.ensure_collection(db.settings, pipeline)
     for errors, words in (
         ({"collection": "x", "topic": "t"}, "in place of a topic"),
-        ({"collection": "checked_out"}, "dead letters need their own"),
+        ({"collection": "checked_out"}, "use another one"),
         ({"collection": None}, "errors.collection"),
     ):
         with pytest.raises(PipelineInvalid) as raised:

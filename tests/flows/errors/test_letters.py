@@ -185,7 +185,7 @@ def test_a_stream_without_letters_stops_as_does_one_with_too_many(
         redrive(db.settings, declared(None))
     monkeypatch.setattr(errors, "MOST", 2)
     sink = sink_of(db.settings, declared(letters), tmp_path / "sink")
-    with pytest.raises(SinkRefused, match="it is not the rows that are wrong"):
+    with pytest.raises(SinkRefused, match="the sink is the likely cause"):
         put(sink, 0, *((str(number), 1000) for number in range(3)))
     sink.close()
     assert len(db.collection(letters).read()) == 0

@@ -1,9 +1,9 @@
-"""Debezium's events as changes: what a record of a topic does to a row.
+"""Debezium's events as changes: the effect of a topic's record on a row.
 
-    change = Events(rules).change(record)      # None: nothing, as a heartbeat or a repeated event
+    change = Events(rules).change(record)      # None for no change, such as a heartbeat or a repeated event
 
-A record is JSON with its schema (``schemas.enable``) or without, or Avro with the schema in a registry: each one says
-itself which. The row is the `after` of an envelope, or the value itself where the connector unwraps its events
+A record is JSON with its schema (``schemas.enable``) or without, or Avro with its schema in a registry; each record
+shows which. The row is the `after` of an envelope, or the value itself if the connector unwraps its events
 (ExtractNewRecordState).
 """
 
@@ -27,16 +27,16 @@ from millrace.flows.documents import Document, Refused, decoded, encoded
 from millrace.flows.records import BINARY, OPERATION, Record
 
 _PLANS: Final = 256
-"""Schemas that are remembered; connectors have one for each table and each form of it."""
+"""Schemas that are cached. Connectors have one for each table and each of its versions."""
 _LANES: Final = 1024
 _OPERATIONS: Final[Mapping[str, tuple[str, bytes]]] = {each: (OPERATION, each.encode()) for each in "crudt"}
 _NOTHING: Final = (b"", b"null")
 _CONTROL: Final = ("Heartbeat", "TransactionMetadataValue", "SchemaChangeValue", "Notification", "SignalValue")
-"""Ends of the names of schemas whose records change no row."""
+"""Suffixes of the names of schemas whose records change no row."""
 
 
 class Rules(NamedTuple):
-    """What a declaration says of events; no secret is in it."""
+    """The parts of a declaration about events, without secrets."""
 
     unwrapped: bool = False
     key: tuple[str, ...] = ()
@@ -48,27 +48,27 @@ class Rules(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a record does."""
+    """The effect of a record on a row."""
 
     record: Record
-    """With the row's key as text, and no value if it removes a row, or all."""
+    """The record with the row's key as text, and without a value if it removes a row, or all rows."""
     document: Document | None
-    """The row after the change; None: it is gone."""
+    """The row after the change; None if it was deleted."""
     version: int | None
-    """Where the source orders the changes of a row: None unless it is asked for."""
+    """The position of the change in the order of the source; None unless requested."""
 
 
 class AvroValue(NamedTuple):
-    """A decoded message of Avro."""
+    """A decoded Avro message."""
 
     number: int
-    """Of its schema."""
+    """The number of its schema."""
     column: Column
     value: Any
 
 
 class Schemas(Protocol):
-    """Where schemas of Avro are."""
+    """A source of Avro schemas."""
 
     def decode(self, message: bytes, /) -> AvroValue:
         """Return the value of a message with its schema. Raises Refused, LogUnavailable, InvalidSettings."""
@@ -76,7 +76,7 @@ class Schemas(Protocol):
 
 
 class _Outer(msgspec.Struct):
-    """An envelope, or what has one in its payload."""
+    """An envelope, or a value with an envelope in its payload."""
 
     schema: msgspec.Raw = msgspec.Raw()
     payload: msgspec.Raw = msgspec.Raw()
@@ -87,7 +87,7 @@ class _Outer(msgspec.Struct):
 
 
 class _Schemed(msgspec.Struct):
-    """What may be a value with its schema."""
+    """A value that may come with its schema."""
 
     schema: msgspec.Raw = msgspec.Raw()
     payload: msgspec.Raw = msgspec.Raw()
@@ -99,7 +99,7 @@ _column: Final = msgspec.json.Decoder(Column).decode
 
 
 class _Row:
-    """How rows of one schema become documents."""
+    """The conversion of rows of one schema to documents."""
 
     def __init__(self, column: Column | None, declared: Mapping[str, tuple[Convert, bool]], *, lax: bool) -> None:
         fields = () if column is None else column.fields
@@ -120,10 +120,12 @@ class _Row:
     def apply(self, row: Any, part: str) -> Document:
         """Convert `row` in place. Raises Refused."""
         if type(row) is not dict:
-            raise Refused("NO_ROW", f"{part} is no object: {str(row)[:80]!r}")
+            raise Refused("NO_ROW", f"{part} is not an object: {str(row)[:80]!r}")
         if self.names is not None and row.keys() != self.names:
             missing, more = sorted(self.names - row.keys()), sorted(row.keys() - self.names)
-            words = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(more)}, which its schema has not"
+            words = (
+                f"lacks {', '.join(missing)}" if missing else f"has {', '.join(more)}, which its schema does not have"
+            )
             raise Refused("SCHEMA", f"{part} {words}"[:500])
         for name, convert in self.conversions:
             value = row.get(name)
@@ -136,7 +138,7 @@ class _Row:
 
 
 class _Plan(NamedTuple):
-    """What the records of one schema are."""
+    """The meaning of records of one schema."""
 
     kind: str
     """envelope, row, or control."""
@@ -147,7 +149,7 @@ class Events:
     """Turns records into changes. Not thread-safe."""
 
     def __init__(self, rules: Rules, schemas: Schemas | None = None) -> None:
-        """`schemas` has those of records in Avro. Raises ValueError for a type that is not known."""
+        """`schemas` has the schemas of Avro records. Raises ValueError for an unknown type."""
         self._rules, self._schemas = rules, schemas
         self._declared = {name: declared_converter(kind) for name, kind in rules.types}
         self._plain = _Row(None, self._declared, lax=True)
@@ -159,7 +161,7 @@ class Events:
         """Topic, partition and key of the last record, if that was a delete."""
 
     def change(self, record: Record) -> Change | None:
-        """Return what the record does. Raises Refused if that cannot be told, and as `Schemas.decode`."""
+        """Return the effect of the record. Raises Refused if it cannot be determined, and as `Schemas.decode`."""
         deleted, self._deleted = self._deleted, None
         value = record.value
         if value is None:
@@ -184,7 +186,7 @@ class Events:
                 row_plan = plan.row
                 event = _outer(event.payload)
         except msgspec.ValidationError as error:
-            raise Refused("ENVELOPE", f"no event of Debezium: {error}") from None
+            raise Refused("ENVELOPE", f"not a Debezium event: {error}") from None
         if event.op is msgspec.UNSET:
             _require_control(value)
             return None
@@ -211,7 +213,7 @@ class Events:
         after: Callable[[], Any] | None,
         has_unavailable: bool,
     ) -> Change | None:
-        if operation == "m":  # a message in PostgreSQL's log, of no row
+        if operation == "m":  # a message in PostgreSQL's log that belongs to no row
             return None
         if not isinstance(operation, str) or operation not in _OPERATIONS:
             raise Refused("UNKNOWN_OP", f"op is {str(operation)[:80]!r}: expected c, u, d, r, t or m")
@@ -224,7 +226,11 @@ class Events:
         if operation == "d":
             old = plan.apply(before(), "before") if self._rules.key and before is not None else None
             key = self._key_of(old, "before") if self._rules.key else self._key(record.key)[1]
-            self._deleted = (record.topic, record.partition, record.key)  # also of a repeat: its tombstone is one
+            self._deleted = (
+                record.topic,
+                record.partition,
+                record.key,
+            )  # also for a repeated event, whose tombstone is a repeat, too
             if self._is_repeat(record, source, operation):
                 return None
             return self._gone(record, key, source, operation)
@@ -253,14 +259,14 @@ class Events:
         if self._rules.truncates == "error":
             raise Refused(
                 "TRUNCATED",
-                "all rows of the table were removed at once: say debezium.truncates: apply (the topic has one"
+                "all rows of the table were removed at once: set debezium.truncates to apply (if the topic has one"
                 " partition) or ignore",
             )
         made = record._replace(key=None, value=None, headers=[*record.headers, _OPERATIONS["t"]], original=record)
         return Change(made, None, self._version(source))
 
     def _tombstone(self, record: Record) -> Change:
-        """A delete whose event is not there: the topic's compaction removed it."""
+        """Return the delete of a tombstone whose event the topic's compaction removed."""
         repeats = self._repeats.get((record.topic, record.partition))
         if repeats is not None:
             repeats.forget()  # it has no place in the order of changes, and those after it must not be left out
@@ -268,7 +274,9 @@ class Events:
 
     def _gone(self, record: Record, key: bytes | None, source: Source | None, operation: str) -> Change:
         if key is None:
-            raise Refused("NO_KEY", "a delete without a key removes no row: say debezium.key, the columns of the key")
+            raise Refused(
+                "NO_KEY", "a delete without a key cannot remove a row: set debezium.key to the columns of the key"
+            )
         headers = [*record.headers, _OPERATIONS[operation]]
         made = record._replace(key=key, value=None, headers=headers, original=record)
         return Change(made, None, self._version(source))
@@ -334,7 +342,7 @@ class Events:
         try:
             source = None if found.get("source") is None else msgspec.convert(found["source"], Source)
         except msgspec.ValidationError as error:
-            raise Refused("ENVELOPE", f"no event of Debezium: {error}") from None
+            raise Refused("ENVELOPE", f"not a Debezium event: {error}") from None
         before, after = found.get("before"), found.get("after")
         return self._event(
             record,
@@ -366,14 +374,14 @@ class Events:
             raise Refused("SCHEMA", str(error)) from None
 
     def _key(self, key: bytes | None) -> tuple[tuple[str, ...], bytes | None]:
-        """Return the names of a record's key, and its text: of one column its own, of several a JSON list."""
+        """Return the names of a record's key columns, and the key as text: one value, or a JSON list of several."""
         if not key:
             return (), None
         if key[:1] == b"\0":
             found = self._registry().decode(key)
             return self._key_text(self._key_row(found.number, found.column), found.value)
         if key[:1] != b"{":
-            return (), key  # of a connector whose keys are texts
+            return (), key  # from a connector whose keys are texts
         try:
             if key.startswith(b'{"schema"'):
                 schemed = _schemed(key)
@@ -382,7 +390,7 @@ class Events:
                     return self._key_text(row, decoded(bytes(schemed.payload)))
             return self._key_text(self._plain, decoded(key))
         except msgspec.DecodeError as error:
-            raise Refused("NO_KEY", f"the key is no JSON: {error}") from None
+            raise Refused("NO_KEY", f"the key is not JSON: {error}") from None
 
     def _key_row(self, schema: bytes | int, column: Column | None = None) -> _Row:
         found = self._keys.get(schema)
@@ -403,10 +411,10 @@ class Events:
     def _key_of(self, row: Document | None, part: str) -> bytes:
         names = self._rules.key
         if row is None:
-            raise Refused("NO_KEY", f"the event has no {part}, which has the key ({', '.join(names)})")
+            raise Refused("NO_KEY", f"the event has no {part}, which contains the key ({', '.join(names)})")
         missing = [name for name in names if row.get(name) is None]
         if missing:
-            raise Refused("NO_KEY", f"{part} has no {missing[0]}, which is of the key")
+            raise Refused("NO_KEY", f"{part} has no {missing[0]}, which is part of the key")
         return text_of([row[name] for name in names])
 
     def _registry(self) -> Schemas:
@@ -416,22 +424,22 @@ class Events:
 
 
 def text_of(values: list[Any]) -> bytes:
-    """Return the text of a key: of one value its own, of several a JSON list."""
+    """Return a key as text: a single value's text, or several values as a JSON list."""
     if len(values) == 1:
         return values[0].encode() if isinstance(values[0], str) else encoded(values[0])
     return encoded(values)
 
 
 def _parsed(schema: bytes | int) -> Column:
-    assert isinstance(schema, bytes), "one with a number comes with its columns"
+    assert isinstance(schema, bytes), "a schema with a number comes with its columns"
     try:
         return _column(schema)
     except msgspec.DecodeError as error:
-        raise Refused("SCHEMA", f"no schema of Kafka Connect: {error}"[:500]) from None
+        raise Refused("SCHEMA", f"not a Kafka Connect schema: {error}"[:500]) from None
 
 
 def _require_control(value: bytes) -> None:
-    """Raise Refused for a record without an operation, unless it is of those that change no row."""
+    """Raise Refused for a record without an operation, unless it is a record that changes no row."""
     found = decoded(value)
     if type(found) is dict:
         if isinstance(found.get("payload"), dict) and "schema" in found:
@@ -444,12 +452,12 @@ def _require_control(value: bytes) -> None:
             return
     raise Refused(
         "ENVELOPE",
-        "no event of Debezium: it has no op; if the connector unwraps its events, say debezium.unwrapped: true",
+        "not a Debezium event: it has no op; if the connector unwraps its events, set debezium.unwrapped to true",
     )
 
 
 def _fill_unavailable(row: Any, old: Any) -> None:
-    """Put values of `old` in place of those that the database did not log. Raises Refused where it has none."""
+    """Replace values that the database did not log by those of `old`. Raises Refused if `old` does not have them."""
     if type(row) is not dict:
         return
     for name, value in row.items():
@@ -465,7 +473,7 @@ def _fill_unavailable(row: Any, old: Any) -> None:
 
 
 def _require_same_key(old: Document, row: Document, names: tuple[str, ...]) -> None:
-    """Debezium writes a changed key as a delete and an insert. Raises Refused for an event that does it at once."""
+    """Raise Refused for an event that changes the key. Debezium writes that as a delete and an insert."""
     for name in names:
         if name in old and name in row and old[name] != row[name]:
             raise Refused(

@@ -1,4 +1,4 @@
-"""The declarations of Debezium's events: of a Kafka source that reads them, and of a Kafka sink that writes them."""
+"""The declarations of Debezium's events: for a Kafka source that reads them, and for a Kafka sink that writes them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Registry(Part):
 
     url: Annotated[
         str, StringConstraints(pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$", max_length=500), AfterValidator(_url)
-    ] = words("of Confluent's API; of Apicurio: http://host:8080/apis/ccompat/v7")
+    ] = words("a URL with Confluent's API; for Apicurio: http://host:8080/apis/ccompat/v7")
     user: str = words("of basic authentication", default="", max_length=256)
     password: Secret = words("of the user; write-only", default=Secret(""))
     ca: Annotated[str, AfterValidator(_certificates)] = words(
-        "certificates (PEM) that sign the registry's; empty: those of the system", default="", max_length=1 << 18
+        "CA certificates (PEM) for the registry; empty: the system's", default="", max_length=1 << 18
     )
 
 
 class Debezium(Part):
-    """How Debezium's events in a topic are read."""
+    """The decoding of Debezium's events in a topic."""
 
     unwrapped: bool = words(
         "whether the connector unwraps its events (ExtractNewRecordState): a value is the row", default=False
     )
     key: tuple[ColumnName, ...] = words(
-        "columns of the key, where it is not in the records' keys", default=(), max_length=32
+        "columns of the key, if the records' keys do not have it", default=(), max_length=32
     )
     types: dict[ColumnName, str] = words(
         'the types of columns of records without a schema: Date, MicroTimestamp, "Decimal(2)", bytes, ...',
@@ -54,7 +54,8 @@ class Debezium(Part):
         max_length=1000,
     )
     truncates: Literal["error", "ignore", "apply"] = words(
-        "what the truncation of the table is: an error, nothing, or the removal of all rows, which needs a topic of one"
+        "how a truncation of the table is handled: an error, nothing, or the removal of all"
+        " rows, which needs a topic of one"
         " partition",
         default="error",
     )
@@ -69,7 +70,7 @@ class Debezium(Part):
         ge=0,
         le=1 << 20,
     )
-    registry: Registry | None = words("where schemas of Avro are", default=None)
+    registry: Registry | None = words("the registry of Avro schemas", default=None)
 
     @field_validator("types")
     @classmethod
@@ -83,14 +84,16 @@ class Debezium(Part):
         if len(set(self.key)) < len(self.key):
             raise ValueError("key: each column once")
         if self.unwrapped and self.version == "position":
-            raise ValueError("version: an unwrapped event has no position of the database: say offset")
+            raise ValueError("version: an unwrapped event has no position of the database: use offset")
         return self
 
 
 class DebeziumEvents(Part):
-    """How events are written into a topic."""
+    """The encoding of events in a topic."""
 
-    collection: str = words("whose key and columns the events have; empty: the source's", default="", max_length=255)
+    collection: str = words(
+        "the collection whose key and columns the events have; empty: the source's", default="", max_length=255
+    )
     schemas: bool = words("whether each key and value has its schema, as with schemas.enable", default=False)
     tombstones: bool = words("whether a delete is followed by a record without a value", default=True)
     upserts: Literal["u", "c"] = words(

@@ -27,7 +27,7 @@ _SECONDS: Final = 10.0
 _MAX_BYTES: Final = 8 << 20
 _SCHEMAS: Final = 1024
 _UNKNOWN_SECONDS: Final = 30.0
-"""How long a number without a schema is not asked for again."""
+"""Seconds before an unknown schema number is requested again."""
 _DEPTH: Final = 32
 _HEADER: Final = 5
 _PRIMITIVES: Final[Mapping[str, str]] = {
@@ -71,15 +71,15 @@ class SchemaRegistry:
         answer, InvalidSettings if it refuses.
         """
         if len(message) < _HEADER or message[0] != 0:
-            raise Refused("NO_AVRO", "the value is no Avro of a schema registry: it has no number of a schema")
+            raise Refused("NO_AVRO", "the value is not Avro of a schema registry: it has no schema number")
         number = int.from_bytes(message[1:_HEADER], "big")
         schema = self._schema(number)
         stream = io.BytesIO(message)
         stream.seek(_HEADER)
         try:
             value = self._avro.schemaless_reader(stream, schema.parsed, None)
-        except Exception as error:  # fastavro raises what its codecs do
-            words = f"no Avro of schema {number}: {type(error).__name__}: {error}"
+        except Exception as error:  # fastavro raises the exceptions of its codecs
+            words = f"not Avro of schema {number}: {type(error).__name__}: {error}"
             raise Refused("NO_AVRO", words[:500]) from None
         if stream.tell() != len(message):
             raise Refused("NO_AVRO", f"{len(message) - stream.tell()} bytes follow the value of schema {number}")
@@ -104,20 +104,20 @@ class SchemaRegistry:
         self._known[number] = found
         return found
 
-    def _parsed(self, number: int, told: Mapping[str, Any]) -> _Schema:
-        kind = told.get("schemaType", "AVRO")
+    def _parsed(self, number: int, response: Mapping[str, Any]) -> _Schema:
+        kind = response.get("schemaType", "AVRO")
         if kind != "AVRO":
             raise Refused("SCHEMA", f"schema {number} is {kind}: only Avro is decoded")
-        if told.get("references"):
-            raise Refused("SCHEMA", f"schema {number} refers to others, as no connector's does")
+        if response.get("references"):
+            raise Refused("SCHEMA", f"schema {number} refers to other schemas, which is not supported")
         try:
-            plain = json.loads(told["schema"])
+            plain = json.loads(response["schema"])
             column = column_of(plain)
             parsed = self._avro.parse_schema(_without_meanings(plain))
         except Refused:
             raise
-        except Exception as error:  # fastavro has an exception for each fault
-            raise Refused("SCHEMA", f"schema {number} is no Avro: {error}"[:500]) from None
+        except Exception as error:  # fastavro has an exception for each kind of error
+            raise Refused("SCHEMA", f"schema {number} is not Avro: {error}"[:500]) from None
         return _Schema(parsed, column)
 
     def _fetched(self, number: int) -> Mapping[str, Any]:
@@ -131,7 +131,7 @@ class SchemaRegistry:
         try:
             connection.connect()
             if is_forbidden(str(connection.sock.getpeername()[0])):
-                raise InvalidSettings(f"{what}: its name leads to an address that no flow may reach")
+                raise InvalidSettings(f"{what}: its name resolves to a forbidden address")
             connection.request("GET", f"{place.path.rstrip('/')}/schemas/ids/{number}", headers=headers)
             answer = connection.getresponse()
             body = answer.read(_MAX_BYTES + 1)
@@ -142,16 +142,18 @@ class SchemaRegistry:
         if answer.status in (401, 403):
             raise InvalidSettings(f"{what} refuses {self._declared.user or 'a client without a user'!r}")
         try:
-            told = json.loads(body) if len(body) <= _MAX_BYTES else None
+            response = json.loads(body) if len(body) <= _MAX_BYTES else None
         except ValueError:
-            told = None
-        if answer.status == 200 and isinstance(told, dict) and isinstance(told.get("schema"), str):
-            return told
-        if answer.status == 404 and isinstance(told, dict) and "error_code" in told:
+            response = None
+        if answer.status == 200 and isinstance(response, dict) and isinstance(response.get("schema"), str):
+            return response
+        if answer.status == 404 and isinstance(response, dict) and "error_code" in response:
             raise Refused("SCHEMA", f"{what} has no schema {number}")
         if answer.status == 429 or answer.status >= 500:
             raise LogUnavailable(f"{what} answers {answer.status}")
-        raise InvalidSettings(f"{what} answers {answer.status}, as no schema registry does: correct debezium.registry")
+        raise InvalidSettings(
+            f"{what} answers {answer.status}, which is not a schema registry's response: correct debezium.registry"
+        )
 
 
 def _connection(scheme: str, netloc: str, ca: str) -> Any:
@@ -162,7 +164,7 @@ def _connection(scheme: str, netloc: str, ca: str) -> Any:
 
 
 def column_of(schema: Any) -> Column:
-    """Return what an Avro schema of a connector says of its value. Raises Refused."""
+    """Return the column that a connector's Avro schema describes. Raises Refused."""
     return _column(schema, "", {}, "", 0)
 
 
@@ -203,7 +205,7 @@ def _column(schema: Any, field: str, named: dict[str, Any], space: str, depth: i
 
 
 def _without_meanings(schema: Any) -> Any:
-    """The schema without logical types: values come as they are stored, as in JSON."""
+    """Return the schema without logical types, so that values are decoded in their stored form, as in JSON."""
     if isinstance(schema, list):
         return [_without_meanings(each) for each in schema]
     if isinstance(schema, dict):

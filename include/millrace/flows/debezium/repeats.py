@@ -1,9 +1,9 @@
-"""Recognise events that a connector sent before: after a restart it sends again what follows its last stored offset.
+"""Recognise repeated events: after a restart a connector sends the events after its last stored offset again.
 
-A connector repeats a whole stretch, in order. If the first event of it was seen, all of them were, and they are left
-out. If the window no longer has the first one, none is left out: the whole stretch is applied again, in order, and ends
-in the same rows. A part of a stretch must never be left out: a row would stay at an older version. So an unknown event
-whose position does not follow the last one empties the window. So does a row of a snapshot, which has no place in the
+A connector repeats a whole stretch, in order. If its first event was seen, all of them were, and they are left out. If
+the window no longer has the first one, none is left out: the whole stretch is applied again, in order, and produces the
+same rows. A part of a stretch must never be left out, or a row would stay at an older version. So an unknown event
+whose position does not follow the last one clears the window. So does a row of a snapshot, which has no place in the
 order of changes.
 """
 
@@ -15,18 +15,18 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 Order: TypeAlias = tuple[str, tuple[Any, ...]]
-"""A log's name, and a place in it. Places of two logs cannot be compared."""
+"""A log's name and a position in it. Positions of two logs cannot be compared."""
 Scalar: TypeAlias = str | int | float | bool | None
 _FILE: Final = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
 _sequence: Final = msgspec.json.Decoder(list[str | None]).decode
 SOURCES: Final = 64
-"""Connectors of one lane that are followed at once."""
+"""The most connectors of one lane that are tracked at once."""
 _ROWS: Final = 1 << 11
 _POSITIONS: Final = 1 << 32
 
 
 class Source(msgspec.Struct):
-    """The `source` of an event: where in which database it comes from. Connectors fill different parts."""
+    """The `source` of an event: its database and position. Connectors fill different fields."""
 
     connector: str = ""
     name: str = ""
@@ -51,10 +51,10 @@ class Source(msgspec.Struct):
         return self.snapshot not in (None, False, "false")
 
     def order(self) -> Order | None:
-        """Return what grows from change to change of one connector; None if nothing is known to."""
+        """Return a position that grows from change to change of one connector; None if there is none."""
         if self.sequence is not None and self.lsn is not None:
-            # Transactions come in the order of their commits, and their changes lie where they were made. So
-            # PostgreSQL's lsn alone does not grow: the commit before it comes first.
+            # Transactions arrive in commit order, but their changes have the positions where they were made. So
+            # PostgreSQL's lsn alone does not grow; compare the commit's position first.
             try:
                 return self.connector, tuple(int(each or 0) for each in _sequence(self.sequence))
             except (msgspec.MsgspecError, TypeError, ValueError):
@@ -74,7 +74,7 @@ class Source(msgspec.Struct):
     def version(self) -> int:
         """Return a number that grows from change to change of one row. Raises ValueError if there is none.
 
-        It holds for one server: after a failover a binary log may count anew.
+        It is valid for one server: after a failover a binary log may start again.
         """
         found: int | None = None
         if type(self.lsn) is int:
@@ -87,26 +87,26 @@ class Source(msgspec.Struct):
         elif type(self.tick) is int:
             found = self.tick
         if found is None or not 0 <= found < 1 << 63:
-            raise ValueError("its source has no position that is a number: say version: offset")
+            raise ValueError("its source has no numeric position: set version to offset")
         return found
 
 
 class _Seen:
-    """What was seen of one connector."""
+    """The seen events of one connector."""
 
     __slots__ = ("events", "newest")
 
     def __init__(self) -> None:
         self.events: dict[int, int] = {}
-        """By an event's hash, the offset of its record. In the order of offsets."""
+        """Offsets of records by their event's hash, in the order of offsets."""
         self.newest: Order | None = None
 
 
 class Repeats:
-    """The events of one lane that were seen lately. Not thread-safe."""
+    """The recent events of one lane. Not thread-safe."""
 
     def __init__(self, size: int) -> None:
-        """`size`: how many events of a connector are remembered."""
+        """`size` is the number of events remembered for each connector."""
         self._size = size
         self._seen: dict[str, _Seen] = {}
         self._offset = -1
@@ -115,9 +115,9 @@ class Repeats:
         return sum(len(each.events) for each in self._seen.values())
 
     def is_repeat(self, source: Source, operation: str, key: bytes | None, offset: int) -> bool:
-        """Return whether the event of the record at `offset` came before, in an earlier record.
+        """Return whether the event of the record at `offset` occurred in an earlier record.
 
-        A record that is read again is not a repeat of itself, and what was seen after it is forgotten.
+        A record that is read again is not a repeat of itself, and events seen after it are forgotten.
         """
         if offset <= self._offset:
             self._forget_from(offset)
@@ -145,7 +145,7 @@ class Repeats:
         return False
 
     def forget(self) -> None:
-        """Leave out nothing that was seen up to now."""
+        """Forget all events seen so far, so that none of them counts as a repeat."""
         self._seen.clear()
 
     def _forget_from(self, offset: int) -> None:
@@ -155,4 +155,4 @@ class Repeats:
                 if seen.events[last] < offset:
                     break
                 del seen.events[last]
-                seen.newest = None  # the next event is one that was judged before, after the same ones
+                seen.newest = None  # the next event was judged before, after the same events

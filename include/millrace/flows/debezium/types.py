@@ -1,4 +1,4 @@
-"""Columns as Kafka Connect describes them, and the values of Debezium's types as JSON (docs/capture.md has the table).
+"""Columns as Kafka Connect describes them, and values of Debezium's types as JSON (docs/capture.md has the table).
 
 The forms are those of a captured table's records (java/CaptureEngine.java): a date is ISO 8601, a decimal is a number
 with all digits, bytes are base64.
@@ -18,14 +18,14 @@ import msgspec
 from millrace.flows.documents import Digits
 
 Convert: TypeAlias = Callable[[Any], Any]
-"""From a value that is not None. Raises ValueError, TypeError or OverflowError that says what is wrong."""
+"""Converts a value that is not None. Raises ValueError, TypeError or OverflowError that says what is wrong."""
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
-"""What PostgreSQL's connector writes in place of a large value that an update did not change."""
+"""The placeholder of PostgreSQL's connector for a large value that an update did not change."""
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - a moment without a zone
 _FIRST_DAY: Final = date(1970, 1, 1).toordinal()
 _MAX_SCALE: Final = 20_000
-"""PostgreSQL's largest scale is 16,383. A larger one only makes a large text."""
+"""PostgreSQL's largest scale is 16,383. A larger one would only create a large text."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Column(msgspec.Struct, frozen=True):
 
     @property
     def is_binary(self) -> bool:
-        """Whether it holds bytes that mean nothing else."""
+        """Whether it holds plain bytes, without another meaning."""
         return self.type == "bytes" and self.name is None
 
 
@@ -63,20 +63,20 @@ def number(unscaled: int, scale: int) -> int | float:
 
 
 def bytes_of(value: Any) -> bytes:
-    """Return bytes that JSON has in base64, and Avro as they are."""
+    """Return bytes, which are base64 in JSON and plain in Avro."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"{_told(value)} is no text in base64")
+        raise TypeError(f"{_shown(value)} is not base64 text")
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"{_told(value)} is no base64: {error}") from None
+        raise ValueError(f"{_shown(value)} is not base64: {error}") from None
 
 
 def _integer(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{_told(value)} is no whole number")
+        raise TypeError(f"{_shown(value)} is not a whole number")
     return value
 
 
@@ -119,7 +119,7 @@ def _bits(value: Any) -> int | float:
 
 
 def _text_of_bytes(value: Any) -> str:
-    """Bytes as base64, checked."""
+    """Return bytes as base64, after a check."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     bytes_of(value)
@@ -128,7 +128,7 @@ def _text_of_bytes(value: Any) -> str:
 
 def _variable_decimal(value: Any) -> int | float:
     if not isinstance(value, dict) or value.keys() != {"scale", "value"}:
-        raise TypeError(f"{_told(value)} is no decimal with a scale")
+        raise TypeError(f"{_shown(value)} is not a decimal with a scale")
     return number(int.from_bytes(bytes_of(value["value"]), "big", signed=True), _integer(value["scale"]))
 
 
@@ -155,9 +155,9 @@ _REFUSED: Final = ("io.debezium.data.geometry.",)
 
 
 def converter_of(column: Column) -> Convert | None:
-    """Return what makes JSON of the column's values; None if they are JSON already.
+    """Return a function that converts the column's values to JSON; None if they are JSON already.
 
-    Raises ValueError for a column whose description has no sense.
+    Raises ValueError if the column's description is invalid.
     """
     meaning = column.name or ""
     if meaning in _MEANINGS:
@@ -193,7 +193,7 @@ def _refuse(meaning: str) -> Convert:
 def _of_list(convert: Convert) -> Convert:
     def convert_all(value: Any) -> Any:
         if not isinstance(value, list):
-            raise TypeError(f"{_told(value)} is no list")
+            raise TypeError(f"{_shown(value)} is not a list")
         return [None if each is None else convert(each) for each in value]
 
     return convert_all
@@ -202,7 +202,7 @@ def _of_list(convert: Convert) -> Convert:
 def _of_map(convert: Convert) -> Convert:
     def convert_all(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise TypeError(f"{_told(value)} is no object")
+            raise TypeError(f"{_shown(value)} is not an object")
         return {name: None if each is None else convert(each) for name, each in value.items()}
 
     return convert_all
@@ -211,7 +211,7 @@ def _of_map(convert: Convert) -> Convert:
 def _of_struct(parts: list[tuple[str, Convert]]) -> Convert:
     def convert_parts(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise TypeError(f"{_told(value)} is no object")
+            raise TypeError(f"{_shown(value)} is not an object")
         for name, convert in parts:
             if value.get(name) is not None:
                 value[name] = convert(value[name])
@@ -221,9 +221,9 @@ def _of_struct(parts: list[tuple[str, Convert]]) -> Convert:
 
 
 def declared_converter(kind: str) -> tuple[Convert, bool]:
-    """Return what converts a value of a column that a declaration gives the type `kind`, and whether it is bytes.
+    """Return the converter for a column that is declared as `kind`, and whether it holds bytes.
 
-    `kind` is a name of Debezium's or Connect's, also without its package (``MicroTimestamp``), ``Decimal(2)`` or
+    `kind` is a name of Debezium's or Connect's, with or without its package (``MicroTimestamp``), ``Decimal(2)`` or
     ``bytes``. Raises ValueError.
     """
     if kind == "bytes":
@@ -237,7 +237,7 @@ def declared_converter(kind: str) -> tuple[Convert, bool]:
         if f"{package}.{kind}" in _MEANINGS:
             return _MEANINGS[f"{package}.{kind}"], False
     known = sorted({name.rpartition(".")[2] for name in _MEANINGS if name.startswith("io.debezium")})
-    raise ValueError(f"{kind!r} is none of bytes, Decimal(<scale>), {', '.join(known)}")
+    raise ValueError(f"{kind!r} is not one of bytes, Decimal(<scale>), {', '.join(known)}")
 
 
 def is_unavailable(value: Any) -> bool:
@@ -251,8 +251,8 @@ def is_unavailable(value: Any) -> bool:
 
 _UNAVAILABLE_TEXT: Final = base64.b64encode(UNAVAILABLE.encode()).decode()
 UNAVAILABLE_MARKS: Final = (UNAVAILABLE.encode(), _UNAVAILABLE_TEXT.encode())
-"""One of them is in the bytes of each event that has such a value."""
+"""Each event with such a value contains one of these."""
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return repr(value)[:80]

@@ -71,7 +71,7 @@ _SOURCE: Final[Sequence[Schema]] = (
 
 
 class _Form(NamedTuple):
-    """How rows of one schema are written."""
+    """The form of rows of one schema."""
 
     key_names: tuple[str, ...]
     key_kinds: tuple[str, ...]
@@ -92,7 +92,7 @@ class EventWriter:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`columns` returns the collection's columns, as they are now (:func:`columns_of`)."""
+        """`columns` returns the collection's present columns (:func:`columns_of`)."""
         self._declared, self._columns, self._clock = declared, columns, clock
         self._schema: CollectionSchema | None = None
         self._form: _Form | None = None
@@ -102,15 +102,15 @@ class EventWriter:
         self._source = f'{{{names},{place},"snapshot":'.encode()
 
     def open(self) -> None:
-        """Read the columns anew. Raises what reading them does."""
+        """Read the columns again. Raises the errors of reading them."""
         found = self._columns()
         if found != self._schema:
             self._schema, self._form = found, _form_of(found, self._declared)
 
     def encoded(self, documents: Iterable[Action]) -> tuple[list[Action], list[Failure]]:
-        """Return the messages of `documents` in order, and a failure for each one that is no row of the collection.
+        """Return the messages of `documents` in order, and a failure for each one that is not a row of the collection.
 
-        A message is an action whose id is its key, and whose body is its value; that of a tombstone is None. Raises as
+        A message is an action whose id is its key, and whose body is its value (None for a tombstone). Raises as
         `open`.
         """
         self.open()
@@ -176,20 +176,23 @@ def columns_of(settings: Settings, collection: str) -> CollectionSchema:
 def _operation(action: Action, upserts: str) -> bytes:
     if action.body is None:
         return b"d"
-    told = next((value or b"" for name, value in reversed(action.record.headers) if name == OPERATION), b"")
-    found = told.decode() if told.decode(errors="replace") in _OPERATIONS - {"d"} else "u"
+    operation = next((value or b"" for name, value in reversed(action.record.headers) if name == OPERATION), b"")
+    found = operation.decode() if operation.decode(errors="replace") in _OPERATIONS - {"d"} else "u"
     return (upserts if found == "u" else found).encode()
 
 
 def _key_values(name: str, form: _Form) -> list[Any]:
-    """The values of an id: of one column its text, if it is one, else its JSON; of several a JSON list."""
+    """Return the values of an id: a single column's text or JSON value, or a JSON list of several.
+
+    Raises ValueError.
+    """
     if len(form.key_names) == 1:
         kind = form.key_kinds[0]
         written = kind not in _TEXTS and (kind.startswith(("int", "float", "bool")) or name.startswith('"'))
         return [decoded(name.encode()) if written else name]
     values = decoded(name.encode())
     if not isinstance(values, list) or len(values) != len(form.key_names):
-        raise ValueError(f"the key is a JSON list of {', '.join(form.key_names)}, not {name[:80]!r}")
+        raise ValueError(f"the key must be a JSON list of {', '.join(form.key_names)}, not {name[:80]!r}")
     return values
 
 
@@ -214,7 +217,7 @@ def _converted(row: dict[str, Any], form: _Form) -> dict[str, Any]:
             try:
                 row[name] = convert(value)
             except (ValueError, TypeError, ArithmeticError) as error:
-                raise ValueError(f"{name}: {str(value)[:80]!r} is no value of its type: {error}") from None
+                raise ValueError(f"{name}: {str(value)[:80]!r} is not a value of its type: {error}") from None
     return row
 
 
@@ -255,7 +258,7 @@ def _form_of(schema: CollectionSchema, declared: DebeziumEvents) -> _Form:
 
 
 def _schema(kind: FieldType) -> Schema:
-    """The schema of a type in the form of Connect's JSON converter."""
+    """Return the schema of a type in the form of Connect's JSON converter."""
     match kind.kind:
         case "decimal":
             parameters = {"scale": str(kind.scale), "connect.decimal.precision": str(kind.precision)}
@@ -277,7 +280,7 @@ def _schema(kind: FieldType) -> Schema:
 
 
 def _converter(kind: FieldType) -> Convert | None:
-    """What makes a value of the schema's type of one of a document; None if it is one."""
+    """Return a function that converts a document's value to the schema's type; None if it has that type already."""
     match kind.kind:
         case "date":
             return lambda value: (date.fromisoformat(value) - _DAY).days
@@ -309,7 +312,7 @@ def _micros(value: Any) -> int:
 
 
 def _unscaled(value: Any, scale: int) -> str:
-    """A decimal as Connect has it: its digits as a whole number, in bytes, in base64."""
+    """Return a decimal in Connect's form: its digits as a whole number, in bytes, in base64. Raises ValueError."""
     text = value.text if isinstance(value, Digits) else str(value)
     with localcontext() as context:
         context.prec = _MAX_DIGITS
@@ -327,7 +330,7 @@ def _of_list(convert: Convert) -> Convert:
 
 
 def _of_map(keys: Convert | None, values: Convert | None) -> Convert:
-    """A document has a map as a list of pairs, or as an object; Connect's JSON as an object where keys are texts."""
+    """Return a converter of maps to Connect's JSON: an object if all keys are texts, else a list of pairs."""
 
     def convert(value: Any) -> Any:
         pairs = list(value.items()) if isinstance(value, dict) else [tuple(each) for each in value]

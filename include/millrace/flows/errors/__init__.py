@@ -1,1 +1,1 @@
-"""What a flow could not process: written with its reason, listed, and sent again once the cause is mended."""
+"""Dead letters: failed records, stored with the reason, listed, and sent again when the cause is corrected."""

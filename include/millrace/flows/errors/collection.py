@@ -1,11 +1,11 @@
 """A collection of LETTERS as the place of a flow's dead letters, instead of an error topic.
 
-A letter has the whole record, so that a redrive gives it the id and version of its first attempt. Its key is the
-record's position and a digest of the record's key: a range that is repeated replaces its letters. The letters are
-durable before the offsets move.
+A letter has the whole record, so that a redrive uses the id and version of the first attempt. Its key is the record's
+position and a digest of the record's key, so a repeated range replaces its letters. The letters are durable before the
+offsets move.
 
-A redrive sends the records first and deletes their letters after the sink has acknowledged them. One that is killed in
-between sends records again, which is idempotent.
+A redrive sends the records first and deletes their letters after the sink has acknowledged them. If it is killed in
+between, the next one sends records again, which is idempotent.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from millrace.flows.transform.transform import Transform
 from millrace.wal.reasons import Reason
 
 MOST_SEEN: Final = 5_000
-"""Letters that one page looks at."""
+"""Letters that one page reads."""
 _TOO_LARGE: Final = str(Reason.TOO_LARGE)
 _KEY: Final = 1_024
-"""Bytes of a key that a letter keeps if the record is too large."""
+"""Bytes of a key that a letter stores if the record is too large."""
 _HEADER: Final = pa.struct([("name", pa.utf8()), ("value", pa.binary())])
 _RECORD: Final = pa.schema(
     [
@@ -55,13 +55,14 @@ _RECORD: Final = pa.schema(
         ("value", pa.binary()), ("timestamp", pa.int64()), ("headers", pa.list_(_HEADER)), ("omitted", pa.bool_()),
     ]
 )  # fmt: skip
-"""The payload of a letter. `omitted`: the value was too large for a message, and is at the record's position only."""
+"""The payload of a letter. `omitted` means that the value was too large for a message and exists only at the record's
+position."""
 _AT_ONCE: Final = 500
-"""Letters that are read, or sent again, at once."""
+"""Letters that are read, or sent again, in one batch."""
 
 
 class ErrorCollection:
-    """A task's way into it."""
+    """Writes a task's failures into the collection."""
 
     def __init__(self, settings: Settings, flow: Flow) -> None:
         assert flow.errors.collection is not None, "the declaration names one"
@@ -70,7 +71,10 @@ class ErrorCollection:
         self._collection: Collection | None = None
 
     def put(self, failures: Sequence[Failure], *, task: str) -> None:
-        """Write their letters; all are durable when it returns. Raises SinkBusy, SinkRefused: nothing may move then."""
+        """Write the letters of `failures`; all are durable on return.
+
+        Raises SinkBusy, SinkRefused; the position must not move then.
+        """
         try:
             if self._collection is None:
                 self._database = connect(settings=self._settings)
@@ -107,7 +111,7 @@ def _row(flow: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
     record = failure.record
     digest = hashlib.sha256(record.key or b"").hexdigest()[:16]
     value, key = (record.value, record.key) if whole else (None, (record.key or b"")[:_KEY])
-    told = {
+    letter_fields = {
         "stage": failure.stage,
         "step": failure.step,
         "kind": failure.kind,
@@ -126,7 +130,7 @@ def _row(flow: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
         "stream": f"{flow}{RECORD}",
         "batch": record.offset,
         "reason": failure.reason,
-        "row": json.dumps(told),
+        "row": json.dumps(letter_fields),
         "payload": arrow_bytes(pa.Table.from_pylist([payload], schema=_RECORD)),
     }
 
@@ -144,13 +148,15 @@ def ensure_collection(settings: Settings, flow: Flow) -> None:
         except CollectionNotFound:
             if not flow.errors.create:
                 raise SinkRefused(
-                    f"there is no collection {name}: make it by `millrace flows errors create {name}`, or say"
+                    f"there is no collection {name}: create it with `millrace flows errors create {name}`, or set"
                     " errors.create"
                 ) from None
             db.catalog.create_collection(name, LETTERS)
             return
         if not {field.name for field in LETTERS.fields} <= {field.name for field in found.schema.fields}:
-            raise SinkRefused(f"{name} is no collection of dead letters: `millrace flows errors create` makes one")
+            raise SinkRefused(
+                f"{name} is not a collection of dead letters: create one with `millrace flows errors create`"
+            )
 
 
 def newest(
@@ -158,9 +164,9 @@ def newest(
 ) -> tuple[list[Letter], str, bool, int]:
     """Return letters of a flow that `selection` takes, newest first.
 
-    With them the cursor of the rest, whether the search is complete, and how many letters the flow has in all.
+    Also returns the cursor of the rest (empty after the last letter), whether the search is complete, and the number of
+    all letters of the flow. One call reads at most MOST_SEEN letters; the search is not complete if it stopped there.
 
-    One call looks at MOST_SEEN letters at most: False if it stopped there. The cursor is "" after the last letter.
     Raises CollectionNotFound, InvalidArgument.
     """
     found: list[Letter] = []
@@ -188,7 +194,7 @@ def _page(letters: Collection, flow: str, cursor: str, *, newest_first: bool) ->
     if cursor:
         batch, _, name = cursor.partition(",")
         if not batch.isdecimal() or "'" in name:
-            raise InvalidArgument(f"{cursor[:60]!r} is no cursor of a page: hand over the `next` of an earlier one")
+            raise InvalidArgument(f"{cursor[:60]!r} is not a cursor: pass the `next` of an earlier page")
         sign = "<" if newest_first else ">"
         where += f" AND (batch {sign} {batch} OR batch = {batch} AND id {sign} '{name}')"
     found = letters.read(where=where, order_by=[f"batch{order}", f"id{order}"], limit=_AT_ONCE)
@@ -204,14 +210,15 @@ def redrive_collected(
     dry_run: bool,
     tell: Callable[[Mapping[str, int]], bool] = lambda counts: False,
 ) -> Redriven:
-    """Send the records of letters through the flow again, the oldest first; those that go in lose their letters.
+    """Send the records of letters through the flow again, oldest first, and delete the letters of those that succeed.
 
-    Calls `tell` with the counts after each batch; the redrive stops there if it returns true. Raises
-    CollectionNotFound, InvalidArgument, SinkBusy, SinkRefused, LogUnavailable.
+    Calls `tell` with the counts after each batch, and stops if it returns true. Raises CollectionNotFound,
+    InvalidArgument, SinkBusy, SinkRefused, LogUnavailable.
     """
     if selection.ids or selection.first or selection.last:
         raise InvalidArgument(
-            "letters of a collection have no places of a topic: select by step, kind or reason, or by lane and position"
+            "letters of a collection have no offsets in a topic: select by step, kind or"
+            " reason, or by lane and position"
         )
     made = None if dry_run else _Redrive(settings, flow)
     counts = dict.fromkeys(Redriven._fields, 0)
@@ -246,7 +253,7 @@ class _Redrive:
         self._opened = False
 
     def run(self, letters: Sequence[dict[str, Any]], counts: dict[str, int]) -> list[str]:
-        """Send the records of `letters`; return the ids of those whose records the sink has, or a filter left out."""
+        """Send the records of `letters`; return the ids of letters whose records the sink has or a filter dropped."""
         records: list[tuple[Record, str]] = []
         feared: list[Record] = []
         plain: list[Record] = []
@@ -283,7 +290,7 @@ def _place(record: Record) -> tuple[str, int, int]:
 
 
 def _record(letter: dict[str, Any]) -> Record | None:
-    """Return the failed record of a letter; None if its value was too large to keep."""
+    """Return the failed record of a letter; None if its value was too large to be stored."""
     with pa.ipc.open_stream(letter["payload"]) as reader:
         row = reader.read_all().to_pylist()[0]
     if row.pop("omitted"):

@@ -1,11 +1,11 @@
-"""Dead letters: what a flow could not process, with its reason, wherever it lies.
+"""Dead letters: records that a flow could not process, with the reason, in any place.
 
-There are two places, for either host. A *topic* holds the record itself, with Kafka Connect's headers (topic.py); a
+There are two places, on either host. A *topic* holds the record itself, with Kafka Connect's headers (topic.py); a
 *collection* with the schema LETTERS holds a row for each letter (flows/sinks/collection/poison.py). Both become a
 :class:`Letter` here, so that one listing shows them.
 
 In a collection, ``stream`` is the flow; ``<flow>/late`` for its late rows; ``<flow>/source`` for records of a stream's
-source that did not decode; ``<flow>/record`` for records of a pipeline. The id ends with the record's position
+source that could not be decoded; ``<flow>/record`` for records of a pipeline. The id ends with the record's position
 (``flights-0-17``), or with the row's number in its batch.
 """
 
@@ -28,26 +28,28 @@ if TYPE_CHECKING:
 LATE: Final = "/late"
 SOURCE: Final = "/source"
 RECORD: Final = "/record"
-"""Follow a flow's name in letters about late rows, records of a stream's source, and records of a pipeline."""
+"""Suffixes of a flow's name in letters of late rows, of records of a stream's source, and of records of a pipeline."""
 SHOWN: Final = 4_096
-"""Characters of a letter's payload that are shown."""
+"""Characters of a letter's payload in listings."""
 MOST_SEEN: Final = 5_000
-"""Letters of a collection that one listing looks at, the newest."""
+"""Letters of a collection that one listing reads, the newest ones."""
 _POSITION: Final = re.compile(r"(.+-\d+)-(\d+)")
 
 
 class Letter(BaseModel):
-    """A record or row that is not in the sink, and why."""
+    """A failed record or row, and the reason."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str = Field(description="its place: partition-offset of a topic, or the key of a collection")
     flow: str
-    lane: str | None = Field(description="of the source: topic-partition; of a row of a micro-batch stream-NAME")
-    position: int | None = Field(description="in that lane; of a row of a micro-batch, the number of the batch")
-    stage: str = Field(description="VALUE_CONVERTER: it does not decode; TRANSFORMATION: a step; TASK_PUT: the sink")
+    lane: str | None = Field(description="the source's lane: topic-partition; for a row of a micro-batch, stream-NAME")
+    position: int | None = Field(
+        description="its position in that lane; for a row of a micro-batch, the batch's number"
+    )
+    stage: str = Field(description="VALUE_CONVERTER: it cannot be decoded; TRANSFORMATION: a step; TASK_PUT: the sink")
     step: str = ""
-    kind: str = Field(default="", description="a stable name of the fault, such as CAST")
+    kind: str = Field(default="", description="a stable name of the cause, such as CAST")
     reason: str
     payload: str | None = Field(description="the record's value or the row, as text; at most 4,096 characters")
     key: str | None = None
@@ -56,23 +58,23 @@ class Letter(BaseModel):
 
 
 class Redriven(NamedTuple):
-    """What became of the dead letters of a flow."""
+    """The result of a redrive."""
 
     looked_at: int = 0
     selected: int = 0
     repeated: int = 0
-    """Of those, the same origin came again."""
+    """Selected records whose origin occurred before."""
     written: int = 0
     filtered: int = 0
     failed_again: int = 0
     no_origin: int = 0
-    """Headers that say no place."""
+    """Records whose headers name no origin."""
     others: int = 0
-    """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
+    """Records of other flows that share the topic, or of none. They are ignored and counted only here."""
     stale: int = 0
-    """Left out: the sink holds a newer document of their id."""
+    """Records left out because the sink had a newer document of their id."""
     queued: int = 0
-    """Records of a stream's source that the stream reads again when it runs next."""
+    """Records of a stream's source that the stream reads again in its next run."""
 
 
 def of_topic(flow: str, rows: Iterable[ErrorRow]) -> list[Letter]:
@@ -110,24 +112,24 @@ def _of_row(row: dict[str, Any]) -> Letter:
     flow, text = row["stream"].partition("/")[0], row["row"]
     of_record, undecoded = row["stream"].endswith(RECORD), row["stream"].endswith(SOURCE)
     place = _POSITION.fullmatch(row["id"].rpartition("/")[2]) if of_record or undecoded else None
-    told: Any = json.loads(text) if place is not None else {}
+    fields: Any = json.loads(text) if place is not None else {}
     return Letter(
         id=row["id"],
         flow=flow,
         lane=f"stream-{row['stream']}" if place is None else place[1],
         position=row["batch"] if place is None else int(place[2]),
-        stage=told["stage"] if of_record else "VALUE_CONVERTER" if undecoded else "TASK_PUT",
-        step=told["step"] if of_record else "",
-        kind=told["kind"] if of_record else "",
+        stage=fields["stage"] if of_record else "VALUE_CONVERTER" if undecoded else "TASK_PUT",
+        step=fields["step"] if of_record else "",
+        kind=fields["kind"] if of_record else "",
         reason=row["reason"],
-        payload=told["value"] if of_record else text[:SHOWN],
-        key=told.get("key" if of_record else "_key"),
-        timestamp=told.get("timestamp"),
+        payload=fields["value"] if of_record else text[:SHOWN],
+        key=fields.get("key" if of_record else "_key"),
+        timestamp=fields.get("timestamp"),
     )
 
 
 def letter_collections(stream: Flow) -> list[str]:
-    """Return the collections that hold dead letters of a stream: of its sinks, and of its source."""
+    """Return the collections with dead letters of a stream: of its sinks and of its source."""
     named = [getattr(part, "dead_letters", None) for part in (stream.row_sink, stream.late, stream.row_source)]
     return list(dict.fromkeys(name for name in named if name is not None))
 
@@ -135,9 +137,9 @@ def letter_collections(stream: Flow) -> list[str]:
 def stream_letters(
     settings: Settings, stream: Flow, selection: Selection = EVERYTHING, *, limit: int = 50
 ) -> list[Letter]:
-    """Return at most `limit` dead letters of a stream that `selection` takes, the newest first.
+    """Return at most `limit` dead letters of a stream that `selection` takes, newest first.
 
-    A stream without a place for them has none. Raises CollectionNotFound, LogUnavailable, InvalidSettings.
+    Empty if the stream has no place for them. Raises CollectionNotFound, LogUnavailable, InvalidSettings.
     """
     from millrace.client.database import connect
 

@@ -1,12 +1,12 @@
-"""Dead letters of rows: where a flow on Spark puts a row that its sink does not take, and the way back.
+"""Dead letters of rows: where a flow on Spark puts rows that its sink refuses, and how they are sent again.
 
 A row becomes a row of a collection of LETTERS, or a record of the flow's error topic, before its batch counts as done.
 A letter's id has the batch and the row's number, so that a repeated batch replaces its letters, or a reader of the
-topic recognises a repeat. A collection as a sink keeps its letters in a collection itself, in the transaction of the
-batch (millrace.flows.sinks.collection.poison).
+topic recognises a repeat. A sink that is a collection stores its letters in a collection itself, in the batch's
+transaction (millrace.flows.sinks.collection.poison).
 
-A redrive sends a letter's row under the batch and number of its first attempt, from a memory as old as that of the
-first attempt: with versions it never replaces a newer document, and a reader of a topic recognises a repeat.
+A redrive sends a letter's row under the batch and number of its first attempt, and with the memory of that time: with
+versions it never replaces a newer document, and a reader of a topic recognises a repeat.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 BEGUN: Final = "millrace.begun"
 ROW: Final = "millrace.row"
-"""Headers of a row's letter in a topic: when its stream's incarnation began, and the row as an Arrow stream."""
+"""Headers of a row's letter in a topic: the start of its stream's incarnation, and the row as an Arrow stream."""
 MAX_REASON: Final = 1_000
-"""Characters of a letter's reason."""
+"""The most characters of a letter's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row of a micro-batch that is not in the sink, and why."""
+    """A row of a micro-batch that the sink refused, and the reason."""
 
     number: int
-    """In its batch."""
+    """Its number in its batch."""
     row: pa.Table
     kind: str
     reason: str
@@ -56,15 +56,15 @@ class RefusedRow:
 
     @property
     def text(self) -> str:
-        """The row as JSON, for people."""
+        """The row as JSON, for display."""
         return json.dumps(self.row.to_pylist()[0], default=str)
 
 
 class RowLetters(Protocol):
-    """The place of a flow's dead rows. Not thread-safe."""
+    """Writes dead rows to a flow's place for them. Not thread-safe."""
 
     def put(self, batch: int, rows: Sequence[RefusedRow]) -> None:
-        """Write the letters of rows of the micro-batch `batch`; all are durable when it returns."""
+        """Write the letters of rows of the micro-batch `batch`; all are durable on return."""
         ...
 
     def close(self) -> None:
@@ -73,25 +73,25 @@ class RowLetters(Protocol):
 
 
 def require_few(batch: int, rows: Sequence[RefusedRow]) -> None:
-    """Raise SinkRefused for more than MOST rows of a batch: then it is not the rows that are wrong."""
+    """Raise SinkRefused for more than MOST rows of a batch: then the rows are not the cause."""
     if len(rows) > MOST:
         first = rows[0]
         raise SinkRefused(
-            f"{len(rows)} rows of batch {batch}, more than {MOST}: it is not the rows that are wrong."
+            f"{len(rows)} rows of batch {batch} were refused, more than {MOST}: the sink is the likely cause."
             f" The first, {first.number}: {first.words}"
         )
 
 
 class LetterCollection:
-    """A collection of LETTERS as that place."""
+    """Writes row letters to a collection of LETTERS."""
 
     def __init__(self, settings: Settings, collection: str, *, stream: str, begun: int) -> None:
-        """`begun` tells the stream's incarnations apart, in Unix time."""
+        """`begun` identifies the stream's incarnation by its start, in Unix time."""
         self._settings, self._collection = settings, collection
         self._stream, self._begun = stream, begun
 
     def put(self, batch: int, rows: Sequence[RefusedRow]) -> None:
-        """Write the letters. Raises what the collection raises."""
+        """Write the letters. Raises the errors of the collection."""
         found = [
             {
                 "id": f"{self._stream}/{self._begun}/{batch}/{each.number}",
@@ -107,14 +107,14 @@ class LetterCollection:
             db.collection(self._collection).upsert(pa.Table.from_pylist(found, schema=LETTERS.arrow())).checked()
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no resource stays open."""
 
 
 class LetterTopic:
-    """The flow's error topic as that place: the row as JSON, and as an Arrow stream in a header."""
+    """Writes row letters to the flow's error topic: the row as JSON, and as an Arrow stream in a header."""
 
     def __init__(self, flow: Flow, *, stream: str, begun: int) -> None:
-        """As of :class:`LetterCollection`."""
+        """See :class:`LetterCollection`."""
         self._flow, self._stream, self._begun = flow, stream, begun
         self._topic: ErrorTopic | None = None
 
@@ -157,7 +157,7 @@ class LetterTopic:
 
 
 def letters_from(records: Iterable[Record]) -> pa.Table:
-    """Return letters of rows as LETTERS, from the failed records of the error topic that LetterTopic produced."""
+    """Return letters of rows in the schema LETTERS, from records of the error topic that LetterTopic produced."""
     found = []
     for each in records:
         headers = dict(each.headers)
@@ -177,7 +177,7 @@ def letters_from(records: Iterable[Record]) -> pa.Table:
 
 
 def row_letters_of(settings: Settings, flow: Flow, collection: str | None, *, stream: str, begun: int) -> RowLetters:
-    """Return the place of a flow's rows: `collection`, or its error topic, which is created if that is allowed.
+    """Return the place of a flow's rows: `collection`, or its error topic, which is created if allowed.
 
     Raises LogUnavailable, InvalidSettings, SinkRefused.
     """
@@ -190,10 +190,10 @@ def row_letters_of(settings: Settings, flow: Flow, collection: str | None, *, st
 
 
 def resent(letters: pa.Table, stream: str) -> Iterator[tuple[int, Batch, list[str]]]:
-    """Yield the rows of `letters` in their order, a batch for each one that they come from.
+    """Yield the rows of `letters` in order, one batch for each batch that they come from.
 
-    With each: when its incarnation began, and the letters' ids by the order of the rows. A letter of another stream, or
-    of a collection's own, is left out.
+    Each comes with the start of its incarnation and the letters' ids in the order of the rows. Letters of another
+    stream, or of a collection itself, are left out.
     """
     found: list[tuple[tuple[int, int, int], int]] = []
     for place, name in enumerate(letters["id"].to_pylist()):
@@ -209,6 +209,6 @@ def resent(letters: pa.Table, stream: str) -> Iterator[tuple[int, Batch, list[st
 
 
 def taken_of(sent: Batch, ids: Sequence[str], aside: Set[int]) -> list[str]:
-    """Return which of `ids`, the letters of `sent`, the sink took: those whose rows are not put `aside` again."""
+    """Return those of `ids`, the letters of `sent`, that the sink accepted: their rows are not put `aside` again."""
     numbers: Any = sent.numbers
     return [name for name, number in zip(ids, numbers, strict=True) if number not in aside]

@@ -1,6 +1,6 @@
 """The content of a flow's error topic, newest first, page by page: the reason, the origin, the record itself.
 
-Kafka only reads forward, so a page is read in windows from the end backwards. Each call reads a bounded number of
+Kafka reads forward only, so a page is read in windows from the end backwards. Each call reads a bounded number of
 records, whatever it searches for.
 """
 
@@ -21,46 +21,47 @@ from millrace.flows.sources.kafka.topics import Reader, Topics
 from millrace.flows.sources.source import task_of
 
 WINDOW: Final = 500
-"""Records that are read at once."""
+"""Records in one read."""
 MOST_SEEN: Final = 5_000
-"""Records that one page looks at."""
+"""The most records that one page reads."""
 SHOWN_BYTES: Final = 4_096
-"""Of a key, a value, a header."""
+"""The most bytes shown of a key, a value or a header."""
 SHOWN_HEADERS: Final = 64 << 10
-"""Characters of a record's headers; those of Connect are always there."""
+"""The most characters shown of a record's headers. Connect's headers are always shown."""
 _WINDOW_BYTES: Final = 16 << 20
 
 
 class ErrorRow(BaseModel):
-    """A record that is not in the sink, and why."""
+    """A failed record and the reason."""
 
     id: str = Field(description="its place in the error topic: partition-offset")
-    timestamp: int = Field(description="of the record, milliseconds since 1970")
-    topic: str | None = Field(description="where it came from; null where the headers do not say it")
+    timestamp: int = Field(description="the record's timestamp, milliseconds since 1970")
+    topic: str | None = Field(description="its original topic; null if the headers do not name it")
     partition: int | None
     offset: int | None
     stage: str
     step: str
     kind: str
     reason: str
-    headers: dict[str, str | None] = Field(description="all of them, as Kafka Connect names its own")
+    headers: dict[str, str | None] = Field(description="all headers; Kafka Connect's have its names")
     key: str | None
-    value: str | None = Field(description="null: a tombstone; bytes that are no UTF-8 are replaced")
-    value_bytes: int = Field(description="its whole length; of the text above there are at most 4,096")
+    value: str | None = Field(description="null: a tombstone; bytes that are not UTF-8 are replaced")
+    value_bytes: int = Field(description="the length of the whole value; `value` has at most 4,096")
 
 
 class ErrorPage(BaseModel):
     topic: str
     total: int = Field(
-        description="upper bound of the pipeline's records in the topic: all records without others' that this page saw"
+        description="upper bound of the pipeline's records in the topic: all records except"
+        " those of others that this page saw"
     )
     errors: list[ErrorRow]
-    next: str | None = Field(description="hand it over as `before`; null: that is all")
-    complete: bool = Field(description="false: the search stopped at its bound, and goes on behind `next`")
+    next: str | None = Field(description="pass it as `before`; null: this is the last page")
+    complete: bool = Field(description="false: the search stopped at its bound; continue with `next`")
 
 
 def error_page(settings: Settings, flow: Flow, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
-    """The newest that `selection` takes, before the cursor of an earlier page.
+    """Return a page of the newest records that `selection` takes, before the cursor of an earlier page.
 
     Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument.
     """
@@ -99,7 +100,7 @@ def error_page(settings: Settings, flow: Flow, selection: Selection, *, before: 
 
 
 def _collected_page(settings: Settings, flow: Flow, selection: Selection, *, before: str, limit: int) -> ErrorPage:
-    """Return the same of a collection of dead letters."""
+    """Return the page for a collection of dead letters."""
     from millrace.flows.errors.collection import newest
 
     found, cursor, complete, total = newest(settings, flow, selection, before=before, limit=limit)
@@ -133,12 +134,12 @@ def _collected_page(settings: Settings, flow: Flow, selection: Selection, *, bef
 
 
 class _Search:
-    """What one page found, and how much more it may look at."""
+    """The results of one page's search, and how many more records it may read."""
 
     def __init__(self, flow: str, selection: Selection, limit: int) -> None:
         self._flow, self._selection, self._limit = flow, selection, limit
         self.others = 0
-        """Records of other flows among those that it looked at."""
+        """Records of other flows among those that it read."""
         self._left = MOST_SEEN
         self.found: list[ErrorRow] = []
 
@@ -147,7 +148,7 @@ class _Search:
         return self._left <= 0 or len(self.found) >= self._limit
 
     def backwards(self, reader: Reader, low: int, high: int) -> int:
-        """Look at [low, high) from its end; the end of what was not looked at."""
+        """Search [low, high) from its end; return the end of the part that was not searched."""
         while low < high and not self.over:
             begin = max(low, high - WINDOW)
             place, window, seen = begin, list[tuple[int, ErrorRow]](), 0
@@ -156,7 +157,7 @@ class _Search:
                 seen += len(more)
                 own = [record for record in more if is_of(record, self._flow)]
                 self.others += len(more) - len(own)
-                # As rows at once: records may be large, and so many of them more than there is memory for.
+                # Convert to rows at once: records may be large, and holding so many could exhaust memory.
                 window += [(record.offset, _row(record)) for record in own if self._selection.takes(record)]
                 del more, own
             self._left -= max(1, seen)
@@ -169,7 +170,7 @@ class _Search:
 
 
 def _row(record: Record) -> ErrorRow:
-    told = _headers(record)
+    headers = _headers(record)
     origin = origin_of(record)
     return ErrorRow(
         id=str(Place(record.partition, record.offset)),
@@ -177,11 +178,11 @@ def _row(record: Record) -> ErrorRow:
         topic=None if origin is None else origin.topic,
         partition=None if origin is None else origin.partition,
         offset=None if origin is None else origin.offset,
-        stage=told.get(f"{PREFIX}stage") or "",
-        step=told.get(f"{PREFIX}class.name") or "",
-        kind=told.get(f"{PREFIX}exception.class.name") or "",
-        reason=told.get(f"{PREFIX}exception.message") or "",
-        headers=told,
+        stage=headers.get(f"{PREFIX}stage") or "",
+        step=headers.get(f"{PREFIX}class.name") or "",
+        kind=headers.get(f"{PREFIX}exception.class.name") or "",
+        reason=headers.get(f"{PREFIX}exception.message") or "",
+        headers=headers,
         key=_text(record.key),
         value=_text(record.value),
         value_bytes=len(record.value or b""),
@@ -189,14 +190,14 @@ def _row(record: Record) -> ErrorRow:
 
 
 def _headers(record: Record) -> dict[str, str | None]:
-    told: dict[str, str | None] = {}
+    headers: dict[str, str | None] = {}
     left = SHOWN_HEADERS
     for name, value in record.headers:
         text = _text(value)
         left -= len(name) + len(text or "")
         if (left >= 0 and name != ROW) or name.startswith(PREFIX):
-            told[name[:SHOWN_BYTES]] = text
-    return told
+            headers[name[:SHOWN_BYTES]] = text
+    return headers
 
 
 def _text(value: bytes | None) -> str | None:
@@ -208,5 +209,5 @@ def _cursor(before: str) -> dict[int, int]:
         return {}
     places = [Place.parse(each) for each in before.split(",")]
     if len({place.partition for place in places}) < len(places):
-        raise InvalidArgument(f"{before[:60]!r} names a partition twice")
+        raise InvalidArgument(f"{before[:60]!r} names a partition twice: pass the `next` of an earlier page")
     return {place.partition: place.offset for place in places}

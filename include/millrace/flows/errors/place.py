@@ -1,4 +1,4 @@
-"""Where a flow's dead letters go: its error topic, or a collection of dead letters."""
+"""The place of a flow's dead letters: its error topic, or a collection of dead letters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from millrace.flows.records import Failure
 
 
 class ErrorPlace(Protocol):
-    """One task's way into it. Not thread-safe."""
+    """Writes one task's failures to the place. Not thread-safe."""
 
     def put(self, failures: Sequence[Failure], *, task: str) -> None:
-        """Write the letters of `failures`; all are durable when it returns. Raises SinkBusy, SinkRefused."""
+        """Write the letters of `failures`; all are durable on return. Raises SinkBusy, SinkRefused."""
         ...
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""Send the content of the error topic through the flow again, as it is declared now.
+"""Send the content of the error topic through the flow again, with its present declaration.
 
-A redriven record has the topic, partition and offset that it came from. Its id and version are therefore those of the
-first attempt, so that a redrive is idempotent and, with versions, never replaces anything newer. What fails again stays
-in the topic. The consumer group ``<group>-redrive`` stores where the last redrive ended; a selection moves nothing.
+A redriven record has its original topic, partition and offset. Its id and version are therefore those of the first
+attempt, so that a redrive is idempotent and, with versions, never replaces anything newer. A record that fails again
+stays in the topic. The consumer group ``<group>-redrive`` stores the end of the last redrive; a redrive with a
+selection moves nothing.
 
 Progress is reported after each batch that the sink has acknowledged. A successor that resumes from the last report
 loses nothing.
@@ -38,18 +39,18 @@ from millrace.flows.transform.transform import Transform
 
 _ITEMS: Final = 5_000
 _MOST_BYTES: Final = 256 << 20
-"""Of values that are held at once."""
+"""The most bytes of values held at once."""
 _BYTES: Final = 16 << 20
 _REMEMBERED: Final = 200_000
-"""Origins that are remembered to recognise repeated records. Redriving one again would have the same effect."""
+"""Origins that are remembered to recognise repeated records. Redriving one twice has no further effect."""
 
 
 @dataclass(slots=True)
 class FoundLetters:
-    """The letters of a topic that a redrive takes at once."""
+    """The letters of a topic that a redrive processes at once."""
 
     records: list[Record]
-    """As they failed, by place."""
+    """The failed records, by position."""
     counts: dict[str, int]
     begins: dict[str, int]
     places: dict[str, int]
@@ -59,9 +60,9 @@ class FoundLetters:
 def read_letters(
     flow: Flow, selection: Selection, *, again: bool = False, most: int, ends: Mapping[str, int] | None = None
 ) -> FoundLetters:
-    """Return about `most` letters of a flow's error topic that `selection` takes, none if there is no topic yet.
+    """Return about `most` letters of a flow's error topic that `selection` takes; none if the topic does not exist.
 
-    With `ends`, those before these places. Raises LogUnavailable.
+    With `ends`, return only letters before these offsets. Raises LogUnavailable.
     """
     source, group = error_source(flow), f"{flow.consumer_group}-redrive"
     topics = Topics(source, group)
@@ -85,7 +86,7 @@ def read_letters(
             try:
                 while place < end and len(found.records) < most and size < _MOST_BYTES:
                     records, place = reader.read(place, end, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen, feared = _chosen(records, flow.name, selection, found.counts, seen)
+                    chosen, feared = _selected(records, flow.name, selection, found.counts, seen)
                     size += sum(len(each.value or b"") for each in records)
                     found.records += [*chosen, *feared]
             finally:
@@ -135,11 +136,11 @@ def redrive(
     behind: Progress | None = None,
     tell: Callable[[Progress], bool] = _silent,
 ) -> Redriven:
-    """Redrive what `selection` takes, up to the present end of the topic. `again`: from the beginning.
+    """Redrive the records that `selection` takes, up to the present end of the topic; with `again`, from its beginning.
 
-    Calls `tell` with the progress after each batch; the redrive stops there if it returns true. `behind` is the last
-    progress of a redrive that did not finish. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: reported
-    progress stays valid, and the rest can be repeated.
+    Calls `tell` with the progress after each batch, and stops if it returns true. `behind` is the last progress of a
+    redrive that did not finish. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused; reported progress then
+    stays valid, and the rest can be repeated.
     """
     if flow.errors.collection is not None:
         return _collected(settings, flow, selection, dry_run=dry_run, tell=tell)
@@ -157,7 +158,7 @@ def redrive(
             progress = behind if behind is not None and behind.ends else _begin(topics, selection, again=again)
         except ChannelNotFound:
             if dry_run:
-                return Redriven()  # no record has failed yet, so nobody has made the topic
+                return Redriven()  # no record has failed yet, so the topic does not exist
             raise
         stopped = tell(progress)
         counts = progress.counts = {**dict.fromkeys(Redriven._fields, 0), **progress.counts}
@@ -170,7 +171,7 @@ def redrive(
             try:
                 while progress.places[task] < end and not stopped:
                     records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen, feared = _chosen(records, flow.name, selection, counts, seen)
+                    chosen, feared = _selected(records, flow.name, selection, counts, seen)
                     if feared and not dry_run:
                         left, failures = tried(flow, feared, open_rows)
                         counts["failed_again"] += len(failures)
@@ -202,16 +203,16 @@ def redrive(
 def _collected(
     settings: Settings, flow: Flow, selection: Selection, *, dry_run: bool, tell: Callable[[Progress], bool]
 ) -> Redriven:
-    """Redrive a collection of dead letters, which needs no positions: letters that went in are no longer there."""
+    """Redrive a collection of dead letters. It needs no positions, since successful letters are deleted."""
     from millrace.flows.errors.collection import redrive_collected
 
     place = str(flow.errors.collection)
 
-    def told(counts: Mapping[str, int]) -> bool:
+    def report_counts(counts: Mapping[str, int]) -> bool:
         here = {place: counts["looked_at"]}
         return tell(Progress({place: 0}, dict(here), dict(here), dict(counts)))
 
-    return redrive_collected(settings, flow, selection, dry_run=dry_run, tell=told)
+    return redrive_collected(settings, flow, selection, dry_run=dry_run, tell=report_counts)
 
 
 def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
@@ -226,10 +227,10 @@ def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
     return progress
 
 
-def _chosen(
+def _selected(
     records: list[Record], flow: str, selection: Selection, counts: dict[str, int], seen: _Origins
 ) -> tuple[list[Record], list[Record]]:
-    """What is to be redriven, by place, and apart from that those that were too much work for a worker."""
+    """Return the records to redrive, by position, and separately those that were too much work for a worker."""
     chosen: list[Record] = []
     feared: list[Record] = []
     for record in records:
@@ -256,7 +257,7 @@ def _chosen(
 
 
 def _by_place(records: list[Record]) -> list[Record]:
-    """Of one key the older first, as they came."""
+    """Sort records by position, so that older records of a key come first."""
     return sorted(records, key=lambda each: (each.topic, each.partition, each.offset))
 
 

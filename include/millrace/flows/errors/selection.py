@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from millrace.flows.errors.letter import Letter
 
 PREFIX: Final = "__connect.errors."
-"""Of Kafka Connect's headers."""
+"""Prefix of Kafka Connect's headers."""
 ROWS_OF: Final = "millrace.stream"
-"""The header of a letter of a row: the flow, or ``<flow>/late``. Its topic is ``stream-`` and that, its partition the
+"""The header of a row's letter: the flow, or ``<flow>/late``. Its topic is ``stream-`` plus that, its partition the
 row's number, its offset the micro-batch."""
 MAX_IDS: Final = 1000
 _ID: Final = re.compile(r"(\d{1,6})-(\d{1,18})", re.ASCII)
 
 
 class Place(NamedTuple):
-    """Where a record lies in its error topic; written ``0-17``."""
+    """The position of a record in its error topic, written ``0-17``."""
 
     partition: int
     offset: int
@@ -45,36 +45,36 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Nothing given: everything. Raises InvalidArgument."""
+    """Conditions on dead letters. Without any, all are selected. Raises InvalidArgument."""
 
     step: str = ""
-    """It failed in this step."""
+    """The step in which it failed."""
     kind: str = ""
-    """Of this kind of fault."""
+    """The kind of the cause."""
     reason: str = ""
-    """The reason has these words in it, in whatever case."""
+    """Words that the reason contains, ignoring case."""
     first: str = ""
-    """At or behind this place, in its partition; other partitions are left out."""
+    """The first position in its partition. Other partitions are excluded."""
     last: str = ""
-    """At or before it."""
+    """The last position in its partition."""
     ids: tuple[str, ...] = ()
-    """Just these places."""
+    """Exactly these positions."""
     lane: str = ""
-    """The record is of this lane of the source; of a row of a micro-batch, ``stream-NAME``."""
+    """The record's lane of the source; for a row of a micro-batch, ``stream-NAME``."""
     low: int | None = None
-    """At or after this position of the lane; of a row, the number of its micro-batch."""
+    """The first position in the lane; for a row, the number of its micro-batch."""
     high: int | None = None
-    """At or before it."""
+    """The last position in the lane."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
         if len(self.ids) > MAX_IDS:
             raise InvalidArgument(f"at most {MAX_IDS} records can be named one by one: name a range")
         if (self.low is not None or self.high is not None) and not self.lane:
-            raise InvalidArgument("positions are those of a lane: name it, such as flights-0")
+            raise InvalidArgument("positions need a lane: name it, such as flights-0")
         places = [Place.parse(each) for each in (self.first, self.last) if each]
         if len({each.partition for each in places}) > 1:
-            raise InvalidArgument(f"{self.first} and {self.last} lie in two partitions: a range is of one")
+            raise InvalidArgument(f"{self.first} and {self.last} are in two partitions: give a range within one")
         for each in self.ids:
             Place.parse(each)
 
@@ -83,7 +83,8 @@ class Selection:
         return self == EVERYTHING
 
     def bounds(self, partition: int) -> tuple[int, int] | None:
-        """The first offset and the one behind the last that can be meant in a partition; None: nothing there."""
+        """Return the first offset in a partition that may be selected and the offset after the last; None if there are
+        none."""
         low, high = 0, 1 << 62
         for text, is_first in ((self.first, True), (self.last, False)):
             if text:
@@ -99,26 +100,26 @@ class Selection:
         return (low, high) if low < high else None
 
     def takes(self, record: Record) -> bool:
-        """Whether a record of the topic, within its partition's bounds, is meant."""
+        """Return whether the selection takes a record of the topic that is within its partition's bounds."""
         if self.ids and str(Place(record.partition, record.offset)) not in self.ids:
             return False
         if self.lane:
             origin = place_of(record)
             if origin is None or not self.takes_place(*origin):
                 return False
-        told = dict(record.headers)
+        headers = dict(record.headers)
         return (
-            (not self.step or told.get(f"{PREFIX}class.name") == self.step.encode())
+            (not self.step or headers.get(f"{PREFIX}class.name") == self.step.encode())
             and (not self.kind or kind_of(record) == self.kind)
             and (
                 not self.reason
                 or self.reason.lower()
-                in (told.get(f"{PREFIX}exception.message") or b"").decode(errors="replace").lower()
+                in (headers.get(f"{PREFIX}exception.message") or b"").decode(errors="replace").lower()
             )
         )
 
     def takes_place(self, lane: str | None, position: int | None) -> bool:
-        """Return whether a record of the source that was there is meant."""
+        """Return whether the selection takes a record with this position in the source."""
         if not self.lane:
             return True
         if lane != self.lane or position is None:
@@ -126,7 +127,7 @@ class Selection:
         return (self.low is None or position >= self.low) and (self.high is None or position <= self.high)
 
     def takes_letter(self, letter: Letter) -> bool:
-        """Return whether a letter of a collection is meant."""
+        """Return whether the selection takes a letter of a collection."""
         return (
             (not self.step or letter.step == self.step)
             and (not self.kind or letter.kind == self.kind)
@@ -143,24 +144,24 @@ class Selection:
 
 
 def place_of(record: Record) -> tuple[str, int] | None:
-    """Return the lane and position that a record of the topic came from; None if its headers do not say them."""
-    told = {name: value or b"" for name, value in record.headers if name.startswith(PREFIX)}
+    """Return the original lane and position of a record of the topic; None if its headers do not name them."""
+    headers = {name: value or b"" for name, value in record.headers if name.startswith(PREFIX)}
     try:
-        topic, partition = told[f"{PREFIX}topic"].decode(), int(told[f"{PREFIX}partition"])
+        topic, partition = headers[f"{PREFIX}topic"].decode(), int(headers[f"{PREFIX}partition"])
         lane = topic if rows_of(record, topic) else f"{topic}-{partition}"
-        return lane, int(told[f"{PREFIX}offset"])
+        return lane, int(headers[f"{PREFIX}offset"])
     except (KeyError, ValueError):
         return None
 
 
 def rows_of(record: Record, topic: str) -> str:
-    """Return whose row a letter from `topic` is: a flow on Spark, or its late rows; empty for a record of a source."""
+    """Return the flow (or ``<flow>/late``) of a row's letter from `topic`; empty for a record of a source."""
     stream = (dict(record.headers).get(ROWS_OF) or b"").decode(errors="replace")
     return stream if topic == f"stream-{stream}" else ""
 
 
 def kind_of(record: Record) -> str:
-    """What a record of the topic failed of."""
+    """Return the kind of the cause of a record of the topic; empty if unknown."""
     return (dict(record.headers).get(f"{PREFIX}exception.class.name") or b"").decode(errors="replace")
 
 

@@ -1,8 +1,8 @@
-"""The error topic: the record as it arrived, with Kafka Connect's headers that say where it failed and why.
+"""The error topic: the original record, with Kafka Connect's headers on where and why it failed.
 
-An existing header (of an earlier failure, elsewhere, or made up) is never overwritten: ours follow it, and of one name
-the last one counts. All in-sync replicas acknowledge the records before the offsets move. A repeated range may produce
-its failures again, with the same origin in the headers.
+Existing headers (from an earlier failure, another system, or forged) are never overwritten: new ones are appended, and
+the last of a name counts. All in-sync replicas acknowledge the records before the offsets move. A repeated range may
+produce its failures again, with the same origin in the headers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace.flows.sources.kafka.topics import logger
 
 MAX_BYTES: Final = 64 << 20
 OMITTED: Final = "millrace.value.omitted"
-"""The header of a record whose value and own headers were too large: the other headers say where to find it."""
+"""The header of a record whose value and own headers were too large. The other headers name its original position."""
 _SECONDS: Final = 60.0
 _KEY: Final = 1024
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE})
@@ -53,26 +53,26 @@ def origin_of(record: Record) -> Record | None:
 
     None if the headers name no position, or if its value was omitted.
     """
-    told = {name: value for name, value in record.headers if name.startswith(PREFIX)}  # the last of each name
+    origin = {name: value for name, value in record.headers if name.startswith(PREFIX)}  # the last of each name
     if OMITTED in dict(record.headers):
         return None
     try:
-        topic = (told[f"{PREFIX}topic"] or b"").decode()
-        partition, offset = (int(told[f"{PREFIX}{name}"] or b"") for name in ("partition", "offset"))
+        topic = (origin[f"{PREFIX}topic"] or b"").decode()
+        partition, offset = (int(origin[f"{PREFIX}{name}"] or b"") for name in ("partition", "offset"))
     except (KeyError, ValueError):
         return None
-    kept = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
-    return Record(topic, partition, offset, record.key, record.value, record.timestamp, kept)
+    own_headers = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
+    return Record(topic, partition, offset, record.key, record.value, record.timestamp, own_headers)
 
 
 def is_of(record: Record, flow: str) -> bool:
-    """Return whether a record of the error topic is of `flow`: several flows may share the topic."""
+    """Return whether a record of the error topic belongs to `flow`, since several flows may share the topic."""
     names = [value for name, value in record.headers if name == f"{PREFIX}connector.name"]
     return bool(names) and names[-1] == flow.encode()
 
 
 def error_source(flow: Flow) -> KafkaSource:
-    """The error topic as what is read, all of it: what was produced within a transaction that came to nothing, too."""
+    """Return the error topic as a source that reads all records, including those of aborted transactions."""
     cluster = flow.errors_cluster
     return KafkaSource(
         bootstrap=cluster.bootstrap,
@@ -84,7 +84,7 @@ def error_source(flow: Flow) -> KafkaSource:
 
 
 class ErrorTopic:
-    """A task's way into it."""
+    """Writes a task's failures to the error topic."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow.name
@@ -102,14 +102,17 @@ class ErrorTopic:
         )
 
     def put(self, failures: Sequence[Failure], *, task: str) -> None:
-        """Produce them, acknowledged. Raises SinkBusy, SinkRefused: nothing may move then."""
+        """Produce `failures`; returns when acknowledged.
+
+        Raises SinkBusy, SinkRefused; the position must not move then.
+        """
         trouble: list[KafkaError] = []
         too_large: list[Failure] = []
         for failure in failures:
             self._produce(failure, task, trouble, too_large)
         left = self._producer.flush(_SECONDS + 5)
-        # An existing topic may take less than the source's. Send one by one, since one large record fails a whole
-        # batch; without its value, the record is still recorded.
+        # An existing topic may allow smaller records than the source's. Send one by one, since one large record fails a
+        # whole batch. Without its value, a record is still listed.
         for failure in too_large:
             alone: list[Failure] = []
             self._produce(failure, task, trouble, alone)
@@ -118,15 +121,18 @@ class ErrorTopic:
                 self._produce(failure, task, trouble, None)
                 left += self._producer.flush(_SECONDS + 5)
         if trouble or left:
-            said = trouble[0].str() if trouble else f"{left} records got no answer"
+            said = trouble[0].str() if trouble else f"{left} records were not acknowledged"
             if trouble and trouble[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                raise SinkRefused(f"there is no error topic {self._topic}: make it, or say errors.create")
+                raise SinkRefused(f"there is no error topic {self._topic}: create it, or set errors.create")
             raise SinkBusy(f"error topic {self._topic}: {said}", retry_after=1.0)
 
     def _produce(self, failure: Failure, task: str, trouble: list[KafkaError], too_large: list[Failure] | None) -> None:
-        """Pass it to the producer. Errors go to `trouble`, too large ones to `too_large`; None: omit the value."""
+        """Pass a failure to the producer.
 
-        def told(error: KafkaError | None, _: Any = None) -> None:
+        Errors are added to `trouble`, too large ones to `too_large`; None omits the value.
+        """
+
+        def on_delivery(error: KafkaError | None, _: Any = None) -> None:
             if error is None:
                 return
             if too_large is not None and error.code() in _TOO_LARGE:
@@ -143,13 +149,18 @@ class ErrorTopic:
             while True:
                 try:
                     self._producer.produce(
-                        self._topic, value, key, headers=headers, timestamp=max(record.timestamp, 0), on_delivery=told
+                        self._topic,
+                        value,
+                        key,
+                        headers=headers,
+                        timestamp=max(record.timestamp, 0),
+                        on_delivery=on_delivery,
                     )
                     break
                 except BufferError:
                     self._producer.poll(0.1)
         except KafkaException as error:
-            told(error.args[0])
+            on_delivery(error.args[0])
         self._producer.poll(0)
 
     def close(self) -> None:
@@ -164,10 +175,10 @@ def ensure_topic(flow: Flow) -> None:
     if topic in topic_admin.look(flow.errors_cluster).topics:
         return
     if not flow.errors.create:
-        raise SinkRefused(f"there is no error topic {topic}: make it, or say errors.create")
+        raise SinkRefused(f"there is no error topic {topic}: create it, or set errors.create")
     make_error_topic(flow)
 
 
 def make_error_topic(flow: Flow) -> None:
-    """Make it, so that it takes any record that a topic of the source may hold, with our headers."""
+    """Create the error topic so that it accepts any record of the source's topics, with the added headers."""
     topic_admin.make(flow.errors_cluster, [flow.errors_topic], settings={"max.message.bytes": str(MAX_BYTES)})
