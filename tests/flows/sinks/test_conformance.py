@@ -424,7 +424,7 @@ def test_an_index_that_is_deleted_while_it_runs_is_made_as_it_was_declared_or_no
     put(sink, [_action(1)])
     client.indices.delete(index=name)
     now[0] += 5
-    with pytest.raises(SinkRefused, match="gone"):
+    with pytest.raises(SinkRefused, match="does not exist any more"):
         put(sink, [_action(2)])
     assert not client.indices.exists(index=name)
     sink.open()

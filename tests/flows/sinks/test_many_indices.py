@@ -101,13 +101,13 @@ def test_the_template_covers_the_names_and_few_others() -> None:
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        ({"index_suffix": "-{+week}"}, "a date is made of"),
+        ({"index_suffix": "-{+week}"}, "a date consists of"),
         ({"index_suffix": "-{"}, "brace"),
         ({"index_suffix": "-constant"}, "every document would get the same"),
         ({"index_suffix": "-{+YYYY}", "create_index": False}, "create_index"),
         ({"index_suffix": "-{+YYYY}", "data_stream": True}, "one of them"),
         ({"rollover": {}}, "docs, age or size"),
-        ({"rollover": {"docs": 1}, "ids": "key"}, "ids: position"),
+        ({"rollover": {"docs": 1}, "ids": "key"}, "ids to position"),
         ({"data_stream": True, "ids": "key", "versions": False}, "tombstones"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_data_stream_gets_each_document_once_with_a_time(base: str) -> None:
     sink.close()
     client = client_of(declared)
     plain, _ = _sink(base)
-    with pytest.raises(SinkRefused, match=r"say sink\.data_stream"):
+    with pytest.raises(SinkRefused, match=r"set sink\.data_stream"):
         plain.open()
     remove(client, declared, base)
     client.close()

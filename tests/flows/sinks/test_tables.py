@@ -140,7 +140,7 @@ def test_a_collection_that_takes_no_document_stops_the_sink_and_says_why(
     sink = _sink(deployment.settings, {"kind": "collection", "collection": "strict"})
     sink.open()
     wrong = [_action(number, str(number), {"id": number, "other": 1}) for number in range(30)]
-    with pytest.raises(SinkRefused, match=r"strict took none of 30 documents, the last of them in-0-"):
+    with pytest.raises(SinkRefused, match=r"strict accepted none of 30 documents, the last of them in-0-"):
         put(sink, wrong)
     assert len(put(sink, wrong[:5]).failures) == 5
     mixed = put(sink, [*wrong, _action(99, "99", {"id": 99, "name": "good"})])

@@ -1,1 +1,1 @@
-"""Where rows go: one protocol (`sink.py`), one folder for each, one suite for all (tests/flows/sinks)."""
+"""Sinks: one protocol (`sink.py`), one folder for each kind, one conformance suite for all (tests/flows/sinks)."""

@@ -1,9 +1,9 @@
-"""A sink's memory: what it must know again after a crash, in a folder beside the position of its lane.
+"""A sink's memory: its state for recovery after a crash, in a folder next to the position of its lane.
 
-For a Spark query the folder lies in the query's checkpoint, and belongs to it: a query that begins again has other
-numbers for other rows, and a sink with the old memory would leave rows out.
+For a Spark query the folder is in the query's checkpoint and belongs to it: a query with a new checkpoint numbers other
+rows, and a sink with the old memory would leave rows out.
 
-A folder is a path, or a URI in the tables' object store, where the next driver finds it on whichever machine.
+A folder is a path, or a URI in the tables' object store, where the next driver finds it on any machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Folder: TypeAlias = Path | str
 """A path, or a URI in an object store."""
 
 _WIDTH: Final = 120
-"""Characters of a note that is written in place: more than three numbers take, so that one covers the other."""
+"""The length of a note that is overwritten in place: enough for three numbers, so that each write covers the last."""
 
 
 def below(folder: Folder, name: str) -> Folder:
@@ -47,7 +47,7 @@ def read_note(folder: Folder, file: str) -> dict[str, Any] | None:
 
 
 def keep_note(folder: Folder, file: str, value: Any, *, synced: bool = True) -> None:
-    """Replace a small file by `value` as JSON, whole. In an object store it is always durable."""
+    """Replace a small file by `value` as JSON, as a whole. In an object store it is always durable."""
     if isinstance(folder, Path):
         replace_json(folder / file, value, synced=synced)
     else:
@@ -55,7 +55,7 @@ def keep_note(folder: Folder, file: str, value: Any, *, synced: bool = True) -> 
 
 
 def name_in(folder: Folder, file: str) -> str:
-    """Return the random name in `file` of `folder`, which is created with the folder."""
+    """Return the random name in `file` of `folder`. It is created with the folder."""
     create_folder(folder)
     found = read_note(folder, file)
     if found is None:
@@ -65,9 +65,9 @@ def name_in(folder: Folder, file: str) -> str:
 
 
 def begun(folder: Folder, *, at: int | None = None) -> int:
-    """Return the second at which the memory in `folder` was created, in Unix time; `at`: for one that is created now.
+    """Return when the memory in `folder` was created, in Unix seconds; `at` is used if it is created now.
 
-    It tells the incarnations of a query apart, in their order: each counts its batches from 0.
+    It identifies and orders the incarnations of a query, each of which counts its batches from 0.
     """
     create_folder(folder)
     file = "opensearch.json"  # an earlier build's name: only that sink had it
@@ -80,7 +80,7 @@ def begun(folder: Folder, *, at: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The newest batch that a sink need not take again, and its counts; in ``<folder>/taken.json``."""
+    """The newest batch that a sink need not write again, and its counts; in ``<folder>/taken.json``."""
 
     batch_id: int = -1
     """The batch's `start`."""
@@ -89,7 +89,7 @@ class Noted:
 
     @classmethod
     def load(cls, folder: Folder) -> Self:
-        """Raises ValueError if a crash left a torn file."""
+        """Load it from `folder`. Raises ValueError if a crash left a torn file."""
         value = read_note(folder, "taken.json")
         return cls() if value is None else cls(value["batch"], value["rows"], value["rejected"])
 
@@ -107,7 +107,7 @@ class Noted:
             file.write(f"{json.dumps(value):<{_WIDTH}}\n".encode())
 
     def again(self, batch_id: int) -> Verdicts | None:
-        """Return the verdicts on a batch that was taken before; None if it is new."""
+        """Return the verdicts on a batch that was written before; None if it is new."""
         if batch_id > self.batch_id:
             return None
         if batch_id < self.batch_id:

@@ -8,12 +8,12 @@ from millrace.flows.declare.part import Part, words
 
 
 def names_of(text: str | None) -> tuple[str, ...]:
-    """Return the columns that `text` lists, with commas between."""
+    """Return the columns that `text` lists, separated by commas."""
     return tuple(each.strip() for each in (text or "").split(",") if each.strip())
 
 
 class Flush(Part):
-    """When a bulk goes out, at the latest; the end of a micro-batch always sends what there is."""
+    """When a bulk is sent at the latest. The end of a micro-batch always sends the remaining documents."""
 
     mib: float = words("flushMiB: bytes of a bulk", default=5, ge=0.001, le=100)
     items: int = words("flushItems: documents of a bulk", default=10_000, ge=1, le=1_000_000)
@@ -21,12 +21,12 @@ class Flush(Part):
 
 
 class DocumentSink(Part):
-    """What every sink of documents declares. The model of a sink of your own derives from it."""
+    """Fields of all sinks of documents. Derive the model of your own sink from it."""
 
     ids: Literal["position", "key", "template"] = words(
-        "a document's id: topic-partition-offset; the record's key; or what the step template_id made",
+        "a document's id: topic-partition-offset; the record's key; or the result of the step template_id",
         default="position",
     )
     tombstones: Literal["delete", "ignore", "error"] = words(
-        "what a record without a value does to its key", default="error"
+        "the effect of a record without a value on its key", default="error"
     )

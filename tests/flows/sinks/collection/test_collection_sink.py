@@ -194,7 +194,7 @@ def test_changes_are_applied_in_the_order_of_their_ticks(db: Deployment, tmp_pat
                 ),
             )
         )
-        with pytest.raises(ChangesRefused, match="does not say what is gone"):
+        with pytest.raises(ChangesRefused, match="does not name the removed rows"):
             to.write(given(2, batches((None, None, "retract", 14, 14), names=names)))
         with pytest.raises(InvalidArgument, match="insert, upsert, delete or retract, not 'other'"):
             to.write(given(2, batches((1, None, "other", 14, 14), names=names)))

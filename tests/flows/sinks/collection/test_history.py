@@ -356,7 +356,7 @@ def test_without_a_sequence_the_order_of_the_source_counts_though_its_clock_goes
     [
         ({"id": "a", "city": "Oslo"}, "no place in the history"),
         ({"id": "a", "at": 1, "current": True}, "is the history's"),
-        ({"id": "a", "at": "soon"}, "is no int64"),
+        ({"id": "a", "at": "soon"}, "is not a valid int64"),
         ({"id": "a", "at": 1, "town": "Oslo"}, "has no column 'town'"),
         (None, "a tombstone has no sequence"),
     ],

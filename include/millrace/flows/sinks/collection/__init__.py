@@ -1,1 +1,1 @@
-"""A collection as a sink: rows appended, upserted, or changes applied; documents upserted by its primary key."""
+"""A collection as a sink: rows are appended or upserted, or changes applied; documents are upserted by primary key."""

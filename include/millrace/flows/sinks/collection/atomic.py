@@ -1,8 +1,8 @@
-"""A batch's messages as transactions: what a batch changes on one VChannel takes effect at one tick.
+"""A batch's messages as transactions: a batch's changes to one VChannel take effect at one tick.
 
-A source that says that a batch consists of whole transactions (``Batch.atomic``) has them seen as a whole. One message
-takes effect at one tick by itself. Several of a VChannel get a transaction of the log around them, whose Commit is sent
-only when the log has all of its bodies.
+If a source marks a batch as whole transactions (``Batch.atomic``), readers see them as a whole. One message takes
+effect at one tick by itself. Several messages of a VChannel are wrapped in a transaction of the log, whose Commit is
+sent only when the log has all of its bodies.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FRAME: Final = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN})
 
 
 def in_transactions(messages: Sequence[MutableMessage]) -> list[MutableMessage]:
-    """Return `messages` with a transaction around the rows and deletes of each VChannel, if there are several.
+    """Return `messages` with a transaction around the rows and deletes of each VChannel that has several.
 
-    Those of more than TXN_BYTES stay as they are, and other messages stay before them.
+    Those of more than TXN_BYTES are not wrapped, and other messages stay before them.
     """
     before = [each for each in messages if each.type not in DML]
     by_vchannel: dict[str, list[MutableMessage]] = {}
@@ -38,7 +38,7 @@ def in_transactions(messages: Sequence[MutableMessage]) -> list[MutableMessage]:
 
 
 def transaction_of(message: MutableMessage) -> int:
-    """Return the transaction that a message is a part of; 0: none. The end of an abandoned one is none."""
+    """Return the transaction that a message is a part of, or 0. The end of an abandoned transaction counts as none."""
     return 0 if message.type == MessageType.ROLLBACK_TXN else message.txn_id
 
 
@@ -47,7 +47,7 @@ def is_commit(message: MutableMessage) -> bool:
 
 
 def begun_again(messages: Iterable[MutableMessage], *, split: bool = False) -> list[MutableMessage]:
-    """Return `messages` with other transactions in place of theirs, which are rolled back; with `split` with none."""
+    """Return `messages` in new transactions, with rollbacks of their old ones; with `split`, in none."""
     found: list[MutableMessage] = []
     by_id: dict[int, list[MutableMessage]] = {}
     for each in messages:

@@ -1,7 +1,7 @@
-"""A micro-batch of changes folded to what is left of it: what is retracted, which keys go, which rows come.
+"""A micro-batch of changes folded to its net effect: retracted VChannels, deleted keys, new rows.
 
 The last change of a key counts. The order is that of ``_time_tick`` and ``_write_tick`` if the rows have these columns
-(at one tick a retraction comes first, then deletes, then inserts, as in the source), otherwise that of the rows.
+(at one tick, retractions come first, then deletes, then inserts, as in the source), otherwise that of the rows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _TICKS: Final = ("_time_tick", "_write_tick")
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a micro-batch comes to."""
+    """The net effect of a micro-batch."""
 
     retracted: tuple[str, ...]
-    """VChannels of the source all of whose rows are gone, before what follows."""
+    """VChannels of the source whose rows are all removed, before the other changes."""
     deleted: pa.Table
-    """Keys: the collection's key columns, each key once and none that is in `rows`."""
+    """Deleted keys: the collection's key columns, each key once, and none that is in `rows`."""
     rows: pa.Table
     """Rows that replace those of their keys, without the columns of changes."""
     earlier_deleted: pa.Table
-    """Keys that a later change deletes or replaces, and PLACE. Empty if the changes have no such column."""
+    """Keys that a later change deletes or replaces, with PLACE. Empty if the changes have no such column."""
     earlier_rows: pa.Table
-    """Rows that a later change deletes or replaces, with PLACE. Empty likewise."""
+    """Rows that a later change deletes or replaces, with PLACE. Empty if the changes have no such column."""
 
 
 def ordered(changes: pa.Table) -> pa.Table:
@@ -54,10 +54,10 @@ def fold(changes: pa.Table, key: Sequence[str]) -> Folded:
     Keys and rows have the column PLACE if `changes` have it, in the order in which they take effect.
     """
     if KIND not in changes.column_names:
-        raise InvalidArgument(f"the rows have no column {KIND!r}: it says insert, upsert, delete or retract of each")
+        raise InvalidArgument(f"the rows have no column {KIND!r}: it must be insert, upsert, delete or retract")
     missing = [name for name in key if name not in changes.column_names]
     if missing:
-        raise InvalidArgument(f"the column {missing[0]!r} is missing: it is of the collection's key")
+        raise InvalidArgument(f"the column {missing[0]!r} is missing, which is part of the collection's key")
     ranks = pc.index_in(changes[KIND].cast(pa.utf8()), _RANKS)
     if ranks.null_count:
         other = changes[KIND].filter(pc.is_null(ranks))[0].as_py()
@@ -94,33 +94,33 @@ def _plain(changes: pa.Table) -> list[str]:
 
 
 def _order(changes: pa.Table, ranks: pa.ChunkedArray) -> pa.Array | None:
-    """The places of the rows in the order of their ticks; None where they are in it, or have no ticks."""
+    """Return the rows' places in the order of their ticks; None if they are in order already or have no ticks."""
     if any(name not in changes.column_names for name in _TICKS):
         return None
     keys = [changes[name].to_numpy() for name in _TICKS]
-    order = np.lexsort((ranks.to_numpy(), keys[1], keys[0]))  # of equal ones the order of the rows
+    order = np.lexsort((ranks.to_numpy(), keys[1], keys[0]))  # among equal ones the order of the rows
     return None if (order == np.arange(len(order))).all() else pa.array(order)
 
 
 def _retracted(changes: pa.Table, codes: np.ndarray) -> tuple[tuple[str, ...], pa.Table, np.ndarray]:
-    """The VChannels that are retracted, and the changes without what their retractions took."""
+    """Return the retracted VChannels, and the changes that no retraction removed. Raises ChangesRefused."""
     for name in ("_vchannel", "_partition_id"):
         if name not in changes.column_names:
             raise ChangesRefused(
-                f"a retraction without the column {name!r} does not say what is gone: keep that column"
+                f"a retraction without the column {name!r} does not name the removed rows: keep that column"
             )
     places = np.flatnonzero(codes == 0)
     if pc.any(pc.not_equal(changes["_partition_id"].take(pa.array(places)), 0)).as_py():
         raise ChangesRefused(
             "a partition of the source was dropped, and it is unknown which of the sink's rows came from it:"
-            " delete them, and begin"
-            " the stream again behind that tick, or with a new snapshot"
+            " delete them, and restart"
+            " the stream after that tick, or with a new snapshot"
         )
     homes = changes["_vchannel"].combine_chunks().dictionary_encode()
     homes = homes.chunk(0) if isinstance(homes, pa.ChunkedArray) else homes
     index = homes.indices.to_numpy(zero_copy_only=False)
     last = np.full(len(homes.dictionary), -1)
-    last[index[places]] = places  # of equal ones the last assignment stays
-    kept = np.flatnonzero((np.arange(len(codes)) > last[index]) & (codes != 0))
+    last[index[places]] = places  # of equal ones the last assignment wins
+    remaining = np.flatnonzero((np.arange(len(codes)) > last[index]) & (codes != 0))
     names = homes.dictionary.to_pylist()
-    return tuple(names[each] for each in np.flatnonzero(last >= 0)), changes.take(pa.array(kept)), codes[kept]
+    return tuple(names[each] for each in np.flatnonzero(last >= 0)), changes.take(pa.array(remaining)), codes[remaining]

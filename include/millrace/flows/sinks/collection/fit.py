@@ -1,4 +1,4 @@
-"""Whether rows of some columns can fit a collection at all, asked before there are any."""
+"""A check whether rows with some columns can fit a collection, before there are any rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 
 def require_fit(schema: pa.Schema, collection: CollectionInfo, *, changes: bool) -> None:
-    """Raises InvalidArgument for a column that is missing, unknown, or of a type that does not become the field's."""
+    """Raise InvalidArgument if a column is missing, unknown, or of a type that cannot become the field's."""
     if changes and KIND not in schema.names:
-        raise InvalidArgument(f"the rows have no column {KIND!r}: it says insert, upsert, delete or retract of each")
+        raise InvalidArgument(f"the rows have no column {KIND!r}: it must be insert, upsert, delete or retract")
     plain = [each.with_nullable(True) for each in schema if each.name not in CHANGE_COLUMNS.names]
     if not plain:
         raise InvalidArgument(f"the rows have none of the columns of {collection.name!r}")

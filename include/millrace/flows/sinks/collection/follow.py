@@ -1,10 +1,10 @@
-"""A collection that is made of a table's columns, and follows them when they change.
+"""A collection that is created from a table's columns and follows their changes.
 
-A column that is added comes as one that may be null; one that is dropped goes; a type becomes a wider one, and a
-column may be null if the table's may. Rows that a change of the table changed are the source's to give again.
+An added column becomes a nullable one; a dropped column is dropped; a type becomes a wider one, and a column becomes
+nullable if the table's is. The source must return rows again that a change of the table modified.
 
-A history has columns of its own beside the table's, and the number of a version in its key. A column that the table
-drops stays in it: earlier versions have its values.
+A history has its own columns besides the table's, and the number of a version in its key. A column that the table drops
+stays in it, since earlier versions have its values.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _INTEGERS: Final = frozenset({"int8", "int16", "int32", "int64"})
 
 @dataclass(slots=True)
 class Changes:
-    """What makes a collection's schema that of a table."""
+    """The changes that make a collection's schema match a table."""
 
     add: dict[str, str] = field(default_factory=dict)
     drop: list[str] = field(default_factory=list)
     widen: dict[str, str] = field(default_factory=dict)
     relax: list[str] = field(default_factory=list)
     other: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Columns whose type cannot become the table's: both types."""
+    """Columns whose type cannot become the table's, with both types."""
 
     def __bool__(self) -> bool:
         return bool(self.add or self.drop or self.widen or self.relax)
@@ -50,22 +50,22 @@ class Changes:
 
 
 def create(database: Database, name: str, columns: TableColumns | None, history: History | None = None) -> None:
-    """Make the collection of a table's columns if there is none.
+    """Create the collection from a table's columns if it does not exist.
 
-    Raises SinkRefused if they are not known, or if the table lacks the column by which `history` orders changes.
+    Raises SinkRefused if the columns are unknown, or if the table lacks the column by which `history` orders changes.
     """
     if name in database:
         return
     if columns is None:
         raise SinkRefused(
-            f"there is no collection {name!r}, and its records do not say which columns it has: create it"
+            f"there is no collection {name!r}, and its columns cannot be derived from the records: create it"
         )
     try:
         if history is None:
             database.create_collection(name, dict(columns.types), key=columns.key)
         else:
             database.create_collection(name, _with_history(columns, history))
-    except CollectionExists:  # another worker was faster
+    except CollectionExists:  # another worker was first
         return
 
 
@@ -80,14 +80,14 @@ def _with_history(columns: TableColumns, history: History) -> CollectionSchema:
 def follow(
     database: Database, name: str, columns: TableColumns, mode: OnSchemaChange, history: History | None = None
 ) -> None:
-    """Make the collection's schema that of the table, or stop. Raises SinkRefused with the command to run."""
+    """Make the collection's schema match the table, or stop. Raises SinkRefused with the command to run."""
     collection = database[name]
     schema = collection.schema
     found = changes_between(schema, columns)
     key = schema.key_names
     if history is not None:
         found.drop.clear()
-        for each in (history.sequence, *history.deletes):  # a history may do without their columns
+        for each in (history.sequence, *history.deletes):  # a history can do without their columns
             found.add.pop(each or "", None)
         key = tuple(each for each in key if each != history.version)
     if mode == "stop":
@@ -103,7 +103,7 @@ def follow(
         words = ", ".join(f"{each} was {old} and is {new}" for each, (old, new) in found.other.items())
         raise SinkRefused(
             f"{name!r} cannot follow the table: {words}. {_command(name, Changes(drop=list(found.other)))}; the flow"
-            " then adds the columns anew, with the table's values"
+            " then adds the columns again, with the table's values"
         )
     if found:
         try:
@@ -113,7 +113,7 @@ def follow(
 
 
 def changes_between(schema: CollectionSchema, columns: TableColumns) -> Changes:
-    """Return what makes `schema` that of `columns`. A column that is computed, or of a wider type, stays as it is."""
+    """Return the changes that make `schema` match `columns`. Computed columns and wider types are not changed."""
     have = {each.name: each for each in schema.fields}
     found = Changes()
     for name, text in columns.types.items():
@@ -141,7 +141,7 @@ def changes_between(schema: CollectionSchema, columns: TableColumns) -> Changes:
 
 
 def _holds(have: FieldType, wanted: FieldType) -> bool:
-    """Whether values of the type `wanted`, as records have them, fit a field of the type `have`."""
+    """Return whether a field of the type `have` holds values of the type `wanted`, in the form of records."""
     if have == wanted or widens(wanted, have):
         return True
     kinds = have.kind, wanted.kind

@@ -1,17 +1,17 @@
-"""The journal of one lane of a flow into a collection: where its next owner finds it, whichever process that is.
+"""The journal of one lane of a flow into a collection, stored where the next owner finds it, on any machine.
 
 The journal is a sequence of numbered files below the deployment's tables, ``flow-lanes/<flow>/<lane>/``. Each is
-created only if its number is free, and the newest one counts: the batch that is being sent, the position after it, and
-the positions of documents before that which the collection refused.
+created only if its number is free, and the newest one counts. It has the batch that is being sent, the position after
+it, and the positions of documents before that which the collection refused.
 
-- To open a lane is to claim it: the next file repeats the newest one. From then on the former owner's next file has a
-  number that is taken, so it can journal nothing, and what it has journaled the new owner sends under the same numbers.
-- A batch is decided when its file is there. Nothing of it is sent before, and all of it is sent afterwards, by the
-  lane's owner.
-- Each lane has a producer id of its own, so that workers of one flow do not fence each other at the chain.
+- Opening a lane claims it: the next file repeats the newest one. From then on the former owner's next number is taken,
+  so it can journal nothing, and the new owner sends its journaled batch under the same numbers.
+- A batch is decided when its file exists. Nothing of it is sent before, and all of it is sent afterwards, by the lane's
+  owner.
+- Each lane has its own producer id, so that workers of one flow do not fence each other at the chain.
 
-A file that is superseded is removed. A writer that was suspended may create a number that was removed; it therefore
-looks for a larger one before it sends anything.
+A superseded file is removed. A writer that was suspended may create a number that was removed; it therefore looks for a
+larger one before it sends anything.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from millrace.storage.store import ConditionalStore, conditional, store_at
 LANES: Final = "flow-lanes"
 """Folder of the journals, below the deployment's tables."""
 REASONS: Final = 1_000
-"""Refusals of a batch whose reasons are stored; of more, the positions alone."""
+"""The most refusals of a batch whose reasons are stored. For the others, only positions are."""
 _REASON: Final = 200
-"""Characters of a stored reason."""
+"""The most characters of a stored reason."""
 _TRIES: Final = 10
 _SUFFIX: Final = ".arrow"
 
 
 def forget_lanes(settings: Settings, flow: str) -> None:
-    """Remove the journals of a flow that is no more. Raises OSError."""
+    """Remove the journals of a deleted flow. Raises OSError."""
     store = store_at(settings.table_uri(f"{LANES}/{flow}"))
     for lane in store.folders():
         store.delete([f"{lane}/{name}" for name in store.list(lane)])
 
 
 def close_lane(store: ConditionalStore, lane: str) -> str | None:
-    """Claim a lane in the folder of its flow, so that its owner journals nothing more. Returns the newest file's name.
+    """Claim a lane in the folder of its flow, so that its owner journals nothing more; return the newest file's name.
 
-    None if the lane has no journal. Raises SinkBusy while others keep claiming it.
+    None if the lane has no journal. Raises SinkBusy while other workers keep claiming it.
     """
     for _ in range(_TRIES):
         newest = max((name for name in store.list(lane) if name.endswith(_SUFFIX)), default=None)
@@ -65,14 +65,16 @@ def close_lane(store: ConditionalStore, lane: str) -> str | None:
 
 
 class LaneJournal:
-    """A lane that this process owns until another one claims it."""
+    """A lane that this process owns until another process claims it."""
 
     def __init__(self, settings: Settings, flow: str, lane: str, *, collection: int, generation: int | None) -> None:
-        """Claim the lane. `collection` is the sink's id; a journal of another, or of an older generation, is empty.
-        Without a `generation`, it is that of the journal.
+        """Claim the lane.
 
-        Raises SinkBusy if other workers claim it at the same time, or its position was set by hand since, and
-        TablesMoved if the tables lie elsewhere by now.
+        `collection` is the sink's id. A journal of another collection, or of an older generation, counts as empty.
+        Without a `generation`, the journal's applies.
+
+        Raises SinkBusy if other workers claim it at the same time or its position was set by hand since, and
+        TablesMoved if the tables have moved.
         """
         self._root = settings.tables_uri
         self._asked = generation
@@ -86,9 +88,9 @@ class LaneJournal:
         self._number = 0
         self.producer_id = secrets.randbits(61) + 1
         self.position = 0
-        """The position after the last batch that was journaled."""
+        """The position after the last journaled batch."""
         self.failures: dict[int, tuple[str, str]] = {}
-        """By position before that the code and reason of a document that did not take effect."""
+        """Code and reason, by position before that, of documents that did not take effect."""
         self._batch: InFlight | None = None
         self._finished = False
         self._claim()
@@ -96,7 +98,7 @@ class LaneJournal:
     # --- as JournalFiles ---------------------------------------------------------------------------------------------
 
     def noted(self) -> Noted:
-        """Return 1 if all that is journaled took effect, else 0."""
+        """Return 1 if everything that is journaled took effect, else 0."""
         return Noted(0 if self._batch is not None else 1)
 
     def load(self) -> InFlight | None:
@@ -111,7 +113,7 @@ class LaneJournal:
         self._finished = True
 
     def close(self) -> None:
-        """Note that the last batch is done, so that the next owner has nothing to send. Idempotent."""
+        """Note that the last batch is done, so that the next owner need not send it. Idempotent."""
         if self._finished and self._batch is not None and self._batch.groups:
             self._finished = False
             with suppress(MillraceError, OSError):
@@ -125,11 +127,11 @@ class LaneJournal:
         self.failures = {place: each for place, each in self.failures.items() if place >= start} | failures
 
     def refuse(self, position: int, code: str, reason: str) -> None:
-        """Add a document of the batch in hand that the collection refused; stored with the batch's next file."""
+        """Add a refused document of the current batch; it is stored with the batch's next file."""
         self.failures[position] = (code, reason[:_REASON])
 
     def withdraw(self, position: int) -> None:
-        """Store `position` instead of the one after the last batch, of which nothing took effect."""
+        """Store `position` instead of the one after the last batch, none of which took effect."""
         self.position = position
         self.failures = {place: each for place, each in self.failures.items() if place < position}
         self.keep(InFlight(Noted(1), {}))
@@ -144,24 +146,24 @@ class LaneJournal:
             if self._number:
                 body = self._store.read(self._path(self._number))
                 if body is None:
-                    continue  # its owner has journaled the next one meanwhile
+                    continue  # its owner has journaled the next one in the meantime
                 with pa.ipc.open_file(body) as reader:
                     found, facts = read_batch(reader)
                 found = self._understood(found, facts["lane"])
             if self._put(found or InFlight(Noted(1), {})):
-                # After the claim: a move claims each lane once more before it copies it (millrace.operations.move).
+                # After the claim: a move claims each lane again before it copies it (millrace.operations.move).
                 check_not_moved(self._root)
                 self._batch = found
                 return
         raise SinkBusy(f"lane {self._lane}: several workers claim it at the same time", retry_after=1.0)
 
     def _understood(self, batch: InFlight, facts: dict[str, Any]) -> InFlight | None:
-        """Take over what is stored; return the batch to send, if there is one."""
+        """Adopt the stored state; return the batch to send, if there is one."""
         self.producer_id = facts["producer_id"]
         if self._asked is None:
             self.generation = facts["generation"]
         if facts["generation"] > self.generation:
-            raise SinkBusy(f"lane {self._lane}: its position was set by hand meanwhile", retry_after=1.0)
+            raise SinkBusy(f"lane {self._lane}: its position was set by hand in the meantime", retry_after=1.0)
         self.position, self.failures = 0, {}
         if facts["generation"] < self.generation or facts["collection"] != self._collection:
             return None
@@ -170,7 +172,7 @@ class LaneJournal:
         return batch if batch.groups else None
 
     def _put(self, batch: InFlight) -> bool:
-        """Create the next file. Returns False if the lane is another worker's. Raises SinkBusy."""
+        """Create the next file. Return False if another worker has the lane. Raises SinkBusy."""
         failures = [
             [place, code, reason if number < REASONS else ""]
             for number, (place, (code, reason)) in enumerate(sorted(self.failures.items()))

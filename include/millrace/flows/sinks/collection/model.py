@@ -15,7 +15,7 @@ ALL_COLUMNS: Final = "*"
 
 
 class History(Part):
-    """Every version of a row, with the time for which it was valid (SCD type 2), in place of the newest one alone."""
+    """Every version of a row, with its time of validity (SCD type 2), instead of only the newest."""
 
     sequence: str | None = words(
         "a field of the documents that orders the changes of a key; empty: the order of the source",
@@ -24,24 +24,24 @@ class History(Part):
         max_length=255,
     )
     columns: tuple[str, ...] = words(
-        "columns whose change makes a version, or * for all; empty: each change makes one",
+        "columns whose change creates a version, or * for all; empty: every change does",
         default=(),
         max_length=1000,
     )
     deletes: dict[str, tuple[str | int | bool, ...]] = words(
-        "field: its values in documents that are deletes", default_factory=dict, max_length=16
+        "field: its values in documents that delete", default_factory=dict, max_length=16
     )
-    valid_from: str = words("column with the sequence that a version begins at", default="valid_from", min_length=1)
+    valid_from: str = words("column with the sequence at which a version begins", default="valid_from", min_length=1)
     valid_to: str = words(
         "column with the sequence that ended it; null while it is valid", default="valid_to", min_length=1
     )
-    current: str = words("column that says whether it is valid now", default="current", min_length=1)
+    current: str = words("column that is true for the version that is valid now", default="current", min_length=1)
     version: str = words("last column of the key: 0 for the newest change", default="version", min_length=1)
     versions: str = words("column with the number of other changes, of the newest", default="versions", min_length=1)
-    deleted: str = words("column that says whether a change is a delete", default="deleted", min_length=1)
+    deleted: str = words("column that is true for a delete", default="deleted", min_length=1)
     changed_at: str = words("column with the change's own sequence", default="changed_at", min_length=1)
     horizon_days: float | None = words(
-        "versions that ended longer ago are removed; the sequence is a time. Empty: all are kept",
+        "versions that ended longer ago are removed; requires a time as the sequence. Empty: none is removed",
         default=None,
         gt=0,
         le=36_500,
@@ -60,7 +60,7 @@ class History(Part):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The columns that a document does not have."""
+        """The columns that documents do not have."""
         found = (
             self.version, self.versions, self.valid_from, self.valid_to, self.current, self.deleted, self.changed_at
         )  # fmt: skip
@@ -68,7 +68,7 @@ class History(Part):
 
 
 class CollectionSink(Part):
-    """Rows, or documents as rows, of a collection of this deployment; a document's tombstone deletes its key's row."""
+    """Rows, or documents as rows, of a collection of this deployment. A document's tombstone deletes its key's row."""
 
     of_rows: ClassVar = frozenset({"mode", "partition", "partition_by", "dead_letters", "key"})
     of_documents: ClassVar = frozenset({"tombstones", "history", "on_schema_change"})
@@ -80,30 +80,32 @@ class CollectionSink(Part):
         max_length=255,
     )
     tombstones: Literal["delete", "ignore", "error"] = words(
-        "what a record without a value does to its key", default="delete"
+        "the effect of a record without a value on its key", default="delete"
     )
-    history: History | None = words("keep every version of a row; empty: the newest alone", default=None)
-    mode: Literal["append", "upsert", "changes"] = words("what a row does to the one of its key", default="append")
-    partition: str | None = words("of all rows", default=None)
+    history: History | None = words("store every version of a row; empty: only the newest", default=None)
+    mode: Literal["append", "upsert", "changes"] = words(
+        "the effect of a row on the existing row of its key", default="append"
+    )
+    partition: str | None = words("the partition of all rows", default=None)
     partition_by: str | None = words("a column with the name of a row's partition", default=None)
     dead_letters: str | None = words("a collection for rows that do not fit; empty: the flow stops", default=None)
     create: bool = words(
-        "make the collection, with the columns that come, if there is none when the flow starts; in a flow of"
-        " documents with the columns and the key of a captured table, when its first row comes",
+        "create the collection, with the rows' columns, if it does not exist when the flow starts; in a flow of"
+        " documents with the columns and the key of a captured table, at its first row",
         default=False,
     )
     on_schema_change: Literal["alter", "stop"] = words(
-        "when the columns of a captured table change: alter the collection too, or stop with the command to run",
+        "when the columns of a captured table change: alter the collection, or stop with the command to run",
         default="stop",
     )
-    key: str | None = words("columns of the primary key of a collection that is made, with commas", default=None)
+    key: str | None = words("columns of the primary key of a created collection, separated by commas", default=None)
 
     @model_validator(mode="after")
     def _key_of_what_is_made(self) -> CollectionSink:
         if self.key is not None and not self.create:
-            raise ValueError("'key' is that of a collection that the stream creates: say 'create: true'")
+            raise ValueError("'key' applies to a collection that the stream creates: set 'create: true'")
         if self.create and self.mode != "append" and not self.keys:
-            raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
+            raise ValueError(f"a collection created for the mode {self.mode!r} needs a primary key: set 'key'")
         return self
 
     @field_validator("collection")
@@ -116,7 +118,7 @@ class CollectionSink(Part):
 
     @property
     def divided(self) -> bool:
-        """Whether each topic has a collection of its own."""
+        """Whether each topic has its own collection."""
         return "{" in self.collection
 
     def of(self, topic: str) -> str:
@@ -125,12 +127,12 @@ class CollectionSink(Part):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that `key` lists. Empty, a collection that is made gets a generated primary key."""
+        """The columns that `key` lists. If empty, a created collection gets a generated primary key."""
         return names_of(self.key)
 
     @property
     def target(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return f"collection:{self.collection}"
 
 

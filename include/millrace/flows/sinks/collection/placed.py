@@ -1,4 +1,4 @@
-"""Documents as messages whose rows know the positions of their documents, and what to do with those that do not fit."""
+"""Documents as messages with the positions of the rows' documents, and the handling of rows that do not fit."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from millrace.message.types import MessageType
 Rows = list[tuple[Action, KeyedRow]]
 _T = TypeVar("_T")
 PLACE: Final = "_place"
-"""A column with the positions of rows; no field has such a name."""
+"""A column with the positions of rows. No field has this name."""
 _STEP: Final = "collection"
 
 
 def placed_messages(rows: Sequence[tuple[Action, KeyedRow]], collection: CollectionInfo) -> list[PlacedMessage]:
-    """Return messages that replace the rows of these keys, or delete them: the last of each key counts.
+    """Return messages that replace the rows of these keys, or delete them. The last row of each key counts.
 
     Raises InvalidArgument if a row does not fit.
     """
@@ -47,7 +47,7 @@ def placed_messages(rows: Sequence[tuple[Action, KeyedRow]], collection: Collect
 
 
 def replaced_messages(rows: Rows, collection: CollectionInfo) -> list[PlacedMessage]:
-    """Return messages with the rows that later ones of their keys replace and that fit. They are not for sending."""
+    """Return messages with the fitting rows that later ones of their keys replace. They are not for sending."""
     last = {each.key: action.record.offset for action, each in rows}
     if len(last) == len(rows):
         return []
@@ -63,7 +63,7 @@ def replaced_messages(rows: Rows, collection: CollectionInfo) -> list[PlacedMess
 def _messages(
     rows: Sequence[tuple[Any, dict[str, Any] | None, int]], collection: CollectionInfo, every_row: bool = False
 ) -> list[PlacedMessage]:
-    """Return messages of keys, rows and places. With `every_row`, a key may be there several times."""
+    """Return messages of keys, rows and places. With `every_row`, a key may occur several times."""
     new = [(row, place) for _, row, place in rows if row is not None]
     gone = [(key, place) for key, row, place in rows if row is None]
     found: list[PlacedMessage] = []
@@ -82,11 +82,11 @@ class Placed(NamedTuple):
 
     messages: list[PlacedMessage]
     replaced: list[PlacedMessage]
-    """Those of documents that later ones of their keys replace. They are not for sending."""
+    """Messages of documents that later ones of their keys replace. They are not for sending."""
 
 
 def placed_documents(documents: Sequence[Action], collection: CollectionInfo) -> Placed | None:
-    """Return the messages of all `documents`, made by columns; None if one of them does not fit: see `fitting`."""
+    """Return the messages of all `documents`, built by columns; None if one of them does not fit (see `fitting`)."""
     removed = np.fromiter((each is None for each in bodies(documents)), bool, len(documents))
     places = np.array(offsets(documents), np.int64)
     names = collection.schema.key_names
@@ -116,7 +116,7 @@ def placed_documents(documents: Sequence[Action], collection: CollectionInfo) ->
 
 
 def placed_deletes(keys: pa.RecordBatch, places: Sequence[int], collection: CollectionInfo) -> list[PlacedMessage]:
-    """Return messages that delete the rows of `keys`, each from the document at its place."""
+    """Return messages that delete the rows of `keys`, each with its document's position."""
     names = keys.schema.names
     whole = pa.RecordBatch.from_arrays([*keys.columns, pa.array(places, pa.int64())], names=[*names, PLACE])
     return [
@@ -126,7 +126,7 @@ def placed_deletes(keys: pa.RecordBatch, places: Sequence[int], collection: Coll
 
 
 def placed_upserts(rows: pa.Table, places: Sequence[int], collection: CollectionInfo) -> list[PlacedMessage]:
-    """Return messages that upsert `rows` that conform to the collection, each from the document at its place."""
+    """Return messages that upsert conforming `rows`, each with its document's position."""
     return placed_rows(rows.append_column(PLACE, pa.array(places, pa.int64())), collection, upsert=True)
 
 
@@ -138,10 +138,10 @@ def placed_rows(
     partitions: tuple[str | None, str | None] = (None, None),
     every_row: bool = False,
 ) -> list[PlacedMessage]:
-    """Return messages that insert or upsert rows that conform to the collection but for their column PLACE.
+    """Return messages that insert or upsert rows that conform to the collection except for their column PLACE.
 
-    `partitions`: the partition of all rows, and the column with the name of a row's. With `every_row`, a message may
-    have several rows of a key: it is not for sending.
+    `partitions` are the partition of all rows, and the column with the name of a row's partition. With `every_row`, a
+    message may have several rows of a key and is not for sending.
     """
     names = [name for name in rows.column_names if name != PLACE]
     return [
@@ -162,7 +162,7 @@ def fitting(rows: Rows, collection: CollectionInfo) -> tuple[Rows, list[PlacedMe
 def separate(
     rows: Sequence[tuple[Action, _T]], fits: Callable[[Sequence[tuple[Action, _T]]], Any]
 ) -> tuple[list[tuple[Action, _T]], list[Failure]]:
-    """Return the rows that `fits` takes without InvalidArgument, in their order, and a failure for each other one."""
+    """Return the rows that `fits` accepts without InvalidArgument, in order, and a failure for each other one."""
     good: list[tuple[Action, _T]] = []
     failures: list[Failure] = []
     for part, error in parts_that_fit(rows, fits):

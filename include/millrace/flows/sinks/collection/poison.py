@@ -1,7 +1,7 @@
 """Poison rows: rows that no message can carry (a null in a non-nullable column), or that the chain refuses.
 
-They become rows of a collection of dead letters, in the same micro-batch and exactly once like the others: a
-description of the error, and the row as Arrow bytes, from which `redriven` restores it.
+They become rows of a collection of dead letters, in the same micro-batch and exactly once like the others, with a
+description of the error and the row as Arrow bytes, from which `redriven` restores it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from millrace.client.consume.dead_letters import arrow_bytes as arrow_bytes
 _Rows = TypeVar("_Rows", pa.Table, Sequence[Any])
 
 SHORT: Final = 4_096
-"""Characters of a row in a letter without a payload."""
+"""The most characters of a row in a letter without a payload."""
 MOST: Final = 1_000
-"""Poison rows of one micro-batch: where there are more, it is not the rows that are wrong, and the stream stops."""
+"""The most poison rows of one micro-batch. With more, the rows are not the cause, and the stream stops."""
 
 
 def parts_that_fit(rows: _Rows, fits: Callable[[_Rows], object]) -> Iterator[tuple[_Rows, InvalidArgument | None]]:
-    """Yield parts of `rows`, in their order: those that `fits` takes, and each single row that it refuses, with why.
+    """Yield parts of `rows`, in order: those that `fits` accepts, and each single row that it refuses, with the error.
 
     If few of n rows do not fit, `fits` is called about log n times for each.
     """
@@ -46,9 +46,9 @@ def parts_that_fit(rows: _Rows, fits: Callable[[_Rows], object]) -> Iterator[tup
 
 
 def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table, list[tuple[pa.Table, str]]]:
-    """The rows that `fits` takes without InvalidArgument, and each other one with what was said of it.
+    """Return the rows that `fits` accepts without InvalidArgument, and each other one with its error.
 
-    Raises its error for the whole if more than MOST rows are poison.
+    Raises the error for the whole if more than MOST rows are poison.
     """
     try:
         fits(table)
@@ -69,7 +69,7 @@ def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table,
 
 
 def letters(stream: str, batch_id: int, bad: Iterable[tuple[int, pa.Table, str]]) -> pa.Table:
-    """Return rows of LETTERS from the numbers of rows in their batch, the rows, and what was said of them."""
+    """Return rows of LETTERS from the rows' numbers in their batch, the rows, and their errors."""
     rows = [
         {
             "id": f"{stream}/{batch_id}/{number}",
@@ -85,13 +85,13 @@ def letters(stream: str, batch_id: int, bad: Iterable[tuple[int, pa.Table, str]]
 
 
 def shortened(letter: pa.Table) -> pa.Table:
-    """Return a letter that is too large without its payload, and with the beginning of its text: for people alone."""
+    """Return a letter that is too large without its payload and with the beginning of its text, for display only."""
     found = letter.to_pylist()[0]
     return pa.Table.from_pylist([found | {"row": found["row"][:SHORT], "payload": b""}], schema=LETTERS.arrow())
 
 
 def in_order(found: pa.Table) -> list[int]:
-    """The places of letters in the order of their incarnations and batches, and of their rows in a batch."""
+    """Return the places of letters ordered by incarnation, batch, and row in the batch."""
 
     def place(number: int) -> tuple[int, int, int]:
         parts = ids[number].removeprefix(f"{streams[number]}/").split("/")
@@ -102,7 +102,7 @@ def in_order(found: pa.Table) -> list[int]:
 
 
 def redriven(found: pa.Table) -> list[pa.RecordBatch]:
-    """The rows that letters hold, as they were given to the sink; none of a letter without a payload."""
+    """Return the rows in letters as the sink received them; none for a letter without a payload."""
     batches: list[pa.RecordBatch] = []
     for payload in filter(None, found["payload"].to_pylist()):
         with pa.ipc.open_stream(payload) as reader:

@@ -1,4 +1,4 @@
-"""The collections of a flow: one, or one for each topic; and the ticks at which they are read together."""
+"""The collections of a flow: one, or one for each topic; and the ticks at which they can be read consistently."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def _one(declared: Declared, settings: Settings, name: str, flow: str) -> Collec
 
 
 class RoutedCollections(Closeable):
-    """Documents into the collection of their topic. All of a batch are of one topic."""
+    """Writes documents into the collection of their topic. A batch has one topic."""
 
     def __init__(self, settings: Settings, declared: Declared, *, flow: str) -> None:
         self._settings, self._declared, self._flow = settings, declared, flow
         self._sinks: dict[str, CollectionSink] = {}
 
     def check(self, schema: pa.Schema, /) -> None:
-        """Rows have no topics: only documents come here."""
+        """Do nothing: rows have no topics, so only documents are written here."""
 
     def open(self) -> None:
-        """Collections are opened as documents come for them."""
+        """Do nothing: each collection is opened with its first documents."""
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
         return {lane: place for sink in self._sinks.values() for lane, place in sink.standing(lanes).items()}
 
     def write(self, batch: Batch, /) -> Verdicts:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Write the batch into its topic's collection. Raises as millrace.flows.sinks.sink.Sink."""
         topic = batch.lane.rpartition("-")[0]
         if topic not in self._sinks:
             self._sinks[topic] = _one(self._declared, self._settings, self._declared.of(topic), self._flow)
@@ -72,17 +72,20 @@ class CollectionTicks(Closeable):
         self._database: Database | None = None
 
     def now(self) -> int:
-        """As millrace.flows.sinks.sink.Ticks says. Raises LogUnavailable, CollectionNotFound, DeadlineExceeded."""
+        """Return a tick after all acknowledged documents.
+
+        Raises LogUnavailable, CollectionNotFound, DeadlineExceeded.
+        """
         if self._database is None:
             self._database = connect(settings=self._settings)
         log = self._database.connection
-        made = [name for name in self._names if name in self._database]  # others have no rows yet
+        made = [name for name in self._names if name in self._database]  # the others have no rows yet
         channels = {each for name in made for each in self._database.definition(name, cached=True).pchannels}
         if not channels:
             raise CollectionNotFound(f"there is no collection {', '.join(self._names)} yet")
         newest = max(log.tick(each, persist=False) for each in sorted(channels))
         for each in sorted(channels):
-            log.confirm(each, newest)  # what is appended from now on has a later tick, on each of them
+            log.confirm(each, newest)  # later appends get a later tick, on each of them
         return newest
 
     def close(self) -> None:

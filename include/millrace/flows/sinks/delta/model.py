@@ -19,20 +19,20 @@ class DeltaSink(Part):
 
     kind: Literal["delta"] = "delta"
     table: str | None = words(
-        "its name below the deployment's tables",
+        "the table's name below the deployment's tables",
         default=None,
         min_length=1,
         max_length=200,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
     )
-    path: str | None = words("or its path, of rows", default=None, min_length=1)
-    merge_schema: bool = words("add columns that the table lacks, of rows", default=False)
-    tombstones: Literal["ignore", "error"] = words("a table of appends deletes nothing", default="error")
+    path: str | None = words("or its path, for rows", default=None, min_length=1)
+    merge_schema: bool = words("add columns that the table lacks, for rows", default=False)
+    tombstones: Literal["ignore", "error"] = words("an append-only table cannot delete", default="error")
 
     @model_validator(mode="after")
     def _one_place(self) -> DeltaSink:
         if (self.table is None) == (self.path is None):
-            raise ValueError("table: name the table, or say its path; one of the two")
+            raise ValueError("give either the table's name (table) or its path")
         return self
 
     def local_paths(self) -> Iterator[tuple[str, str]]:
@@ -41,7 +41,7 @@ class DeltaSink(Part):
 
     @property
     def target(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return f"delta:{self.path or self.table}"
 
 

@@ -35,7 +35,7 @@ from millrace.storage.file_sink import FileSink
 from millrace.storage.table import TOMBSTONES, LogMaintenance, TableHandle, create_table, open_table
 
 OUTPUTS: Final = "pipelines-out"
-"""Folder of the tables of documents, below the deployment's."""
+"""Folder of the tables of documents, below the deployment's tables."""
 COLUMNS: Final = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -47,11 +47,11 @@ COLUMNS: Final = pa.schema(
     ]
 )
 _USERS: Final = {TOMBSTONES: "interval 1 week"}
-"""Properties of a table that is its user's: Delta's own defaults."""
+"""Properties of a table that belongs to its user: Delta's own defaults."""
 _KEEP: Final = LogMaintenance(keep_commits=100_000)
-"""Of a table that is its user's, who may read any of its versions."""
+"""Maintenance of a table that belongs to its user, who may read any of its versions."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")
-"""Values of partition columns that are the names of their folders as they are."""
+"""Values of partition columns that are used unchanged as names of their folders."""
 _RULES: Final = ("delta.constraints.", "delta.columnMapping.mode", "delta.enableIcebergCompat")
 
 
@@ -67,7 +67,7 @@ class DeltaSink:
         guarantee: Guarantee = "exactly once",
         merge_schema: bool = False,
     ) -> None:
-        """For documents, `flow` is the name that their app ids carry; for rows, `memory` is the sink's folder.
+        """For documents, `flow` is the name in their app ids; for rows, `memory` is the sink's folder.
 
         With `merge_schema`, columns that the table lacks are added; otherwise a batch with such a column is refused.
         """
@@ -80,10 +80,10 @@ class DeltaSink:
         self._table: TableHandle | None = None
 
     def check(self, schema: pa.Schema, /) -> None:
-        """Accept any columns: the first batch creates the table, and a later one meets it as it is then."""
+        """Accept any columns. The first batch creates the table, and later ones are checked against it."""
 
     def open(self) -> None:
-        """Reach the table of documents, and create it if there is none. Raises SinkBusy, SinkRefused."""
+        """Open the table of documents, or create it. Raises SinkBusy, SinkRefused."""
         if self._flow:
             try:
                 self._table = create_table(self._uri, COLUMNS, partition_by=[])
@@ -95,7 +95,7 @@ class DeltaSink:
                 )
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Return the position after the last batch in the table, by lane."""
         if self._app_of_rows:
             there = open_table(self._uri)
             mark = None if there is None else there.find_app_version(self._app_of_rows)
@@ -128,7 +128,7 @@ class DeltaSink:
     def _opened(self) -> TableHandle:
         if self._table is None:
             self.open()
-        assert self._table is not None, "it was opened"
+        assert self._table is not None, "the sink is open"
         return self._table
 
     def _app(self, lane: str) -> str:
@@ -158,8 +158,8 @@ class DeltaSink:
         ]
         sink = FileSink.at(self._uri, COLUMNS, ("partition", "offset"))
         sink.write(pa.Table.from_pylist(rows, schema=COLUMNS), {})
-        # A commit that moves no app id is no fence: records before the mark rely on the lookup, and on one redrive at a
-        # time.
+        # A commit that moves no app id does not fence: records before the mark rely on the lookup, and on one redrive
+        # at a time.
         transactions = {app: AppTransaction(mark, batch.end)} if moves and batch.end > mark else {}
         outcome = commit_fenced(table, [CommitPart(adds=sink.finish(), app_transactions=transactions)])
         if outcome.fenced:
@@ -178,7 +178,7 @@ class DeltaSink:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def fits(self, rows: pa.Table, /) -> None:
-        """Raise InvalidArgument if the table cannot take `rows`. Adds none; creates the table, as a batch does."""
+        """Raise InvalidArgument if `rows` do not fit the table. Adds none, but creates the table, as a batch does."""
         try:
             table = self._fitting(rows.schema)
         except InvalidArgument:
@@ -220,10 +220,10 @@ class DeltaSink:
         return Verdicts(rows)
 
     def _fitting(self, schema: pa.Schema) -> TableHandle:
-        """The table at its newest version, with the columns of `schema`."""
+        """Return the table at its newest version, with the columns of `schema`. Raises InvalidArgument, SinkRefused."""
         wanted = pa.schema([each.with_nullable(True).remove_metadata() for each in schema])
         if self._table is None:
-            # A column of times without a zone needs features that a new table gets with the column.
+            # A column of times without a zone needs table features, which a new table gets when the column is added.
             plain = pa.schema([each for each in wanted if not has_timestamp_ntz(each.type)])
             self._table = create_table(self._uri, plain, partition_by=[], configuration=_USERS)
             if self._table.version == 0 and len(plain) < len(wanted):
@@ -251,7 +251,7 @@ class DeltaSink:
 
 
 def _fitted(chunk: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    """The rows with the table's columns. Raises InvalidArgument for values that do not fit a column."""
+    """Return the rows with the table's columns. Raises InvalidArgument for values that do not fit a column."""
     columns = []
     for field in schema:
         if field.name not in chunk.schema.names:
@@ -275,7 +275,7 @@ def _by_partition(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[dict[s
     texts = [rows[name].cast(pa.utf8()).to_pylist() for name in names]
     odd = next((text for column in texts for text in column if text is None or not _PLAIN.fullmatch(text)), "")
     if odd != "":
-        raise InvalidArgument(f"{odd!r} is no value of a partition column: letters, digits, dots and dashes are taken")
+        raise InvalidArgument(f"{odd!r} cannot be a partition value: use letters, digits, dots and dashes")
     places: dict[tuple[str, ...], list[int]] = {}
     for place, values in enumerate(zip(*texts, strict=True)):
         places.setdefault(values, []).append(place)
@@ -284,10 +284,10 @@ def _by_partition(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[dict[s
 
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> DeltaSink:
-    """The sink that flow `flow` declares."""
+    """Return the sink that `flow` declares."""
     return DeltaSink(uri_of(settings, declared), flow=flow)
 
 
 def uri_of(settings: Settings, declared: Declared) -> str:
-    """Return where a table lies that is declared by its name."""
+    """Return the URI of a table that is declared by its name."""
     return settings.table_uri(f"{OUTPUTS}/{declared.table}")

@@ -9,7 +9,7 @@ from millrace.flows.declare.rows import Function
 
 
 class FunctionSink(Part):
-    """A function that is called with each micro-batch's DataFrame and number: of rows alone."""
+    """A function that is called with each micro-batch's DataFrame and number. For rows only."""
 
     of_rows: ClassVar = frozenset({"function"})
 
@@ -18,5 +18,5 @@ class FunctionSink(Part):
 
     @property
     def target(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return f"function:{self.function}"

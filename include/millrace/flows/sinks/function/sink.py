@@ -1,8 +1,8 @@
-"""A user's function as a sink: it takes the micro-batch as a DataFrame and its number, like Spark's foreachBatch.
+"""A user's function as a sink: it is called with the micro-batch's DataFrame and number, like Spark's foreachBatch.
 
-``at least once``: a micro-batch whose end was not noted comes again, with the same number and rows; a function that
+``at least once``: a micro-batch whose end was not noted is repeated, with the same number and rows; a function that
 writes under that number is exactly once. ``at most once``: a batch is noted before the function is called, and never
-comes again.
+repeated.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class FunctionSink:
         self._noted = Noted.load(memory)
 
     def check(self, schema: pa.Schema, /) -> None:
-        """Accept any columns: what fits is the function's business."""
+        """Accept any columns: the function decides."""
 
     def open(self) -> None:
-        """There is nothing to reach."""
+        """Do nothing: there is no connection."""
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return nothing: the function has the batch's number, and may keep it."""
+        """Return nothing: the function receives the batch's number, and may store it."""
         return {}
 
     def write(self, batch: Batch, /) -> Verdicts:
-        """Call the function. Raises what it raises, and InvalidArgument if the batch does not come from Spark."""
+        """Call the function. Raises its errors, and InvalidArgument if the batch does not come from Spark."""
         if batch.frame is None:
             raise InvalidArgument("a function takes DataFrames, and this batch is not Spark's: choose another sink")
         if self._once:
@@ -63,4 +63,4 @@ class FunctionSink:
         return Verdicts()
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""

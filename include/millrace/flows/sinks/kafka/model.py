@@ -22,39 +22,39 @@ class KafkaSink(KafkaCluster):
     kind: Literal["kafka"] = "kafka"
     topic: TopicName = words("the output topic")
     ids: Literal["position", "key", "template"] = words(
-        "the record's key: topic-partition-offset; the source's key as it is; or what the step template_id made",
+        "the record's key: topic-partition-offset; the source's key; or the result of the step template_id",
         default="key",
     )
     tombstones: Literal["delete", "ignore", "error"] = words(
-        "whether records without a value are handed on", default="delete"
+        "whether records without a value are written", default="delete"
     )
     format: Literal["json", "debezium"] = words(
-        "of values: the documents, or change events as Debezium has them", default="json"
+        "values are documents, or change events in Debezium's form", default="json"
     )
-    debezium: DebeziumEvents = words("how those events are written", default_factory=DebeziumEvents)
-    compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = words("of what is produced", default="lz4")
+    debezium: DebeziumEvents = words("how change events are written", default_factory=DebeziumEvents)
+    compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = words("of produced messages", default="lz4")
     transactional: bool = words(
         "each batch is a transaction that stores the position, so that readers of committed messages see each document"
-        " once; the brokers need rights for the transactional ids and groups millrace-<id>-*",
+        " once; the flow needs rights for the transactional ids and groups millrace-<id>-*",
         default=False,
     )
-    key: str | None = words("of rows: the column with a record's key", default=None)
+    key: str | None = words("for rows: the column with a record's key", default=None)
     dead_letters: str | None = words("a collection for rows that the brokers refuse", default=None)
     servers: SkipJsonSchema[str] = Field(default="", exclude=True, repr=False)
-    """The brokers as a stream spelled them, where that is not `bootstrap` with commas: a part of its identity."""
+    """The brokers as a stream spelled them, if that differs from `bootstrap` with commas. A part of its identity."""
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaSink:
         if self.format != FORMAT and self.debezium != DebeziumEvents():
-            raise ValueError("debezium: its fields are of the format debezium: say format: debezium")
+            raise ValueError("debezium applies only to the format debezium: set format to debezium")
         if self.format == FORMAT and self.ids != "key":
-            raise ValueError("ids: an event has the key of its row: say key")
+            raise ValueError("ids: an event has the key of its row: set ids to key")
         return self
 
     def with_columns_of(self, collection: str) -> KafkaSink:
-        """Return the sink whose events have the columns of `collection`, unless it names one itself.
+        """Return the sink whose events have the columns of `collection`, unless it names a collection itself.
 
-        Raises ValueError for events of no collection.
+        Raises ValueError for events without a collection.
         """
         if self.format != FORMAT or self.debezium.collection:
             return self
@@ -64,11 +64,11 @@ class KafkaSink(KafkaCluster):
 
     @property
     def target(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return f"kafka:{self.topic}"
 
 
-_PLAIN: Final = "at least once; the header millrace.position tells a reader of repeats"
+_PLAIN: Final = "at least once; a reader can recognise repeats by the header millrace.position"
 
 
 def _promise(declared: KafkaSink) -> str:

@@ -1,20 +1,21 @@
-"""The Kafka sink: an idempotent producer, so that one attempt neither loses, doubles nor reorders messages.
+"""The Kafka sink: an idempotent producer, so that one attempt neither loses, duplicates nor reorders messages.
 
-``at least once``: a batch is taken when the brokers have acknowledged each message; a repeated batch is sent again. The
-headers identify each message, so that a reader can drop repeats: effectively once.
+``at least once``: a batch is written when the brokers have acknowledged each message; a repeated batch is sent again.
+The headers identify each message, so that a reader can drop repeats: effectively once.
 
 - A document's key is its id. Its header ``millrace.position`` is the source's position.
 - A row's value is JSON, its key the text of a column. Its headers are ``millrace-stream`` (created with the sink's
   memory), ``millrace-batch`` and ``millrace-row``. A reader that stores the greatest (batch, row) of a stream and
   partition drops the repeats. For that, a repeated row must go to its previous partition, so a row without a key is
-  assigned by its number in the batch, where Kafka would draw one. Both hold while the topic keeps its number of
-  partitions.
+  assigned by its number in the batch, where Kafka would choose randomly. Both hold while the topic's number of
+  partitions does not change.
 
-A topic that is compacted by key ends in the same documents without such a reader.
+A topic that is compacted by key ends with the same documents even without such a reader.
 
-``exactly once``: a batch is a transaction, which commits the lane's position with it, and what the topic has already is
-left out (millrace.flows.sinks.kafka.transactions). It holds for readers of committed messages. A batch that moves no
-position (a redrive, a source that can stop only at the end of a range) is sent without one, at least once.
+``exactly once``: a batch is a transaction, which commits the lane's position with it, and documents that the topic has
+already are left out (millrace.flows.sinks.kafka.transactions). It holds for readers of committed messages. A batch that
+moves no position (a redrive, a source that can stop only at the end of a range) is sent without a transaction, at least
+once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from millrace.flows.conversion import documents_of
 from millrace.flows.debezium.model import FORMAT
 from millrace.flows.debezium.writing import EventWriter, columns_of
 from millrace.flows.guarantee import Guarantee, require_guarantee
-from millrace.flows.kafka.brokers import client_settings, looked_at
+from millrace.flows.kafka.brokers import checked_metadata, client_settings
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import BINARY, TASK_PUT, Action, Failure, Record
 from millrace.flows.sinks.kafka.model import KafkaSink as Declared
@@ -50,9 +51,9 @@ POSITION: Final = "millrace.position"
 STEP: Final = "kafka"
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 _ANY: Final = -1
-"""The partition of a message that its key, or Kafka, gives one."""
+"""The partition of a message whose partition its key or Kafka decides."""
 _KIND: Final = 24
-"""Characters of a failure's kind that a transaction stores."""
+"""The most characters of a failure's kind that a transaction stores."""
 SECONDS: Final = 60.0
 """Longest wait for a message's acknowledgement."""
 _OWN_FAULT: Final = frozenset(
@@ -88,8 +89,8 @@ class KafkaSink:
     ) -> None:
         """For rows, `memory` is the sink's folder, and `key` the column with a message's key.
 
-        `flow` is the name that documents' lanes have, for transactions. `events` makes change events of documents.
-        `options` go to confluent-kafka's producer. Raises InvalidArgument for a guarantee that Kafka does not offer.
+        `flow` is the name of documents' lanes, for transactions. `events` encodes documents as change events. `options`
+        are passed to confluent-kafka's producer. Raises InvalidArgument for a guarantee that Kafka does not offer.
         """
         require_guarantee(guarantee, "kafka")
         self._declared = declared
@@ -129,7 +130,7 @@ class KafkaSink:
         guarantee: Guarantee = "at least once",
         options: Mapping[str, str] | None = None,
     ) -> Self:
-        """Return a sink of rows into `topic` of `cluster`, or of brokers (host:port, with commas).
+        """Return a sink of rows into `topic` of `cluster`, or of brokers (host:port, separated by commas).
 
         Raises InvalidArgument.
         """
@@ -148,36 +149,36 @@ class KafkaSink:
             raise InvalidArgument(f"the rows have no column {self._key!r}, which is the messages' key")
 
     def open(self) -> None:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Connect and find the topic. Raises SinkBusy, SinkRefused."""
         wait = self._declared.socket_timeout_ms / 1000
         try:
-            told = looked_at(self._producer.list_topics(self._declared.topic, timeout=wait))
+            metadata = checked_metadata(self._producer.list_topics(self._declared.topic, timeout=wait))
         except KafkaException as error:
             raise SinkBusy(f"Kafka does not answer: {error.args[0]}", retry_after=1.0) from None
-        topic = told.topics.get(self._declared.topic)
+        topic = metadata.topics.get(self._declared.topic)
         if topic is None or topic.error is not None:
-            raise SinkRefused(f"there is no topic {self._declared.topic}: make it")
+            raise SinkRefused(f"there is no topic {self._declared.topic}: create it")
         self._partitions = len(topic.partitions)
         if self._events is not None:
             self._events.open()
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return the positions that transactions committed, of the lanes that this sink owns."""
+        """Return the committed positions of transactions, for the lanes that this sink owns."""
         found = {name: self._lanes[name].position for name in lanes if name in self._lanes}
         return {name: position for name, position in found.items() if position}
 
     def write(self, batch: Batch, /) -> Verdicts:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Write a batch. Raises SinkBusy, SinkRefused, BatchRefused."""
         if not self._partitions:
             self.open()
         if self._transactional and batch.end > batch.start:
             return self._write_lane(batch)
         documents, failures = self._messages(self._documents(batch))
-        # An event of a delete has a tombstone beside it: which of the two was taken is not told apart.
+        # A delete's event has a tombstone: their acknowledgements cannot be told apart.
         taken: set[int] | None = set() if self._events is None and batch.documents is not None else None
         verdicts = self._sent(self._producer, batch, documents, taken=taken)
         if verdicts.failures and verdicts.acknowledged + len(verdicts.failures) > 1:
-            # One that is refused takes those with it that share its request.
+            # A refused message also fails the others in its request.
             first = verdicts.failures[0]
             raise BatchRefused(
                 f"{self._topic} refused {len(verdicts.failures)} documents, the first of them"
@@ -190,7 +191,7 @@ class KafkaSink:
         return verdicts
 
     def close(self) -> None:
-        """Give up what was not acknowledged: its batch is not taken. Idempotent."""
+        """Discard unacknowledged messages: their batch is not written. Idempotent."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
@@ -203,7 +204,7 @@ class KafkaSink:
         try:
             return self._once(self._lane(batch), batch)
         except BaseException as error:
-            # The next attempt takes the lane over, and reads how far it is.
+            # The next attempt takes over the lane and reads its position.
             lane = self._lanes.pop(batch.lane, None)
             if lane is not None:
                 said = lane.abandon()
@@ -238,7 +239,7 @@ class KafkaSink:
         documents: Sequence[Action] = ()
         failures: list[Failure] = []
         if of_rows:
-            batch = replace(batch, rows=list(batch.rows or ()))  # each attempt reads them
+            batch = replace(batch, rows=list(batch.rows or ()))  # each attempt reads the rows
         else:
             documents = list(self._documents(batch))
             before = [each for each in documents if each.record.offset < lane.position]
@@ -253,7 +254,7 @@ class KafkaSink:
             documents = list(messages)
         if len(failures) > MAX_FAILURES:
             raise SinkRefused(
-                f"{self._topic}: {len(failures)} documents of one batch make no event, the last of them"
+                f"{self._topic}: {len(failures)} documents of one batch cannot become events, the last of them"
                 f" {failures[-1].record.position}: {failures[-1].reason}"
             )
         alone: set[str] = set()
@@ -265,9 +266,9 @@ class KafkaSink:
             sent = self._sent(lane.producer, batch, left, alone)
             if not sent.failures:
                 break
-            # What was refused spoils its transaction. One that is too large takes those with it that shared a request,
-            # so each of them is sent alone next, and is at fault if it is refused then.
-            # The client does not get over a refusal within a transaction reliably, so the lane gets another one.
+            # A refusal aborts the transaction. A message that is too large also fails others in its request, so each of
+            # them is sent alone next, and is at fault if it is refused then.
+            # The client does not recover reliably from a refusal within a transaction, so the lane gets a new client.
             lane.close()
             self._lanes.pop(batch.lane, None)
             lane = self._lane(batch)
@@ -277,7 +278,7 @@ class KafkaSink:
             failures += judged
             gone |= {each.record.position for each in judged}
             _require_few(self._topic, {each.record.offset: each.kind for each in failures})
-        # The numbers of rows are of one batch, which is written whole.
+        # Rows' numbers belong to one batch, which is written as a whole.
         earlier = {} if of_rows else lane.failures
         stored = {place: kind for place, kind in earlier.items() if place >= batch.since}
         stored |= {each.record.offset: each.kind[:_KIND] for each in (*batch.aside, *failures)}
@@ -293,7 +294,7 @@ class KafkaSink:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _messages(self, documents: Iterable[Action]) -> tuple[Iterable[Action], list[Failure]]:
-        """Return what is sent for `documents`, and a failure for each one that makes no event."""
+        """Return the messages of `documents`, and a failure for each one that cannot become an event."""
         return (documents, []) if self._events is None else self._events.encoded(documents)
 
     def _documents(self, batch: Batch) -> Iterable[Action]:
@@ -309,14 +310,14 @@ class KafkaSink:
         alone: Set[str] = frozenset(),
         taken: set[int] | None = None,
     ) -> Verdicts:
-        """Send `documents` of `batch` in order and wait for each answer. Raises SinkBusy, SinkRefused.
+        """Send `documents` of `batch` in order and wait for all acknowledgements. Raises SinkBusy, SinkRefused.
 
-        A document is sent before the next one is made, so that the client sends while rows become JSON.
+        A document is sent before the next one is created, so that the client sends while rows become JSON.
 
-        `taken` gets the positions of those that were acknowledged.
+        `taken` gets the positions of acknowledged documents.
 
-        Within a transaction, a refusal ends it, so nothing more is sent. Those at the positions `alone` go in requests
-        of their own.
+        Within a transaction, a refusal ends it, so nothing more is sent. Documents at the positions `alone` are sent in
+        their own requests.
         """
         answers = _Answers(batch, taken, events=self._events is not None)
         verdicts, within, of_rows = answers.verdicts, producer is not self._producer, batch.documents is None
@@ -324,7 +325,7 @@ class KafkaSink:
         stream, number = ("millrace-stream", self._stream), ("millrace-batch", str(batch.start))
         for action in documents:
             record = action.record
-            # Nothing holds a row's document while its message is in flight: the garbage collector would visit it.
+            # No reference holds a row's document while its message is in flight: the garbage collector would visit it.
             on_delivery = partial(row_answered, record.offset) if of_rows else partial(answered, action)
             by_itself = bool(alone) and record.position in alone
             if by_itself:
@@ -338,7 +339,7 @@ class KafkaSink:
                 key, headers = action.id.encode(), [(POSITION, record.position.encode())]
                 if self._events is not None:
                     headers += [each for each in record.headers if each[0] == BINARY]
-            # Counted as acknowledged until the client reports otherwise: it reports failures alone.
+            # Counted as acknowledged until the client reports otherwise, since it reports only failures.
             verdicts.acknowledged += self._events is None or action.body is not None
             if taken is not None:
                 taken.add(record.offset)
@@ -355,10 +356,10 @@ class KafkaSink:
         trouble = answers.trouble
         if left or (trouble and not (within and verdicts.failures)):
             error = trouble[0] if trouble else None
-            said = error.str() if error is not None else f"{left} records got no answer"
+            said = error.str() if error is not None else f"{left} records were not acknowledged"
             if error is not None and error.code() in _REFUSED:
                 raise SinkRefused(f"{self._topic}: {said}")
-            # Without all answers it is unknown which of the messages were acknowledged.
+            # Without all acknowledgements it is unknown which messages were written.
             raise SinkBusy(f"{self._topic}: {said}", retry_after=1.0, taken=(not left and taken) or ())
         return verdicts
 
@@ -371,7 +372,7 @@ class KafkaSink:
         partition: int,
         on_delivery: Callable[[KafkaError | None, Message], None],
     ) -> KafkaError | None:
-        """Hand a message to the client. Return why the client refuses it. Raises SinkBusy if it has no room for it."""
+        """Pass a message to the client. Return its refusal, if any. Raises SinkBusy if its queue stays full."""
         deadline: float | None = None
         while True:
             try:
@@ -380,7 +381,7 @@ class KafkaSink:
                 now = self._clock()
                 deadline = now + SECONDS if deadline is None else deadline
                 if now > deadline:
-                    raise SinkBusy(f"{self._topic}: the brokers take nothing", retry_after=1.0) from None
+                    raise SinkBusy(f"{self._topic}: the brokers accept nothing", retry_after=1.0) from None
                 producer.poll(0.1)
             except KafkaException as error:
                 refused: KafkaError = error.args[0]
@@ -393,27 +394,27 @@ class KafkaSink:
 
 
 def _flush(producer: Producer) -> int:
-    """Wait for the answers to all messages. Return the number of those that got none.
+    """Wait for the acknowledgement of all messages. Return the number of messages without one.
 
-    Raises KafkaException; after a fatal error SystemError too, since the client goes on to report deliveries with its
+    Raises KafkaException; after a fatal error also SystemError, since the client then reports deliveries with its
     exception set.
     """
     return int(producer.flush(SECONDS + 5))
 
 
 class _Answers:
-    """Take failures back from what is counted as acknowledged, and from `taken`."""
+    """Moves failures from the acknowledged count and from `taken`."""
 
     def __init__(self, batch: Batch, taken: set[int] | None, *, events: bool) -> None:
         self._batch, self._events, self._taken = batch, events, taken
         self.verdicts = Verdicts(bulks=1)
         self.trouble: list[KafkaError] = []
-        """Failures that are no fault of the message."""
+        """Failures that are not the message's fault."""
 
     def of_document(self, action: Action, error: KafkaError | None, _: Message | None = None) -> None:
         if error is None:
             return
-        # The tombstone after an event of a delete is no document of its own.
+        # The tombstone after a delete's event does not count as a document.
         self.verdicts.acknowledged -= not self._events or action.body is not None
         if self._taken is not None:
             self._taken.discard(action.record.offset)
@@ -448,12 +449,12 @@ def _quiet() -> Any:
     import logging
 
     logger = logging.getLogger("millrace.pipelines.kafka")
-    logger.setLevel(logging.CRITICAL)  # what fails is raised, with its reason
+    logger.setLevel(logging.CRITICAL)  # failures are raised with their reason
     return logger
 
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> KafkaSink:
-    """The sink that flow `flow` declares."""
+    """Return the sink that `flow` declares."""
     guarantee: Guarantee = "exactly once" if declared.transactional else "at least once"
     events = None
     if declared.format == FORMAT:

@@ -1,13 +1,13 @@
 """A lane's transactions into a topic: each commits the messages of a batch together with the lane's position.
 
 The position is an offset that the transaction commits for a consumer group of the lane (sendOffsetsToTransaction), on
-partition 0 of the output topic, as Kafka's own consume-and-produce loops do. So a reader of committed messages
-(``isolation.level=read_committed``) sees a batch and its position, or neither, and the next owner of the lane reads how
-far it is. Transactional id and group have one name, the lane's: to begin, a producer takes the id over, which ends the
+partition 0 of the output topic, as in Kafka's own consume-and-produce loops. So a reader of committed messages
+(``isolation.level=read_committed``) sees a batch and its position, or neither, and the next owner of the lane reads its
+position. Transactional id and group have the lane's name. A producer begins by taking over the id, which aborts the
 transaction that a former owner left open, and fences the former owner.
 
-The brokers forget the offsets of a group that commits nothing for ``offsets.retention.minutes`` (7 days). Then the
-runner's own position is all there is, and it is as new, unless the worker was killed between the two.
+The brokers forget the offsets of a group that commits nothing for ``offsets.retention.minutes`` (7 days). Then only the
+runner's own position remains, which is as recent unless the worker was killed between the two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from millrace.base.errors import SinkBusy, SinkRefused
 
 MAX_FAILURES: Final = 100
-"""Documents of one batch that may be too large: their positions are stored beside the lane's, in 4 KiB."""
+"""The most documents of one batch that may be too large. Their positions are stored with the lane's, in 4 KiB."""
 SECONDS: Final = 30.0
 """Longest wait for a transaction's coordinator."""
 _FENCED: Final = frozenset(
@@ -32,7 +32,7 @@ _FENCED: Final = frozenset(
 _MOVING: Final = frozenset(
     {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 )
-"""A group's coordinator is being found."""
+"""Errors while a group's coordinator is being found."""
 _REFUSED: Final = frozenset(
     {
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -44,7 +44,7 @@ _REFUSED: Final = frozenset(
 
 
 class Transactions:
-    """The transactions of a lane that this process owns until another one begins."""
+    """The transactions of a lane that this process owns until another process begins."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Transactions:
         """
         self.generation = generation
         self.position = 0
-        """The position after the last batch that was committed."""
+        """The position after the last committed batch."""
         self.failures: dict[int, str] = {}
-        """By position, the code of documents of that batch that the topic refused."""
+        """By position, the code of that batch's documents that the topic refused."""
         self._name, self._place = name, TopicPartition(topic, 0)
         self.producer = Producer({**producer, "transactional.id": name}, logger=logger)
         self._group = Consumer({**client, "group.id": name, "enable.auto.commit": False}, logger=logger)
@@ -78,7 +78,7 @@ class Transactions:
             stored = json.loads(found.metadata or "{}")
             if stored.get("generation", 0) > generation:
                 self.close()
-                raise SinkBusy(f"lane {name}: its position was set by hand meanwhile", retry_after=1.0)
+                raise SinkBusy(f"lane {name}: its position was set by hand in the meantime", retry_after=1.0)
             if stored.get("generation", 0) == generation:
                 self.position = found.offset
                 self.failures = {int(place): code for place, code in stored.get("failures", {}).items()}
@@ -102,7 +102,7 @@ class Transactions:
         self.producer.begin_transaction()
 
     def commit(self, position: int, failures: Mapping[int, str]) -> None:
-        """Commit what was produced, and `position` with the positions of documents that are not in it."""
+        """Commit the produced messages, and `position` with the positions of refused documents."""
         stored = json.dumps({"generation": self.generation, "failures": failures}, separators=(",", ":"))
         offset = TopicPartition(self._place.topic, 0, position, stored)
         self.producer.send_offsets_to_transaction([offset], self._group.consumer_group_metadata(), SECONDS)
@@ -110,7 +110,7 @@ class Transactions:
         self.position, self.failures = position, dict(failures)
 
     def abandon(self) -> KafkaError | None:
-        """Take back what was produced, and close. Return the error that ended the client for good, if there was one."""
+        """Abort the transaction and close. Return the error that ended the client for good, if there was one."""
         fatal = None
         try:
             self.producer.purge()
@@ -123,14 +123,14 @@ class Transactions:
         return fatal
 
     def whole(self, error: KafkaError) -> SinkBusy | SinkRefused:
-        """Return `error` as a fault of the sink."""
+        """Return `error` as an error of the whole sink."""
         if error.code() in _REFUSED:
             return SinkRefused(f"transactions of {self._name}: {error.str()}")
         words = "another worker has taken it over" if error.code() in _FENCED else error.str()
         return SinkBusy(f"transactions of {self._name}: {words}", retry_after=1.0)
 
     def close(self) -> None:
-        """Leave an open transaction to the next owner. Idempotent."""
+        """Close, leaving an open transaction to the next owner. Idempotent."""
         self.producer.purge()
         with suppress(KafkaException, RuntimeError, SystemError):
             self.producer.flush(1.0)

@@ -1,1 +1,1 @@
-"""Write documents to OpenSearch by bulk requests: answers item by item, and a size that follows the cluster's load."""
+"""Write documents to OpenSearch by bulk requests, with a verdict for each item, and a size that adapts to the load."""

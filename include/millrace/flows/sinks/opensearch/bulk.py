@@ -1,4 +1,4 @@
-"""One bulk request: its body, and what OpenSearch says of each item and of the whole."""
+"""One bulk request: its body, and OpenSearch's verdict on each item and on the whole."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from millrace.flows.records import Action
 FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 _BLOCKED: Final = frozenset({"cluster_block_exception", "process_cluster_event_timeout_exception"})
-"""A read-only index (a full disk), a cluster without a manager: the cluster's state, whatever status it comes with."""
+"""A read-only index (a full disk), a cluster without a manager: the cluster's state, whatever the status code."""
 _CLOSED: Final = frozenset({"index_not_found_exception", "security_exception", "index_closed_exception"})
-"""The index's state, and no document's fault."""
+"""The index's state, not a document's fault."""
 _INTERNAL: Final = 500
-"""The status of a fault within OpenSearch: of the cluster, or of one document that it trips over."""
+"""The status of an internal error of OpenSearch: of the cluster, or caused by one document."""
 _NEWER: Final = re.compile(r"current version \[(\d+)\]")
 _REASON: Final = 500
 
 
 class Json(Serializer):
-    """Bodies are bytes already; answers are read by msgspec."""
+    """Passes bodies, which are bytes already. Responses are parsed by msgspec."""
 
     mimetype = "application/json"
 
@@ -40,29 +40,29 @@ class Json(Serializer):
 
 
 class Verdict(Enum):
-    """Of an item."""
+    """The verdict on an item."""
 
     DONE = "done"
     STALE = "stale"
-    """A newer version of its id is there."""
+    """The index has a newer version of its id."""
     REPEATED = "repeated"
-    """The same version is there: an earlier attempt brought it."""
+    """The index has the same version, from an earlier attempt."""
     AGAIN = "again"
     FAILED = "failed"
     REFUSED = "refused"
-    """Not the item's fault, and nothing that passes: rights, no index."""
+    """Refused through no fault of the item, and not transient: missing rights, no index."""
 
 
 class Item(NamedTuple):
-    """What became of one."""
+    """The outcome of an item."""
 
     verdict: Verdict
     kind: str = ""
     reason: str = ""
     internal: bool = False
-    """It was answered with 500, so that it may be the document that OpenSearch trips over."""
+    """Whether it was answered with 500, so that the document may be the cause."""
     there: int | None = None
-    """The newer version that is there, of one that is stale."""
+    """The newer version in the index, for a stale item."""
 
 
 class Busy(Exception):
@@ -75,7 +75,7 @@ class Busy(Exception):
 
 
 class TooLarge(Exception):
-    """The request as a whole is not taken; parts of it may be."""
+    """The request as a whole is refused, but parts of it may be accepted."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -83,7 +83,7 @@ class TooLarge(Exception):
 
 
 class Refused(Exception):
-    """No request of this kind is taken."""
+    """Requests of this kind are refused."""
 
 
 _DONE: Final = Item(Verdict.DONE)
@@ -92,9 +92,10 @@ _DONE: Final = Item(Verdict.DONE)
 def body(
     actions: Sequence[Action], *, equal_wins: bool = False, indices: Sequence[str] = (), added: bool = False
 ) -> bytes:
-    """Return the bulk API's newline-delimited body. With `equal_wins`, a later document replaces one of its version.
+    """Return the bulk API's newline-delimited body.
 
-    `indices`: of each action its own index; none: all go to one. `added`: documents of a data stream, never replaced.
+    With `equal_wins`, a later document replaces one of the same version. `indices` has the index of each action; empty:
+    all go to one. `added`: documents of a data stream, which are never replaced.
     """
     encode = msgspec.json.encode
     if indices or added:
@@ -117,22 +118,22 @@ def _placed_body(actions: Sequence[Action], *, equal_wins: bool, indices: Sequen
     encode = msgspec.json.encode
     parts: list[bytes] = []
     for place, action in enumerate(actions):
-        told: dict[str, Any] = {"_id": action.id}
+        target: dict[str, Any] = {"_id": action.id}
         if indices:
-            told["_index"] = indices[place]
+            target["_index"] = indices[place]
         if action.version is not None:
-            told |= {"version": action.version, "version_type": "external_gte" if equal_wins else "external"}
+            target |= {"version": action.version, "version_type": "external_gte" if equal_wins else "external"}
         if action.body is None:
-            parts.append(encode({"delete": told}))
+            parts.append(encode({"delete": target}))
         else:
-            parts.append(encode({"create" if added else "index": told}))
+            parts.append(encode({"create" if added else "index": target}))
             parts.append(_timed(action, action.body) if added else action.body)
     parts.append(b"")
     return b"\n".join(parts)
 
 
 def _timed(action: Action, document: bytes) -> bytes:
-    """The document with the time that a data stream asks of it: the record's, where it has none of its own."""
+    """Return the document with the time that a data stream requires: its own, or else the record's."""
     if b'"@timestamp"' in document and "@timestamp" in msgspec.json.decode(document):
         return document
     stamp = b'{"@timestamp":%d' % action.record.timestamp
@@ -151,13 +152,13 @@ def send(
     indices: Sequence[str] = (),
     added: bool = False,
 ) -> list[Item]:
-    """Send a bulk to the index at `path`, or to the one of the `alias` there; return the result of each of `actions`.
+    """Send a bulk to the index at `path`, or to that of the `alias` there; return the result of each of `actions`.
 
     `indices` and `added` as in :func:`body`.
 
     Raises Busy, TooLarge, Refused.
     """
-    # An alias that is gone is then an error; without this an index of its name would be made.
+    # A missing alias is then an error; otherwise an index of its name would be created.
     params = {"filter_path": FILTER} | ({"refresh": "true"} if refresh else {})
     params |= {"require_alias": "true"} if alias else {}
     try:
@@ -168,21 +169,21 @@ def send(
             body=body(actions, equal_wins=equal_wins, indices=indices, added=added),
             headers={"content-type": "application/x-ndjson"},
         )
-    except NoConnection as error:  # time-outs too: what was done is not known, and doing it again is the same
-        raise Busy(_told(error)) from None
+    except NoConnection as error:  # including time-outs: the effect is unknown, and repeating it is idempotent
+        raise Busy(_one_line(error)) from None
     except TransportError as error:
         known = is_answer(error)
-        # The text of another server's answer is not shown: it may be internal to that server.
-        status, told = error.status_code, _told(error) if known else f"HTTP {error.status_code}, not by OpenSearch"
+        # Do not show the text of another server's response: it may be internal to that server.
+        status, words = error.status_code, _one_line(error) if known else f"HTTP {error.status_code}, not by OpenSearch"
         if status in AGAIN or error.error in _BLOCKED:
-            raise Busy(told, internal=status == _INTERNAL) from None
+            raise Busy(words, internal=status == _INTERNAL) from None
         if status == 413 or (status == 400 and known):
-            raise TooLarge(f"HTTP_{status}", told) from None
-        raise Refused(told) from None
+            raise TooLarge(f"HTTP_{status}", words) from None
+        raise Refused(words) from None
     except OpenSearchException as error:
-        raise Busy(_told(error)) from None
+        raise Busy(_one_line(error)) from None
     if not isinstance(answer, dict) or "errors" not in answer:
-        raise Busy(f"no answer of a bulk request: {str(answer)[:_REASON]}")
+        raise Busy(f"not a response to a bulk request: {str(answer)[:_REASON]}")
     if not answer["errors"]:
         return [_DONE] * len(actions)
     items = answer.get("items", [])
@@ -198,13 +199,13 @@ def _judged(item: dict[str, Any], action: Action, *, added: bool = False) -> Ite
     if status < 300 or (status == 404 and action.body is None and not error):
         return _DONE
     kind = str(error.get("type", ""))
-    # Check the kind of the error before the status: a conflict under external versions means that the document is as
-    # new.
+    # Check the kind of the error before the status: a conflict under external versions means that the document is up
+    # to date.
     if kind == "version_conflict_engine_exception" and added:
         return Item(Verdict.REPEATED)
     if kind == "version_conflict_engine_exception" and action.version is not None:
-        told = _NEWER.search(str(error.get("reason", "")))
-        there = None if told is None else int(told[1])
+        newer = _NEWER.search(str(error.get("reason", "")))
+        there = None if newer is None else int(newer[1])
         return Item(Verdict.REPEATED if there == action.version else Verdict.STALE, there=there)
     caused = (error.get("caused_by") or {}).get("reason")
     reason = f"{error.get('reason', '')}{f': {caused}' if caused else ''}"[:_REASON]
@@ -216,10 +217,10 @@ def _judged(item: dict[str, Any], action: Action, *, added: bool = False) -> Ite
 
 
 def is_answer(error: TransportError) -> bool:
-    """Whether OpenSearch itself answered so, and not a proxy before it."""
+    """Return whether OpenSearch itself sent this response, rather than a proxy."""
     info: Any = error.info
     return isinstance(info, dict) and isinstance(info.get("error"), dict | str)
 
 
-def _told(error: OpenSearchException) -> str:
+def _one_line(error: OpenSearchException) -> str:
     return " ".join(str(error).split())[:_REASON]

@@ -1,7 +1,8 @@
-"""A connection of the OpenSearch client that checks its peer's address before it sends, and limits an answer's size.
+"""A connection of the OpenSearch client that checks its peer's address before it sends, and limits a response's size.
 
-Addresses are checked when a pipeline is declared (millrace.pipelines.deploy.reach). But a name may lead elsewhere when
-somebody connects, and its owner decides where. What answers there may not be OpenSearch, and may answer without end.
+Addresses are checked when a pipeline is declared (millrace.pipelines.deploy.reach). But a name may resolve to another
+address at the time of the connection, as its owner decides. That server may not be OpenSearch, and may send an endless
+response.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutErr
 from millrace.flows.declare.addresses import is_forbidden
 
 MAX_ANSWER_BYTES: Final = 64 << 20
-"""Unpacked. Of ten thousand items with an error each OpenSearch says about 10 MB."""
+"""The most bytes of an unpacked response. For ten thousand items with an error each, OpenSearch sends about 10 MB."""
 _AT_ONCE: Final = 1 << 16
 _GRACE_SECONDS: Final = 0.5
 
 
 class _Looking:
-    """For a connection of urllib3: nothing is sent to an address that no pipeline may reach."""
+    """A urllib3 connection that sends nothing to a forbidden address."""
 
     def _new_conn(self) -> socket.socket:
         made: socket.socket = super()._new_conn()  # type: ignore[misc]
         if is_forbidden(str(made.getpeername()[0])):
             made.close()
-            forbidden = "its name leads to an address that no pipeline may reach"
+            forbidden = "its name resolves to a forbidden address"
             raise NewConnectionError(self, forbidden)  # type: ignore[arg-type]
         return made
 
     def getresponse(self) -> Any:
-        """Status and headers within the time-out altogether, not only from one byte to the next."""
+        """Read status and headers within the whole time-out, not only from one byte to the next."""
         given: Any = self
-        # The socket's own time-out, which is from one byte to the next, comes first where nothing is said at all.
+        # The socket's own time-out, which applies from one byte to the next, fires first if nothing arrives.
         connected, late = given.sock, threading.Event()
 
         def hang_up() -> None:
@@ -53,8 +54,8 @@ class _Looking:
             response = super().getresponse()  # type: ignore[misc]
         finally:
             end.cancel()
-        if late.is_set():  # what was cut off may look like the end of the headers
-            raise TimeoutError(f"no whole answer in {given.timeout:g} s")
+        if late.is_set():  # a truncated response may look like the end of the headers
+            raise TimeoutError(f"no complete response within {given.timeout:g} s")
         return response
 
 
@@ -67,7 +68,7 @@ class _Https(_Looking, HTTPSConnection):
 
 
 class _Answer(NamedTuple):
-    """What the client looks at of a response."""
+    """The parts of a response that the client uses."""
 
     status: int
     headers: Any
@@ -75,7 +76,7 @@ class _Answer(NamedTuple):
 
 
 class _Pool:
-    """A pool of urllib3 whose answers are bounded, in bytes and in time."""
+    """A urllib3 pool whose responses are bounded in bytes and in time."""
 
     def __init__(self, pool: Any, seconds: float) -> None:
         self._pool, self._seconds = pool, seconds
@@ -87,12 +88,12 @@ class _Pool:
             while part := response.read1(_AT_ONCE, decode_content=True):
                 left -= len(part)
                 if left < 0:
-                    raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+                    raise ProtocolError(f"a response of more than {MAX_ANSWER_BYTES >> 20} MiB")
                 if time.monotonic() > end:
-                    raise ReadTimeoutError(self._pool, url, f"an answer that took more than {self._seconds:g} s")
+                    raise ReadTimeoutError(self._pool, url, f"a response that took more than {self._seconds:g} s")
                 parts.append(part)
         except BaseException:
-            response.close()  # the rest of it is not read
+            response.close()  # the rest is not read
             raise
         response.release_conn()
         return _Answer(response.status, response.headers, b"".join(parts))
@@ -102,7 +103,7 @@ class _Pool:
 
 
 class LookingConnection(Urllib3HttpConnection):
-    """What :class:`opensearchpy.OpenSearch` takes as its `connection_class`."""
+    """A connection class for :class:`opensearchpy.OpenSearch` with these checks."""
 
     def _create_urllib3_pool(self) -> None:
         super()._create_urllib3_pool()

@@ -1,4 +1,4 @@
-"""The index (or alias) of a sink: whether it exists, its creation and removal, and the identity of its cluster."""
+"""The index (or alias) of a sink: existence, creation, removal, and the identity of its cluster."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.naming import FIRST, pattern_of
 
 GC_DELETES: Final = "24h"
-"""How long a created index remembers versions of deleted documents: an older record cannot restore one that long."""
+"""How long a created index remembers versions of deleted documents.
+
+For that time an older record cannot restore one.
+"""
 _WORDS: Final = 500
 _PRIORITY: Final = 200
-"""Of templates: before those that come with OpenSearch and with most tools (at most 100)."""
+"""The priority of templates: above OpenSearch's own and those of most tools (at most 100)."""
 
 
 def client_of(declared: Declared, *, seconds: float | None = None) -> OpenSearch:
-    """Return a client that retries nothing, and waits `seconds` for an answer, or as long as was declared."""
+    """Return a client without retries that waits `seconds` for a response, or the declared time-out."""
     options: dict[str, Any] = {}
     if declared.username:
-        # In UTF-8, as OpenSearch reads it (RFC 7617); the client's own way takes latin-1 alone.
+        # In UTF-8, as OpenSearch decodes it (RFC 7617); the client itself supports only latin-1.
         login = f"{declared.username}:{declared.password.get_secret_value()}".encode()
         options["headers"] = {"authorization": f"Basic {b64encode(login).decode()}"}
     if any(host.startswith("https") for host in declared.hosts):
@@ -48,12 +51,15 @@ def client_of(declared: Declared, *, seconds: float | None = None) -> OpenSearch
 
 
 def index_path(index: str) -> str:
-    """The path of `index`: a name with a percent sign is that name, and nothing that the server decodes from it."""
+    """Return the path of `index`, quoted so that the server does not decode a percent sign in the name."""
     return f"/{quote(index, safe='')}"
 
 
 def exists(client: OpenSearch, declared: Declared) -> bool:
-    """Whether it is there, or the template that its indices are made by. Raises SinkBusy, SinkRefused."""
+    """Return whether the index exists, or the template that its indices are created from.
+
+    Raises SinkBusy, SinkRefused.
+    """
     folder = "/_index_template" if declared.index_suffix else ""
     try:
         return bool(client.transport.perform_request("HEAD", folder + index_path(declared.index_base)))  # False: 404
@@ -62,39 +68,43 @@ def exists(client: OpenSearch, declared: Declared) -> bool:
 
 
 class Target(NamedTuple):
-    """What `index_base` names."""
+    """The target that `index_base` names."""
 
     alias: bool = False
     identity: str = ""
-    """The index's identity, which differs for a later one of the same name; empty for an alias, or if unknown."""
+    """The index's identity, which differs from that of a later index of the same name. Empty for an alias or if
+    unknown."""
 
 
 def target_of(client: OpenSearch, declared: Declared) -> Target:
-    """Return what the name leads to.
+    """Return the target of the name.
 
-    Raises SinkBusy, and SinkRefused if that takes no documents as it is: closed, a data stream, an alias without a
-    write index, removed.
+    Raises SinkBusy, and SinkRefused if it cannot accept documents: closed, a data stream, an alias without a write
+    index, removed.
     """
     name = declared.index_base
-    told = _asked(client, declared, f"/_resolve/index{index_path(name)}") or {}
-    if bool(told.get("data_streams")) != declared.data_stream:
+    resolved = _asked(client, declared, f"/_resolve/index{index_path(name)}") or {}
+    if bool(resolved.get("data_streams")) != declared.data_stream:
         if declared.data_stream:
-            raise SinkRefused(f"{name} is no data stream: name one, or leave out sink.data_stream")
-        raise SinkRefused(f"{name} is a data stream, which only has documents added: say sink.data_stream")
+            raise SinkRefused(f"{name} is not a data stream: name one, or leave out sink.data_stream")
+        raise SinkRefused(f"{name} is a data stream, to which documents can only be added: set sink.data_stream")
     if declared.data_stream:
         return Target()
-    if declared.rollover is not None and not any(each.get("name") == name for each in told.get("aliases", ())):
-        raise SinkRefused(f"{name} is no alias, and sink.rollover begins indices behind one")
-    if any("closed" in each.get("attributes", ()) for each in told.get("indices", ()) if each.get("name") == name):
+    if declared.rollover is not None and not any(each.get("name") == name for each in resolved.get("aliases", ())):
+        raise SinkRefused(f"{name} is not an alias, which sink.rollover requires: name an alias")
+    if any("closed" in each.get("attributes", ()) for each in resolved.get("indices", ()) if each.get("name") == name):
         raise SinkRefused(f"index {name} is closed: open it")
-    if any(each.get("name") == name for each in told.get("aliases", ())):
+    if any(each.get("name") == name for each in resolved.get("aliases", ())):
         _require_writable(name, _asked(client, declared, f"{index_path(name)}/_alias{index_path(name)}") or {})
         return Target(alias=True)
     return Target(identity=identity_of(client, declared))
 
 
 def identity_of(client: OpenSearch, declared: Declared) -> str:
-    """As `Target` has it. Raises SinkRefused where there is no such index any more, SinkBusy."""
+    """Return the index's identity (see `Target`), or "" if unknown.
+
+    Raises SinkRefused if it does not exist, SinkBusy.
+    """
     found = _asked(client, declared, f"{index_path(declared.index_base)}/_settings/index.uuid")
     if found is None:
         return ""
@@ -103,7 +113,7 @@ def identity_of(client: OpenSearch, declared: Declared) -> str:
 
 
 def is_healthy(client: OpenSearch, declared: Declared) -> bool:
-    """Whether all its primaries are there. False where nobody says so."""
+    """Return whether all primary shards are assigned. False if the cluster does not respond."""
     try:
         found = client.transport.perform_request("GET", f"/_cluster/health{index_path(declared.index_base)}")
         return isinstance(found, dict) and found.get("status") in ("green", "yellow")
@@ -120,12 +130,12 @@ def _require_writable(name: str, indices: dict[str, Any]) -> None:
 
 
 def _asked(client: OpenSearch, declared: Declared, path: str) -> dict[str, Any] | None:
-    """What the cluster says of its indices; None where this login may not ask, or the server knows no such question."""
+    """Return the cluster's response; None if this login may not ask, or the server does not support the request."""
     try:
         found = client.transport.perform_request("GET", path)
     except TransportError as error:
         if error.error == "index_not_found_exception":
-            raise SinkRefused(f"index {declared.index_base} is gone: somebody deleted it") from None
+            raise SinkRefused(f"index {declared.index_base} does not exist any more: it was deleted") from None
         if error.status_code in (400, 401, 403, 404, 405):
             return None
         raise error_of(error, declared) from None
@@ -135,7 +145,7 @@ def _asked(client: OpenSearch, declared: Declared, path: str) -> dict[str, Any] 
 
 
 def make(client: OpenSearch, declared: Declared) -> None:
-    """Make it, or what its indices are made by; no effect where it is there. Raises SinkBusy, SinkRefused."""
+    """Create the index, or the template for its indices, unless it exists. Raises SinkBusy, SinkRefused."""
     name, body = index_path(declared.index_base), _with_memory(declared.index_body)
     if declared.data_stream or declared.index_suffix:
         pattern = pattern_of(declared) if declared.index_suffix else declared.index_base
@@ -152,8 +162,8 @@ def make(client: OpenSearch, declared: Declared) -> None:
 
 
 def roll_over(client: OpenSearch, declared: Declared) -> None:
-    """Begin a new index behind the alias, if a condition is met. Raises SinkBusy, SinkRefused."""
-    assert declared.rollover is not None, "only a sink that rolls over asks"
+    """Roll over the alias to a new index if a condition is met. Raises SinkBusy, SinkRefused."""
+    assert declared.rollover is not None, "only called for a sink with rollover"
     path = f"{index_path(declared.index_base)}/_rollover"
     body = {"conditions": declared.rollover.conditions(), **_of_a_new_index(declared)}
     try:
@@ -180,8 +190,8 @@ def _put(client: OpenSearch, declared: Declared, path: str, body: dict[str, Any]
 def remove(client: OpenSearch, declared: Declared, index: str) -> None:
     """Remove `index`, if it exists, and nothing else that its name may match. Raises SinkBusy, SinkRefused.
 
-    Of many indices the template is removed, or the data stream with its template, or the first index behind an alias;
-    the others stay.
+    For many indices, remove the template, the data stream with its template, or the first index of an alias; the other
+    indices stay.
     """
     if declared.data_stream:
         _delete(client, declared, f"/_data_stream{index_path(index)}")
@@ -203,43 +213,43 @@ def _delete(client: OpenSearch, declared: Declared, path: str) -> None:
 
 
 def cluster_of(client: OpenSearch, declared: Declared) -> str:
-    """Return what identifies the cluster: its id, or its addresses if it hides it. Raises SinkBusy, SinkRefused."""
+    """Return the identity of the cluster: its id, or its addresses if it hides the id. Raises SinkBusy, SinkRefused."""
     try:
         return str(client.transport.perform_request("GET", "/")["cluster_uuid"])
     except TransportError as error:
-        if error.status_code in (401, 403):  # a login that may use its index, and no more
+        if error.status_code in (401, 403):  # a login with rights for its index only
             return ",".join(declared.hosts)
         raise error_of(error, declared) from None
     except OpenSearchException as error:
         raise error_of(error, declared) from None
     except (KeyError, TypeError):
-        raise SinkRefused(f"{declared.hosts[0]} does not answer as an OpenSearch does") from None
+        raise SinkRefused(f"{declared.hosts[0]} does not respond like OpenSearch: correct sink.hosts") from None
 
 
 def error_of(error: OpenSearchException, declared: Declared) -> MillraceError:
-    """Translate a client's error into one of ours.
+    """Translate a client's error into a MillraceError.
 
-    Reveals nothing of an answer that is not OpenSearch's: it may come from a server that is nobody's business here.
+    Reveals nothing of a response that is not OpenSearch's, since it may come from an internal server.
     """
     pause = declared.backoff_ms / 1000
     if isinstance(error, NoConnection):
-        return SinkBusy(f"OpenSearch does not answer: {told(error)}", retry_after=pause)
+        return SinkBusy(f"OpenSearch does not answer: {one_line(error)}", retry_after=pause)
     if isinstance(error, TransportError):
         status = error.status_code
-        words = f"{status} {told(error)}" if is_answer(error) else f"HTTP {status}"
+        words = f"{status} {one_line(error)}" if is_answer(error) else f"HTTP {status}"
         if status in AGAIN:
             return SinkBusy(f"OpenSearch: {words}", retry_after=pause)
         return SinkRefused(f"index {declared.index_base}: {words}")
-    return SinkBusy(f"OpenSearch: {told(error)}", retry_after=pause)
+    return SinkBusy(f"OpenSearch: {one_line(error)}", retry_after=pause)
 
 
-def told(error: OpenSearchException) -> str:
-    """Its words, in one line."""
+def one_line(error: OpenSearchException) -> str:
+    """Return the error's text on one line."""
     return " ".join(str(error).split())[:_WORDS]
 
 
 def _with_memory(body: dict[str, Any]) -> dict[str, Any]:
-    """An index's body with what external versions of deletes need."""
+    """Return an index's body with the setting that external versions of deletes need."""
     settings = body.get("settings") or {}
     known = {"index.gc_deletes", "gc_deletes"} & settings.keys() or "gc_deletes" in (settings.get("index") or {})
     return body if known else {**body, "settings": {**settings, "index.gc_deletes": GC_DELETES}}

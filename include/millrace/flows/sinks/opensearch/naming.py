@@ -1,7 +1,7 @@
-"""The index of each document, where a sink writes into many: a name by date and by fields, and behind an alias.
+"""The index of each document if a sink writes into many: a name by date and fields, or through an alias.
 
-Logstash's ``index => "flights-%{[origin]}-%{+YYYY.MM.dd}"`` is ``index_base: flights`` and
-``index_suffix: "-{origin}-{+YYYY.MM.dd}"``. The date is the record's own time, in UTC.
+Logstash's ``index => "flights-%{[origin]}-%{+YYYY.MM.dd}"`` is ``index_base: flights`` and ``index_suffix:
+"-{origin}-{+YYYY.MM.dd}"``. The date is the record's own time, in UTC.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.model import index_name
 
 FIRST: Final = "-000001"
-"""The end of the first index behind an alias; OpenSearch counts on from it."""
+"""The suffix of the first index of an alias; OpenSearch counts on from it."""
 
-_KEPT: Final = 10_000
+_MAX_CACHED: Final = 10_000
 
 Part = Callable[[Action, Any], str]
 
 
 class IndexNames:
-    """Names of indices by document. Two documents of one date share a name that is made once."""
+    """Names of indices by document. Documents of one date share a cached name."""
 
     def __init__(self, declared: Declared) -> None:
         texts, paths = template(declared.index_suffix, dates=True)
@@ -36,7 +36,7 @@ class IndexNames:
         self._known: dict[str, str] = {}
 
     def of(self, action: Action) -> str:
-        """Return the name. Raises Refused where the document has no such field, or its value makes no name."""
+        """Return the name. Raises Refused if the document lacks a field, or its value is not valid in a name."""
         document = decoded(action.body) if self._reads and action.body is not None else None
         found = [self._base, self._texts[0]]
         for part, text in zip(self._parts, self._texts[1:], strict=True):
@@ -47,19 +47,19 @@ class IndexNames:
                 made = index_name(name)
             except ValueError as error:
                 raise Refused("INDEX_NAME", f"{name[:300]!r} {error}") from None
-            if len(self._known) > _KEPT:
+            if len(self._known) > _MAX_CACHED:
                 self._known.clear()
             self._known[name] = made
         return self._known[name]
 
 
 def is_date(path: tuple[str, ...]) -> bool:
-    """Whether it is a date's form, and no field's path."""
+    """Return whether `path` is a date form rather than a field's path."""
     return path[0].startswith("+")
 
 
 def pattern_of(declared: Declared) -> str:
-    """The pattern that all names of `declared` match, and as few others as a pattern can tell apart."""
+    """Return the narrowest pattern that all names of `declared` match."""
     texts, _ = template(declared.index_suffix, dates=True)
     return declared.index_base + "*".join(texts)
 
@@ -79,7 +79,7 @@ def _field(path: tuple[str, ...]) -> Part:
     def of(_: Action, document: Any) -> str:
         value = get(document) if type(document) is dict else MISSING
         if value is MISSING or value is None or isinstance(value, dict | list):
-            words = f"the document has no text or number at {joined(path)!r}, which names its index"
+            words = f"the document has no text or number at {joined(path)!r}, which its index name needs"
             raise Refused("INDEX_NAME", words)
         return value.text if isinstance(value, Digits) else str(value).lower()
 

@@ -56,20 +56,20 @@ _DOCUMENTS_FAULT: Final = frozenset(
         "HTTP_500",
     }
 )
-"""Kinds that only a document can be the cause of. Of any other the index is looked at."""
+"""Kinds that only a document can cause. For any other kind, the index is checked."""
 _TOO_LARGE: Final = "HTTP_413"
 _LINE: Final = 64
-"""Bytes of a document's line of its own in a bulk, about."""
+"""About the bytes of a document's own line in a bulk."""
 _TRIES: Final = 3
-"""How often a document is answered with 500, at least, before it is known to be the cause."""
+"""The fewest responses with 500 to a document before it counts as the cause."""
 _LOOK_SECONDS: Final = 1.0
 _ROLLOVER_SECONDS: Final = 60.0
 _BATCH_BITS: Final = 31
-"""Bits of a version that are a micro-batch's number; those above are a Unix time in seconds."""
+"""Bits of a version for a micro-batch's number. The bits above are a Unix time in seconds."""
 
 
 class OpenSearchSink:
-    """Documents of one task into one index."""
+    """Writes the documents of one task into one index."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class OpenSearchSink:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """For rows, `memory` is the sink's folder, and the columns `key` make a document's id with ids by key.
+        """For rows, `memory` is the sink's folder, and the columns `key` form a document's id.
 
         Raises InvalidArgument for ids of rows by a template, or by key without columns.
         """
         if memory is not None and (declared.ids == "template" or (declared.ids == "key") != bool(key)):
-            raise InvalidArgument(f"ids of rows are by position, or by key with its columns: not {declared.ids}")
+            raise InvalidArgument(f"ids of rows must be by position, or by key with its columns, not {declared.ids}")
         self._declared = declared
         self._key = tuple(key)
         self._begun = 0 if memory is None else begun(memory)
@@ -109,10 +109,10 @@ class OpenSearchSink:
             raise InvalidArgument(f"the rows have no column {missing[0]!r}, which is a document's id")
 
     def open(self) -> None:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Find or create the index. Raises SinkBusy, SinkRefused."""
         if not exists(self._client, self._declared):
             if not self._declared.create_index:
-                raise SinkRefused(f"there is no index {self._declared.index_base}: make it, or say create_index")
+                raise SinkRefused(f"there is no index {self._declared.index_base}: create it, or set create_index")
             make(self._client, self._declared)
         self._target = Target() if self._names is not None else target_of(self._client, self._declared)
         self._looked = self._clock()
@@ -122,7 +122,7 @@ class OpenSearchSink:
         return {}
 
     def write(self, batch: Batch, /) -> Verdicts:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Write a batch by bulk requests. Raises SinkBusy, SinkRefused, BatchRefused."""
         written = Verdicts()
         actions = self._documents_of(batch, written) if batch.documents is None else batch.documents
         if self._clock() - self._looked >= _LOOK_SECONDS:
@@ -147,7 +147,7 @@ class OpenSearchSink:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._declared.requests, thread_name_prefix="bulk")
             started = [self._threads.submit(self._apart, lane) for lane in busy]
-            outcomes = [each.exception() or each.result() for each in started]  # all have ended, before one is raised
+            outcomes = [each.exception() or each.result() for each in started]  # wait for all before one is raised
             errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
             if errors:
                 raise _with_all_taken(errors, zip(busy, outcomes, strict=True))
@@ -161,7 +161,7 @@ class OpenSearchSink:
         return written
 
     def _misplaced(self, action: Action) -> Refused | None:
-        """Why the document has no index of its own, where it is to have one."""
+        """Return why the document's index cannot be named, if each document has its own."""
         if self._names is not None:
             try:
                 self._names.of(action)
@@ -170,11 +170,11 @@ class OpenSearchSink:
         return None
 
     def _documents_of(self, batch: Batch, written: Verdicts) -> list[Action]:
-        """The rows of a micro-batch as documents.
+        """Return the rows of a micro-batch as documents.
 
-        The version is the batch's number, after the second at which the query's checkpoint began: a query that begins
-        again counts from 0, and its documents are newer. Of one id the last row of a batch stays, as equal versions
-        replace each other.
+        The version is the second at which the query's checkpoint began, followed by the batch's number: a query with a
+        new checkpoint counts from 0, and its documents are newer. The last row of an id in a batch wins, as equal
+        versions replace each other.
         """
         versions = self._declared.versions and bool(self._key)
         version = self._begun << _BATCH_BITS | batch.start if versions else None
@@ -188,23 +188,23 @@ class OpenSearchSink:
         return found
 
     def _require_same(self) -> None:
-        """Raise SinkRefused if the index is gone or was replaced by another of its name, with arbitrary mappings."""
+        """Raise SinkRefused if the index was removed, or replaced by another of its name with arbitrary mappings."""
         if self._target is None:
             self.open()
         elif self._target.identity:
             if identity_of(self._client, self._declared) != self._target.identity:
-                target_of(self._client, self._declared)  # says it better where the name is no index any more
+                target_of(self._client, self._declared)  # its error is more precise if the name is no longer an index
                 raise SinkRefused(
                     f"index {self._declared.index_base} was replaced during the run: check its mappings, and set the"
-                    " offsets to where its documents begin"
+                    " offsets to the beginning of its documents"
                 )
             self._looked = self._clock()
 
     def _require_documents_fault(self, written: Verdicts) -> None:
-        """Raise SinkRefused if the index itself refuses documents: otherwise everything would go to the error topic."""
+        """Raise SinkRefused if the index itself refuses documents: otherwise all would go to the error topic."""
         refused = [each for each in written.failures if each.kind not in _OWN]
         if self._names is None and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
-            target_of(self._client, self._declared)  # what was known of the index stays: it may be another one by now
+            target_of(self._client, self._declared)  # do not store the result: it may be another index by now
         require_some(written, refused, f"index {self._declared.index_base}")
 
     def close(self) -> None:
@@ -215,14 +215,14 @@ class OpenSearchSink:
         self._client.close()
 
     def _apart(self, actions: Sequence[Action]) -> Verdicts:
-        """A lane in a thread of its own."""
+        """Write a lane in its own thread, and count its CPU time."""
         begun = time.thread_time()
         written = self._lane(actions)
         written.cpu_seconds = time.thread_time() - begun
         return written
 
     def _lane(self, actions: Sequence[Action]) -> Verdicts:
-        """All of a lane, bulk by bulk. An error tells which of `actions` were taken."""
+        """Write all actions of a lane, bulk by bulk. An error has the accepted ones in `taken`."""
         written, left = Verdicts(), deque(actions)
         bulk: list[Action] = []
         try:
@@ -234,14 +234,14 @@ class OpenSearchSink:
             raise
 
     def _bulks(self, actions: Sequence[Action], left: deque[Action], bulk: list[Action], written: Verdicts) -> Verdicts:
-        """Send `left`, and count it in `written`; `bulk` has what is on its way."""
+        """Send `left`, and count it in `written`; `bulk` has the actions in flight."""
         backoff = Backoff(self._declared.backoff_ms / 1000, self._declared.max_backoff_ms / 1000)
         since = self._clock()
         whole = 0
-        """Largest bulk that may be right by size where one was refused as a whole; 0: none was."""
+        """The largest bulk that may be accepted after one was refused for its size; 0 if none was."""
         behind: dict[int, int] = {}
         tries: dict[str, int] = {}
-        """By position, of documents that were answered with 500 by themselves."""
+        """Counts, by position, of documents that were answered with 500 alone."""
         while left:
             bulk[:] = self._cut(left, whole)
             written.bulks += 1
@@ -310,9 +310,9 @@ class OpenSearchSink:
         return len(bulk) // 2
 
     def _refusal(self, item: Item) -> SinkRefused | BatchRefused:
-        """Return the error for a document that its index refuses for no fault of the document's."""
+        """Return the error for a document that its index refuses through no fault of the document."""
         words = f"index {self._declared.index_base}: {item.kind}: {item.reason}"
-        # Of many indices the document's own may be closed, or not allowed, and the others not.
+        # With many indices, the document's own may be closed or forbidden while the others are not.
         return SinkRefused(words) if self._names is None else BatchRefused(words)
 
     def _again(
@@ -326,10 +326,10 @@ class OpenSearchSink:
         suspects: Sequence[Action],
         tries: dict[str, int],
     ) -> bool:
-        """Put `bulk` before what is left, in smaller bulks, after a pause; return whether documents were put aside.
+        """Put `bulk` back before `left`, in smaller bulks, after a pause; return whether documents were put aside.
 
-        When patience has run out, `suspects` (documents that were answered with 500 on their own, counted in `tries`)
-        are put aside if the index takes others. Raises SinkBusy if there are none.
+        When the time for retries has passed, `suspects` (documents that were answered with 500 alone, counted in
+        `tries`) are put aside if the index accepts others. Raises SinkBusy if there are none.
         """
         aside: set[int] = set()
         for each in suspects:
@@ -346,7 +346,7 @@ class OpenSearchSink:
             if not aside:
                 first = bulk[0]
                 raise SinkBusy(
-                    f"OpenSearch does not take {len(bulk)} documents, the first {first.id[:100]!r}"
+                    f"OpenSearch does not accept {len(bulk)} documents, the first {first.id[:100]!r}"
                     f" ({first.record.position}): {reason}",
                     retry_after=self._declared.max_backoff_ms / 1000,
                 )
@@ -358,7 +358,7 @@ class OpenSearchSink:
         return bool(aside)
 
     def _cut(self, left: deque[Action], most: int) -> list[Action]:
-        """The next bulk, taken from `left`: at least one action."""
+        """Take the next bulk, of at least one action, from `left`."""
         items, size = self._window.items, self._window.bytes
         items = min(items, most) if most else items
         bulk: list[Action] = []
@@ -377,7 +377,7 @@ class OpenSearchSink:
 def _with_all_taken(
     errors: Sequence[BaseException], lanes: Iterable[tuple[Sequence[Action], Verdicts | BaseException]]
 ) -> BaseException:
-    """Return the error to raise, of several lanes, with what was taken of all of them."""
+    """Return the error to raise for several lanes, with all accepted documents of them."""
     last = next((each for each in errors if not isinstance(each, SinkBusy | BatchRefused)), errors[0])
     if not isinstance(last, SinkBusy | BatchRefused):
         return last
@@ -397,14 +397,14 @@ def _count_late(
 ) -> None:
     """Count an action of `actions` that a newer version preceded.
 
-    `behind` gets, once, by action the largest version of its id from it on.
+    `behind` is filled once: for each action, the largest version of its id from it on.
     """
     if not behind:
         newest: dict[str, int] = {}
         for each in reversed(actions):
             behind[id(each)] = newest[each.id] = max(newest.get(each.id, 0), each.version or 0)
     written.acknowledged += 1
-    # Where one that comes behind it replaced it, in an earlier attempt, it was written, too.
+    # If a later action of the batch replaced it in an earlier attempt, it was written, too.
     if item.there is not None and item.there <= behind[id(action)]:
         written.repeated += 1
     else:
@@ -412,5 +412,5 @@ def _count_late(
 
 
 def made(declared: Declared, settings: Settings, *, flow: str, flush: Flush) -> OpenSearchSink:
-    """The sink that flow `flow` declares."""
+    """Return the sink that `flow` declares."""
     return OpenSearchSink(declared, flush_items=flush.items, flush_bytes=max(1, int(flush.mib * (1 << 20))))

@@ -9,11 +9,11 @@ import threading
 
 _LEAST_BYTES = 64 << 10
 _QUICK, _SLOW = 4, 50
-"""One part in so many is added after a success."""
+"""The inverse share by which the size grows after a success."""
 
 
 class Window:
-    """Thread-safe: all requests of a task share one."""
+    """The size limits, shared by all requests of a task. Thread-safe."""
 
     def __init__(self, *, items: int, size: int) -> None:
         """`items` and `size` (bytes) are the flush limits."""
