@@ -1,1 +1,1 @@
-"""Where rows come from, a folder for each kind."""
+"""Sources: where rows and documents come from, one folder for each kind."""

@@ -62,7 +62,7 @@ def test_keys_and_bytes_of_a_record_are_those_of_a_row(tmp_path: Path) -> None:
     assert gone.key is not None
     assert row_of(Action(gone, gone.key.decode(), None, None), schema) == KeyedRow(("eu", 1), None)
     for key in ("eu", '["eu"]', '{"r":1}'):
-        with pytest.raises(ValueError, match="is a JSON list of r, id"):
+        with pytest.raises(ValueError, match="must be a JSON list of r, id"):
             row_of(Action(gone, key, None, None), schema)
 
 

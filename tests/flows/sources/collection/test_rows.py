@@ -163,7 +163,7 @@ def test_a_snapshot_cut_at_any_ticks_has_each_row_once(settings: Settings, flush
 def test_a_source_that_takes_inserts_alone_stops_at_any_other_change(settings: Settings) -> None:
     maker = history(settings, ("insert", [0, 1, 2], 1, 0), ("delete", [0], 1, 0))
     source = rows_source(maker, kinds="inserts")
-    with pytest.raises(ChangesRefused, match=r"'c' has a delete at tick \d+ .* takes inserts alone"):
+    with pytest.raises(ChangesRefused, match=r"'c' has a delete at tick \d+ .* takes only inserts"):
         drained(source, Place.behind(source))
     found, _ = drained(rows_source(maker, kinds="skip others"), Place.behind(source))
     assert sorted(row["id"] for row in found) == [0, 1, 2]
@@ -200,10 +200,10 @@ def test_each_vchannel_has_its_own_rows_and_all_of_them_those_of_the_collection(
 def test_a_reader_of_some_vchannels_does_not_go_on_with_others(settings: Settings) -> None:
     maker = history(settings, ("insert", [0, 1, 2], 1, 0))
     first, second = (rows_source(maker, vchannels=(f"{name}_1v{n}",)) for n, name in enumerate(maker.pchannels[:2]))
-    with pytest.raises(InvalidArgument, match=r"has read \w+, and is to go on with \w+: begin a new stream"):
+    with pytest.raises(InvalidArgument, match=r"has read \w+ and cannot continue with \w+: start a new stream"):
         RowsPlanner(second).next(Place.behind(first))
     whole = rows_source(maker)
-    with pytest.raises(InvalidArgument, match="is to go on with all channels"):
+    with pytest.raises(InvalidArgument, match="cannot continue with all channels"):
         RowsPlanner(whole).next(Place.behind(first))
     old = {name: value for name, value in Place.behind(whole).to_json().items() if name != "vchannels"}
     assert Place.from_json(old) == Place.behind(whole), "a checkpoint of before there were such readers"
@@ -233,7 +233,7 @@ def test_a_place_in_another_collection_of_the_name_is_refused(settings: Settings
     maker = history(settings, ("insert", [0], 1, 0))
     source = rows_source(maker)
     other = Place(7, dict.fromkeys(maker.pchannels, 0))
-    with pytest.raises(CollectionNotFound, match="it was dropped and made again"):
+    with pytest.raises(CollectionNotFound, match="it was dropped and created again"):
         RowsPlanner(source).next(other)
 
 

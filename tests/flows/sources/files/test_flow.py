@@ -46,6 +46,6 @@ def test_a_collection_is_made_of_files_and_follows_their_columns(tmp_path: Path)
         letters = db["orders_errors"].read().to_pylist()
         assert sorted(each["reason"].split(",")[0].split(" at ")[0].split(": ")[:2] for each in letters) == [
             ["a.csv:4", "it has 1 cells"],
-            ["b.jsonl:3", "no JSON"],
-            ["c.parquet:0", "the file was read up to row 0 only"],
+            ["b.jsonl:3", "not JSON"],
+            ["c.parquet:0", "the file was read only up to row 0"],
         ]

@@ -59,7 +59,7 @@ def test_rows_of_csv_that_cannot_be_read_have_their_text_and_reason(tmp_path: Pa
     assert _values(rows) == [{"id": 1, "v": 2}, None, None, None, None, {"id": 8, "v": 9}]
     assert [(each.line, each.value, each.fault.split(",")[0]) for each in rows if each.fault] == [
         (3, b"3", "it has 1 cells"),
-        (4, b"4,x", "v: 'x' is no int64"),
+        (4, b"4,x", "v: 'x' is not a valid int64"),
         (5, b"5,6,7", "it has 3 cells"),
         (6, b"{}", "it has 1 cells"),
     ]

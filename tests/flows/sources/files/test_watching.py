@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_read_is_told_of_and_the_others_go_on(tmp_path: Pa
     watched.once()
     watched.once()
     assert watched.numbers == [1]
-    assert [each.split(":")[0] for each in watched.faults] == ["the file was read up to row 0 only", "no JSON"]
+    assert [each.split(":")[0] for each in watched.faults] == ["the file was read only up to row 0", "not JSON"]
 
 
 PROGRAM = """

@@ -117,5 +117,5 @@ def test_what_is_lost_is_said_and_never_skipped() -> None:
     fake.id = ""  # the brokers do not tell: no reason to stop
     assert plan.next(place).ids == {"a-b": "one"}
     fake.found = {}
-    with pytest.raises(LogRegressed, match="no such partition"):
+    with pytest.raises(LogRegressed, match="the partition no longer exists"):
         plan.next(place)

@@ -78,7 +78,9 @@ def test_a_slot_that_is_dropped_and_made_anew_is_a_loss_and_a_new_snapshot_repla
         f"select pg_create_logical_replication_slot('{shop.slot}', 'pgoutput')",
     )
     with shop.captured():
-        until(lambda: "was made anew, or moved" in shop.standing().error, "the capture says what it lost", seconds=30)
+        until(
+            lambda: "was created again, or moved" in shop.standing().error, "the capture says what it lost", seconds=30
+        )
         assert len(shop.replayed()) == 100
     shop.declared = shop.declared.model_copy(update={"on_loss": "snapshot"})
     with shop.captured():

@@ -162,7 +162,7 @@ def test_views_need_a_key_and_mistakes_are_said(tmp_path: Path) -> None:
     base = Base(tmp_path, "sqlite")
     base.execute("create table items (id int primary key, v int)", "create view seen as select id, v from items")
     base.execute("insert into items values (7, 1)")
-    with pytest.raises(InvalidSettings, match="has no primary key: say which"):
+    with pytest.raises(InvalidSettings, match="has no primary key: set key"):
         base.once(base.declared(QuerySource, table="seen", column="v"))
     base.once(base.declared(QuerySource, table="seen", column="v", key=("id",)))
     with pytest.raises(InvalidSettings, match="no column 'w'"):

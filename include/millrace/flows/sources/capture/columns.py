@@ -1,4 +1,4 @@
-"""A captured table's columns as those of a collection, from the description that the engine sends."""
+"""A captured table's columns as a collection's columns, from the engine's description of the table."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MEANINGS: Final = {
     "io.debezium.data.Uuid": "uuid",
 }
 TYPE: Final = "millrace.type"
-"""Parameter of a column of PostgreSQL: its base type. All of them are texts to the engine."""
+"""The parameter of a PostgreSQL column with its base type. To the engine, all of them are texts."""
 PRECISION: Final = "millrace.precision"
 SCALE: Final = "millrace.scale"
-"""Parameters of a numeric that has a number of digits."""
+"""The parameters of a numeric column with a fixed number of digits."""
 _POSTGRES: Final = {
     "int2": "int16",
     "int4": "int32",
@@ -52,16 +52,16 @@ _BITS: Final = "io.debezium.data.Bits"
 
 
 def table_columns(description: Mapping[str, Any]) -> TableColumns:
-    """Return the columns of a description. All but those of the key may be null, as an added column has to be.
+    """Return the columns of a description. All except the key's are nullable, as an added column must be.
 
-    The description of a source that is no engine has the collection's types already.
+    The description of a source other than the engine has the collection's types already.
     """
     key = tuple(description["key"])
     types = {name: kind if name in key else f"{kind}?" for name, kind in description.get("types", {}).items()}
     for each in description.get("columns", ()):
         name = each["name"]
         kind = _type(each["type"], each["meaning"], each["parameters"])
-        if name in key:  # a key's type cannot become a wider one
+        if name in key:  # a key's type cannot be widened
             types[name] = "int64" if kind.startswith("int") else kind
         else:
             types[name] = f"{kind}?"
@@ -72,7 +72,7 @@ def _type(kind: str, meaning: str | None, parameters: Mapping[str, str]) -> str:
     if TYPE in parameters:
         return _of_postgres(parameters[TYPE], parameters)
     if meaning == _DECIMAL:
-        # Without digits it is a BIGINT UNSIGNED.
+        # Without digits, it is a BIGINT UNSIGNED.
         digits, scale = int(parameters.get("connect.decimal.precision", 20)), int(parameters["scale"])
         return f"decimal({digits},{scale})" if digits <= MAX_PRECISION else "string"
     if meaning == _BITS:
@@ -81,14 +81,14 @@ def _type(kind: str, meaning: str | None, parameters: Mapping[str, str]) -> str:
 
 
 def has_any_digits(parameters: Mapping[str, str]) -> bool:
-    """Return whether a column with these parameters is a number that a collection has as a text."""
+    """Return whether a column with these parameters is a number that a collection stores as text."""
     return parameters.get(TYPE) == "numeric" and _of_postgres("numeric", parameters) == "string"
 
 
 def _of_postgres(kind: str, parameters: Mapping[str, str]) -> str:
     if kind.startswith("_"):
         return "json"
-    if kind != "numeric" or PRECISION not in parameters:  # a numeric without digits may have any number of them
+    if kind != "numeric" or PRECISION not in parameters:  # a numeric without digits may have unlimited ones
         return _POSTGRES.get(kind, "string")
     digits, scale = int(parameters[PRECISION]), int(parameters[SCALE])
     digits, scale = (digits - scale, 0) if scale < 0 else (max(digits, scale), scale)

@@ -1,7 +1,7 @@
-"""What a statement of DDL does to the rows of a captured table.
+"""The effect of a DDL statement on the rows of a captured table.
 
-A database logs a statement, and not the rows that it changes. So the rows that are there have to be read again, unless
-the statement changes no value: an index, a column that is null in all of them, a longer type.
+A database logs the statement, but not the rows that it changes. So the existing rows must be read again, unless the
+statement changes no value: an index, a column that is null in all of them, a longer type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONVERTS: Final = re.compile(r"\bconvert\s+to\b", re.IGNORECASE)
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")*)"')
 
 _SETS: Final = re.compile(r"^\s*set\b|\b(database|schema)\b", re.IGNORECASE)
-"""Statements without a table that the parser needs for later ones: the character set of a database."""
+"""Statements without a table that the parser needs for later ones, such as the character set of a database."""
 _NAME: Final = re.compile(r"(?:`[^`]+`|[\w$]+)(?:\.(?:`[^`]+`|[\w$]+))?")
 _MOVED: Final = re.compile(
     rf"\s*alter\s+(?:ignore\s+)?table\s+(?:if\s+exists\s+)?({_NAME.pattern})\s.*"
@@ -33,14 +33,14 @@ _MOVED: Final = re.compile(
 
 
 class Effect(Enum):
-    """What a capture does after a statement."""
+    """A capture's action after a statement."""
 
     NOTHING = "nothing"
-    """Rows keep their values; columns may come or go with the next row."""
+    """Rows keep their values; columns may be added or dropped with the next row."""
     READ = "read"
-    """The rows that are there are read again."""
+    """Read the existing rows again."""
     REPLACE = "replace"
-    """Rows may be gone: the rows that are there replace all earlier ones."""
+    """Rows may have been removed: the existing rows replace all earlier ones."""
 
 
 def table_of(change: Mapping[str, Any]) -> str:
@@ -49,9 +49,9 @@ def table_of(change: Mapping[str, Any]) -> str:
 
 
 def renamed_tables(statement: str, table: str) -> set[str]:
-    """Return the tables that a statement takes a name from or gives one to, as ``database.table``.
+    """Return the tables that a statement renames from or to, as ``database.table``.
 
-    `table` is one of the same database.
+    `table` is a table of the same database.
     """
     if re.match(r"\s*rename\s+tables?\b", statement, re.IGNORECASE):
         names = _NAME.findall(statement)
@@ -64,10 +64,10 @@ def renamed_tables(statement: str, table: str) -> set[str]:
 
 
 def current_records(history: Sequence[str], offset: Mapping[str, Any]) -> list[str]:
-    """Return those of the engine's schema history that it needs to continue from `offset`, in order.
+    """Return the records of the engine's schema history that it needs to continue from `offset`, in order.
 
-    A table is what its newest record before the offset says. Without this, each statement of each table would be kept
-    for ever.
+    The newest record before the offset defines a table. Without this, the history would grow with each statement
+    forever.
     """
     records = [json.loads(each) for each in history]
     newest: dict[str, int] = {}
@@ -75,7 +75,7 @@ def current_records(history: Sequence[str], offset: Mapping[str, Any]) -> list[s
         if _applies(record, offset):
             newest |= dict.fromkeys(_touched(record), number)
     tables: set[str] = set()
-    kept = []
+    needed = []
     for number, (text, record) in enumerate(zip(history, records, strict=True)):
         if _applies(record, offset):
             changes = record.get("tableChanges") or ()
@@ -85,14 +85,14 @@ def current_records(history: Sequence[str], offset: Mapping[str, Any]) -> list[s
                 continue
             there = {each["id"] for each in changes if each["type"] != "DROP"}
             if changes and not there and not tables & _touched(record):
-                continue  # a table that no record makes
+                continue  # a table that no record creates
             tables |= there
-        kept.append(text)
-    return kept
+        needed.append(text)
+    return needed
 
 
 def records_after(history: Sequence[str], offset: Mapping[str, Any] | None) -> list[str]:
-    """Return those of the engine's schema history that an engine writes again which continues from `offset`."""
+    """Return the records of the schema history that an engine writes again if it continues from `offset`."""
     return [each for each in history if offset is None or not _applies(json.loads(each), offset)]
 
 
@@ -102,7 +102,7 @@ def _touched(record: Mapping[str, Any]) -> set[str]:
 
 
 def _applies(record: Mapping[str, Any], offset: Mapping[str, Any]) -> bool:
-    """Whether a record is of the log before `offset`, however the engine compares the two."""
+    """Return whether a record of the log is before `offset`, for any form of the engine's positions."""
     place = record.get("position", {})
     if place.get("snapshot"):
         return True
@@ -140,9 +140,9 @@ def _gtids(position: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def effect_of(statement: str, change: Mapping[str, Any], before: Mapping[str, Any] | None) -> Effect:
-    """Return what the `statement`, with one of its table changes, does to that table's rows.
+    """Return the effect of the `statement`, with one of its table changes, on that table's rows.
 
-    `before` is the table's definition as it was, in Debezium's form; None: not known.
+    `before` is the table's earlier definition in Debezium's form; None if unknown.
     """
     table = change.get("table")
     if change["type"] != "ALTER" or table is None or before is None or _REMOVES_ROWS.search(statement):
@@ -160,22 +160,22 @@ def effect_of(statement: str, change: Mapping[str, Any], before: Mapping[str, An
         return Effect.READ
     if any(not _is_null(new[name]) for name in added):
         return Effect.READ
-    same = all(_keeps(old[name], new[name], statement) for name in old.keys() & new.keys())
+    same = all(_keeps_values(old[name], new[name], statement) for name in old.keys() & new.keys())
     return Effect.NOTHING if same else Effect.READ
 
 
 def _is_null(column: Mapping[str, Any]) -> bool:
-    """Whether a column that is added is null in the rows that are there."""
+    """Return whether an added column is null in the existing rows."""
     default = column.get("defaultValueExpression")
     nothing = default is None or str(default).upper() == "NULL"
     return bool(column["optional"] and nothing and not column["generated"] and not column["autoIncremented"])
 
 
-def _keeps(old: Mapping[str, Any], new: Mapping[str, Any], statement: str) -> bool:
-    """Whether a column's values stay what they are."""
+def _keeps_values(old: Mapping[str, Any], new: Mapping[str, Any], statement: str) -> bool:
+    """Return whether a column's values do not change."""
     if old["generated"] or new["generated"]:
         return bool(old["generated"] and new["generated"]) and old["name"].lower() not in statement.lower()
-    if old["optional"] and not new["optional"]:  # without a strict mode, nulls become zeros
+    if old["optional"] and not new["optional"]:  # without strict mode, nulls become zeros
         return False
     kinds = str(old["typeName"]).upper(), str(new["typeName"]).upper()
     if kinds[0] == kinds[1]:

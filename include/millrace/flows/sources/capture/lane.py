@@ -1,9 +1,9 @@
-"""Captured tables as lanes: the changes that their spool has, as records.
+"""Captured tables as lanes: the changes in their spool, as records.
 
-A record's key is the row's primary key: the text of one column's value, or a JSON list of several. Its value is the
-row after the change as JSON, or None for a delete. Headers have the operation (`millrace.op`: c, u, d, r, t) and the
-transaction of the database. A truncation of the table, or a snapshot that replaces an earlier one, is a record of
-operation ``t`` without key and value.
+A record's key is the row's primary key: the text of one column's value, or a JSON list of several. Its value is the row
+after the change as JSON, or None for a delete. Headers have the operation (`millrace.op`: c, u, d, r, t) and the
+database's transaction. A truncation of the table, or a snapshot that replaces an earlier one, is a record of operation
+``t`` without key and value.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, Sour
 
 TRANSACTION: Final = "millrace.transaction"
 LONGEST_WAIT: Final = 30.0
-"""Seconds for which a lane waits for others at a mark."""
+"""Longest time, in seconds, that lanes wait for another one at a mark."""
 
 
 class Change(msgspec.Struct, gc=False, rename={"operation": "o", "key": "k", "after": "a"}):
-    """What a record has of :class:`millrace.flows.sources.capture.engine.Event`."""
+    """The fields of :class:`millrace.flows.sources.capture.engine.Event` that a record needs."""
 
     operation: str
     key: msgspec.Raw = msgspec.Raw()
@@ -55,7 +55,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class CapturedTables(Source):
-    """The lanes of captured tables, one for each."""
+    """The lanes of captured tables, one for each table."""
 
     def __init__(self, folder: Path, tables: Sequence[str]) -> None:
         self._spool = Spool(folder)
@@ -64,16 +64,16 @@ class CapturedTables(Source):
         self._since = time.monotonic()
         """When the lanes got their target."""
         self._left: int | None = None
-        """The mark that not all lanes reached in time; None: no lane is left behind."""
+        """The mark that not all lanes reached in time; None if no lane lags."""
         self._limits: dict[str, int] = {}
         self._asked: Any = None
-        """Of what `settle` has nothing to do."""
+        """The state in which `settle` has nothing to do."""
 
     def partitions(self) -> list[tuple[str, int]]:
         return [(table, 0) for table in self._tables]
 
     def ids(self) -> dict[str, str]:
-        """As millrace.flows.sources.source.Source says. Positions of a lost spool are not those of the next one."""
+        """Return the spool's identity by table: positions in a lost spool are not valid in the next one."""
         identity = self._spool.standing().identity
         return dict.fromkeys(self._tables, identity) if identity else {}
 
@@ -91,7 +91,10 @@ class CapturedTables(Source):
         return found
 
     def at(self, milliseconds: int) -> dict[str, int]:
-        """A capture has no index by time: a moment is after all changes if it is after the newest, else before all."""
+        """Return positions for a moment.
+
+        A capture has no index by time: a moment is after all changes if it is after the newest, else before all.
+        """
         moment = self._spool.standing().moment
         return {task: each.high if milliseconds > moment else each.low for task, each in self.ends().items()}
 
@@ -100,14 +103,15 @@ class CapturedTables(Source):
         return SourceLag(now.lag_bytes, now.lag_seconds, now.error)
 
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
-        """Let the spool forget what the flow has passed."""
+        """Let the spool remove the changes that the flow has passed."""
         for table, _, position in offsets:
             self._spool.trim(table, position)
 
     def settle(self, positions: Mapping[str, int], tick: Callable[[], int], *, wait: bool = True) -> Mapping[str, int]:
-        """As millrace.flows.sources.source.Source says: lanes go to a mark, their target, before any goes on.
+        """Return the limits of lanes that must stop at a mark, their target, until all lanes reach it.
 
-        A lane that others have waited for during LONGEST_WAIT is not waited for until it has passed that mark.
+        A lane that others have waited for during LONGEST_WAIT is not waited for until it has passed that mark. See
+        millrace.flows.sources.source.Source.
         """
         asked = self._spool.version(), tuple(sorted(positions.items()))
         if asked != self._asked:
@@ -126,14 +130,14 @@ class CapturedTables(Source):
                 self._go(high)
             return
         ends = self._ends(target)
-        if any(positions.get(task, 0) > each.high for task, each in ends.items()):  # set by hand
+        if any(positions.get(task, 0) > each.high for task, each in ends.items()):  # positions set by hand
             self._go(high)
         elif all(positions.get(task) == each.high for task, each in ends.items()):
             if self._recorded(target, tick, wait) and target < high:
                 self._go(high)
         elif target < high and self._waited():
             behind = [task for task, each in ends.items() if positions.get(task, 0) < each.high]
-            _logger.warning("%s is not waited for: no ticks are recorded until it follows", ", ".join(behind))
+            _logger.warning("no longer waiting for %s: no ticks are recorded until it catches up", ", ".join(behind))
             self._go(None)
             self._left = target
 
@@ -141,17 +145,17 @@ class CapturedTables(Source):
         return all(positions.get(task, 0) >= each.high for task, each in self._ends(number).items())
 
     def _recorded(self, target: int, tick: Callable[[], int], wait: bool) -> bool:
-        """Record a tick for the mark at `target`, once. Returns False if none could be had, to try again."""
+        """Record a tick for the mark at `target`, once. Return False if that failed, to be retried."""
         mark, newest = self._spool.mark(target - 1, target), self._spool.ticks(limit=1)
         if mark is None or not mark.whole:
             return True
-        if newest and newest[-1].mark.number == target:  # later transactions wrote into no captured table
+        if newest and newest[-1].mark.number == target:  # later transactions changed no captured table
             if newest[-1].mark != mark:
                 self._spool.record(newest[-1].tick, mark)
             return True
         try:
             self._spool.record(tick(), mark)
-        except CollectionNotFound:  # none is made yet: there is nothing to be read at a tick
+        except CollectionNotFound:  # no collection is created yet, so nothing can be read at a tick
             return True
         except MillraceError as error:
             if wait and not self._waited():
@@ -178,7 +182,7 @@ class CapturedRows(LaneReader):
         self._table = table
 
     def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
-        """As millrace.flows.sources.source.LaneReader says. A batch ends with a source transaction, if one fits."""
+        """Yield one batch, which ends with a source transaction if one fits the limits."""
         yield self._batch(start, end, limits)
 
     def _batch(self, start: int, end: int, limits: Limits) -> Batch:
@@ -191,17 +195,17 @@ class CapturedRows(LaneReader):
             )
         high = self._spool.end_of(self._table, self._spool.standing().high)
         if start > max(low, high):
-            raise LogRegressed(f"{self._table}: the position {start} is after the newest change {high}")
+            raise LogRegressed(f"{self._table}: the position {start} is after the newest change {high}: set the offset")
         end = min(end, high)
         columns, changed = self._spool.columns(self._table, start)
         if changed is not None and self._spool.end_of(self._table, changed) <= start:  # no change is before that
             columns, changed = self._spool.columns(self._table, changed)
         found, after = self._within(start, end if changed is None else min(end, changed), end, limits)
         atomic = self._spool.is_marked(self._table, after)
-        # The lines are those of JSON that the spool was given: together they are a list.
+        # The lines are JSON as the spool received it: joined, they form a list.
         events = _changes.decode(b"[" + b",".join(found.lines) + b"]")
         for place, each in enumerate(events):
-            if place and each.operation == "t":  # the first of a batch, as a sink wants it
+            if place and each.operation == "t":  # the first of a batch, as sinks require
                 after, atomic = found.numbers[place], False
                 found, events = Changes(found.numbers[:place], found.lines[:place]), events[:place]
                 break
@@ -212,7 +216,7 @@ class CapturedRows(LaneReader):
     def _within(self, start: int, stop: int, end: int, limits: Limits) -> tuple[Changes, int]:
         """Return changes from `start` on, up to the end of a transaction within `limits`, and the position after them.
 
-        None is at or after `stop`; a transaction that is larger than a batch, and than `limits` let it be, is split.
+        All are before `stop`. A transaction that exceeds both a batch and `limits` is split.
         """
         numbers, lines, size, cut = list[int](), list[bytes](), 0, None
         for part in self._spool.read(self._table, start, stop):
@@ -228,8 +232,8 @@ class CapturedRows(LaneReader):
             return Changes(numbers, lines), end if stop == end else stop
         mark = self._spool.mark(start, cut)
         if mark is not None and mark.number > numbers[0]:
-            kept = bisect_left(numbers, mark.number)
-            numbers, lines = numbers[:kept], lines[:kept]
+            fitting = bisect_left(numbers, mark.number)
+            numbers, lines = numbers[:fitting], lines[:fitting]
         elif (whole := self._spool.transaction_end(self._table, numbers[0], stop, limits.whole)) is not None:
             parts = list(self._spool.read(self._table, start, whole))
             numbers = [each for part in parts for each in part.numbers]
@@ -257,7 +261,7 @@ class CapturedRows(LaneReader):
             (each.record_key or b"").decode() if value is None else ""
             for each, value in zip(events, values, strict=True)
         ]
-        first = 1 if events and events[0].operation == "t" else 0  # it has no key
+        first = 1 if events and events[0].operation == "t" else 0  # a truncation has no key
         if all(
             key if value is None else value.startswith(b"{")
             for value, key in zip(values[first:], keys[first:], strict=True)
@@ -267,8 +271,8 @@ class CapturedRows(LaneReader):
 
 
 def _lists(columns: dict[str, Any] | None) -> list[tuple[str, bytes]]:
-    """Headers that list columns whose values are base64 (bytes without another meaning, as a decimal has), or numbers
-    of any number of digits."""
+    """Return headers that list columns whose values are base64 (bytes, also of decimals), or numbers with unlimited
+    digits."""
     found = (columns or {}).get("columns", ())
     lists = {
         BINARY: [each["name"] for each in found if each["type"] == "bytes" and each["meaning"] is None],

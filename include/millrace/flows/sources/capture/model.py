@@ -1,4 +1,4 @@
-"""What declarations of captured tables have in common."""
+"""The common parts of declarations of captured tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.flows.declare.part import Part
 
 
 class TablesOfDatabase(Part):
-    """A source of one `table`, or of several `tables`. A kind declares both, with the names that its database takes."""
+    """A source of one `table` or of several `tables`. Each kind declares both, with its database's form of names."""
 
     if TYPE_CHECKING:
         table: str | None
@@ -23,19 +23,19 @@ class TablesOfDatabase(Part):
     @model_validator(mode="after")
     def _some(self) -> Self:
         if (self.table is None) == (not self.tables):
-            raise ValueError("say one table, or several tables")
+            raise ValueError("give either table or tables")
         if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables names one twice")
+            raise ValueError("tables contains a table twice")
         return self
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """The tables without their place."""
+        """The tables without their database or schema."""
         return self.tables or tuple(each for each in (self.table,) if each is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables, each with its place: the topics of its lanes."""
+        """The tables with their database or schema: the topics of the lanes."""
         return tuple(f"{self.place}.{each}" for each in self.relations)
 
     @property

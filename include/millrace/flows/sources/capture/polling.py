@@ -1,7 +1,7 @@
-"""Poll a database or a folder beside a flow's tasks, and put what is found into the capture's spool.
+"""Poll a database or a folder beside a flow's tasks, and store the changes in the capture's spool.
 
-A *poller* reads one connection until nothing is left, again and again. What it finds goes into the spool in one synced
-transaction with its offset. So a change is in the spool once, whenever anything is killed.
+A *poller* repeatedly reads one connection until nothing is left. Its changes go into the spool in one synced
+transaction with its offset. So each change is in the spool exactly once, whenever a process is killed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
 _LAG_SECONDS: Final = 5.0
-"""Between two looks at how far the flow is behind, and what a poll may take before it counts as behind."""
+"""Seconds between two measurements of the lag, and the longest poll that does not count as lag."""
 _NOTED_SECONDS: Final = 60.0
-"""How often an idle feeder notes that it has read everything."""
+"""Seconds after which an idle feeder notes again that it has read everything."""
 UNREAD_ROWS: Final = 100_000
-"""Whose bytes are counted as unread."""
+"""The most rows whose bytes are counted as unread."""
 
 _logger: Final = logging.getLogger(__name__)
 encode: Final = msgspec.json.Encoder(decimal_format="number").encode
@@ -44,27 +44,30 @@ _Connection = TypeVar("_Connection", contravariant=True)
 
 
 class Poller(Protocol[_Connection]):
-    """What is read by one connection. One thread at a time."""
+    """Reads a source by one connection. One thread at a time."""
 
     def begin(self, connection: _Connection, spool: Spool) -> None:
-        """Look at what is read and the spool anew, after a connect. Raises InvalidSettings, LogUnavailable."""
+        """Initialise from the source and the spool after a connect. Raises InvalidSettings, LogUnavailable."""
         ...
 
     def poll(self, connection: _Connection, spool: Spool, room: Callable[[], bool], /) -> None:
-        """Read all that is new, and append it. Calls `room` before each part, and ends where that is false."""
+        """Read and append everything that is new. Calls `room` before each part, and stops when it returns false."""
         ...
 
     def unread(self, connection: _Connection, spool: Spool, /) -> int | None:
-        """Return the bytes, about, that are to be read; None: not known. For another thread and connection."""
+        """Return about how many bytes are unread; None if unknown.
+
+        Called from another thread, with another connection.
+        """
         return None
 
     def wait(self, stop: threading.Event, seconds: float, /) -> None:
-        """Return after `seconds`, or when `stop` is set or something new is known to be there."""
+        """Return after `seconds`, or when `stop` is set or new data is known to exist."""
         stop.wait(seconds)
 
 
 class PollingFeeder(Closeable):
-    """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process does."""
+    """Feeds the spool in `folder` until it is closed. Raises StreamBusy if another process feeds it."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class PollingFeeder(Closeable):
         max_bytes: int,
         shared: SharedSpool | None = None,
     ) -> None:
-        """`connect` opens what `poller` reads; `words` name it in messages. `shared` as of Spool."""
+        """`connect` opens what `poller` reads; `words` name it in messages. `shared` is that of Spool."""
         self._connect, self._words, self._poller = connect, words, poller
         self._every, self._max_bytes = every_seconds, max_bytes
         self._spool = Spool(folder, write=True, shared=shared)
@@ -93,7 +96,7 @@ class PollingFeeder(Closeable):
         self._watch.start()
 
     def check(self) -> None:
-        """As millrace.flows.sources.source.Feeder says."""
+        """Raise the error of another machine that took over the spool, if any."""
         if self._taken_over is not None:
             raise self._taken_over
 
@@ -105,7 +108,7 @@ class PollingFeeder(Closeable):
         self._spool.close()
 
     def wait_complete(self, seconds: float) -> None:
-        """Wait until all was read once. Raises DeadlineExceeded, which has the last error."""
+        """Wait until everything was read once. Raises DeadlineExceeded, with the last error."""
         if not self._complete.wait(seconds):
             raise DeadlineExceeded(f"{self._words} was not read within {seconds:.0f} s. {self._error}")
 
@@ -134,33 +137,33 @@ class PollingFeeder(Closeable):
                 try:
                     self._spool.note(error=self._error)
                 except sqlite3.Error:
-                    pass  # a full disk stores no reason either; the log has it
+                    pass  # a full disk cannot store the reason either; the log has it
                 backoff.record_failure(self._error)
                 pause = backoff.remaining_pause()
                 _logger.warning("%s (again in %.0f s)", error, pause)
                 self._stop.wait(pause)
 
     def _note_read(self) -> None:
-        """Note that everything is read: a heartbeat, since an idle source writes nothing else."""
+        """Note that everything is read, as a heartbeat, since an idle source writes nothing else."""
         self._read_at = now = time.time()
         if self._error or now - self._noted_at > _NOTED_SECONDS:
             self._spool.note(error="", read_at=now, lag_bytes=0, lag_seconds=0.0)
             self._error, self._noted_at = "", now
 
     def _measure(self) -> None:
-        """Note how far this is behind what it reads, until it is closed."""
+        """Record the lag until this is closed."""
         while not self._stop.wait(_LAG_SECONDS):
             try:
                 with Spool(self._spool.folder) as spool:
                     self._note_lag(spool)
-            except Exception:  # the next look may go well
-                _logger.warning("the lag of %s is not known", self._words, exc_info=True)
+            except Exception:  # the next attempt may succeed
+                _logger.warning("the lag of %s is unknown", self._words, exc_info=True)
 
     def _note_lag(self, spool: Spool) -> None:
-        told = spool.standing()
+        standing = spool.standing()
         age = time.time() - self._read_at
         if age < self._every + _LAG_SECONDS:
-            if told.lag_bytes != 0 or told.lag_seconds:
+            if standing.lag_bytes != 0 or standing.lag_seconds:
                 spool.note(lag_bytes=0, lag_seconds=0.0, read_at=self._read_at)
             return
         unread: int | None = None
@@ -168,7 +171,7 @@ class PollingFeeder(Closeable):
             with self._connect() as connection:
                 unread = self._poller.unread(connection, spool)
         except (MillraceError, OSError, sqlite3.Error):
-            pass  # the poll has the same error, and says it
+            pass  # the poll reports the same error
         spool.note(lag_bytes=unread, lag_seconds=round(age, 1))
 
     def _room(self) -> bool:
@@ -192,7 +195,7 @@ def line_of(
 ) -> bytes:
     """Return a change as a line of the spool: :class:`millrace.flows.sources.capture.engine.Event`.
 
-    `place` says where it was read. What could not be read has a `fault`, and its `text`.
+    `place` is where it was read. A line that could not be read has a `fault` and its `text`.
     """
     found: dict[str, Any] = {"o": operation, "m": milliseconds or time.time_ns() // 1_000_000}
     more = {"k": key, "a": after, "g": transaction, "x": ",".join(binary), "w": place, "e": fault, "v": text}
@@ -214,8 +217,8 @@ def append(
 ) -> None:
     """Append `changes` to the spool, with the offset after them. Transactions end after `marks` of them.
 
-    `source` names the place of what is read at the marks; at marks that are not `whole`, no tick is recorded. `columns`
-    and `also` are those of :meth:`Spool.append`.
+    `source` names the position in the source at the marks; at marks that are not `whole`, no tick is recorded.
+    `columns` and `also` are those of :meth:`Spool.append`.
     """
     now = time.time_ns() // 1_000_000
     spool.append(
@@ -231,34 +234,34 @@ def append(
     hit("capture.spooled")
 
 
-class _Told(msgspec.Struct, rename={"binary": "x", "place": "w", "fault": "e", "text": "v"}):
+class _Origin(msgspec.Struct, rename={"binary": "x", "place": "w", "fault": "e", "text": "v"}):
     binary: str = ""
     place: str = ""
     fault: str = ""
     text: str = ""
 
 
-_told: Final = msgspec.json.Decoder(_Told)
+_ORIGIN: Final = msgspec.json.Decoder(_Origin)
 
 
 class PolledRows(CapturedRows):
-    """Reads changes that a poller found: each says which of its columns are bytes, and where it was read."""
+    """Reads changes of a poller, whose lines list their columns of bytes and name the place where they were read."""
 
     def _records(
         self, found: Changes, events: Sequence[Change], lists: Sequence[tuple[str, bytes]]
     ) -> Sequence[Record]:
-        return [_told_of(*each) for each in zip(super()._records(found, events, lists), found.lines, strict=True)]
+        return [_with_origin(*each) for each in zip(super()._records(found, events, lists), found.lines, strict=True)]
 
 
-def _told_of(record: Record, line: bytes) -> Record:
-    """Return a record with what its line says of it."""
-    told = _told.decode(line)
+def _with_origin(record: Record, line: bytes) -> Record:
+    """Return a record with the fault, place and binary columns of its line."""
+    origin = _ORIGIN.decode(line)
     headers = list(record.headers)
-    if told.fault:
-        headers.insert(0, (FAULT, told.fault.encode()))
-        record = record._replace(value=told.text.encode())
-    if told.place:
-        headers.append((PLACE, told.place.encode()))
-    if told.binary:
-        headers.append((BINARY, told.binary.encode()))
+    if origin.fault:
+        headers.insert(0, (FAULT, origin.fault.encode()))
+        record = record._replace(value=origin.text.encode())
+    if origin.place:
+        headers.append((PLACE, origin.place.encode()))
+    if origin.binary:
+        headers.append((BINARY, origin.binary.encode()))
     return record._replace(headers=headers)

@@ -1,13 +1,13 @@
-"""Read the rows of captured tables beside their changes: of tables that were added, or that DDL changed.
+"""Read the rows of captured tables beside their changes, for tables that were added or that DDL changed.
 
-A page of rows is read from the database as it is now, and goes into the spool where the changes have got to, at the end
-of a transaction. The changes that the database made until the page was read come after it. They bring rows back to an
-earlier version for a while, and then to the page's, since each is a whole row or a delete. So the table is right once
-the changes have passed the place of the log at which its last page was read. Until then no mark is whole.
+A page of rows is read from the database's present state, and goes into the spool at the current position of the
+changes, at the end of a transaction. The changes that the database made until the page was read follow it. They set
+rows back to an earlier version for a while, and then to the page's, since each is a whole row or a delete. So the table
+is right once the changes have passed the log position at which its last page was read. Until then no mark is whole.
 
-For a database whose log does not have DDL, this looks at the tables' shapes from time to time. A page has the columns
-of the shape that was seen, and is read only after the changes have passed the place where that was. So all changes
-before it in the spool have that shape, too.
+For a database whose log has no DDL, this checks the tables' shapes from time to time. A page has the columns of the
+shape that was seen, and is read only after the changes have passed the position of that check. So all changes before it
+in the spool have that shape, too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import msgspec
 from millrace.flows.sources.capture.ddl import Effect
 
 LOOK_SECONDS: Final = 5.0
-"""Between two looks at the shapes of tables."""
+"""Seconds between two checks of the tables' shapes."""
 READ_SECONDS: Final = 1.0
-"""For which pages are read before the engine goes on."""
+"""Seconds for which pages are read before the engine continues."""
 
 _logger: Final = logging.getLogger(__name__)
 
 
 class Look(NamedTuple):
-    """Tables as they were at some place of the log."""
+    """The tables' shapes at a position of the log."""
 
     shapes: dict[str, Any]
-    """By table, in JSON; None: there is no such table."""
+    """Shapes by table, in JSON; None if there is no such table."""
     place: int
 
 
@@ -42,32 +42,32 @@ class Page(NamedTuple):
     """Rows of a table, in the order of its key."""
 
     lines: list[bytes]
-    """Events of the operation ``r``, as the engine writes them."""
+    """Events of the operation ``r``, in the engine's form."""
     description: dict[str, Any]
-    """The columns, as the engine describes them."""
+    """The columns, in the engine's form of descriptions."""
     after: list[str] | None
-    """The key of the last row, after which the next page begins; None: this is the last page."""
+    """The key of the last row, after which the next page begins; None if this is the last page."""
     place: int
-    """Of the log, when this was read: changes before it may be in the page."""
+    """The log position when the page was read. It may contain changes before it."""
 
 
 class TableReader(Protocol):
-    """What a database offers for it. One thread."""
+    """A database's operations for rereading. One thread."""
 
     def look(self, tables: Sequence[str], /) -> Look:
         """Return the shapes of tables. Raises LogUnavailable."""
         ...
 
     def effect(self, before: Any, after: Any, /) -> Effect:
-        """Return what changes of a table's shape do to its rows."""
+        """Return the effect of a table's change of shape on its rows."""
         ...
 
     def admit(self, table: str, /) -> None:
-        """Prepare a table that was created anew. Raises InvalidSettings if it cannot be captured."""
+        """Prepare a table that was created again. Raises InvalidSettings if it cannot be captured."""
         ...
 
     def page(self, table: str, shape: Any, after: list[str] | None, /) -> Page | None:
-        """Read rows after a key; None: the table has another shape now, or is locked. Raises LogUnavailable."""
+        """Read rows after a key; None if the table has another shape now, or is locked. Raises LogUnavailable."""
         ...
 
     def passed(self, offset: Any, place: int, /) -> bool:
@@ -75,34 +75,34 @@ class TableReader(Protocol):
         ...
 
     def wake(self) -> None:
-        """Write something into the log, so that the engine gets to its end though nobody else writes."""
+        """Write something into the log, so that the engine reaches its end although nobody else writes."""
         ...
 
 
 class Progress(msgspec.Struct):
-    """Of one table."""
+    """The progress of one table."""
 
     since: int
-    """Place of the log that the changes pass before the first page."""
+    """The log position that the changes must pass before the first page."""
     replace: bool = False
     """Whether the rows replace all earlier ones."""
     after: list[str] | None = None
     until: int | None = None
-    """Place of the log when the last page was read; None: it is not read yet."""
+    """The log position when the last page was read; None if it was not read yet."""
 
 
 class Standing(msgspec.Struct):
-    """What the spool keeps of this."""
+    """The state of a rereading in the spool."""
 
     shapes: dict[str, Any] = {}
     tables: dict[str, Progress] = {}
 
 
 class Rereading:
-    """The reading of one engine's tables."""
+    """The rereading of one engine's tables."""
 
     def __init__(self, reader: TableReader, tables: Sequence[str], stored: Any, *, added: Sequence[str] = ()) -> None:
-        """Continue what `stored` says, and begin with tables that were `added`. Raises as `TableReader.look`."""
+        """Continue from `stored`, and begin with tables that were `added`. Raises as `TableReader.look`."""
         self._reader, self._tables = reader, sorted(tables)
         self._standing = msgspec.convert(copy.deepcopy(stored or {}), Standing)
         known = self._standing
@@ -112,15 +112,15 @@ class Rereading:
 
     @property
     def pending(self) -> list[str]:
-        """The tables whose rows are not all there."""
+        """The tables whose rows are not complete."""
         return sorted(self._standing.tables)
 
     def stored(self) -> Any:
-        """Return what the spool keeps."""
+        """Return the state for the spool."""
         return msgspec.to_builtins(self._standing)
 
     def look(self, *, added: Sequence[str] = ()) -> None:
-        """Look at the shapes of all tables, and note which are to be read. Raises as `TableReader.look`, `admit`."""
+        """Check the shapes of all tables, and select those to be read. Raises as `TableReader.look`, `admit`."""
         found = self._reader.look(self._tables)
         self._looked = time.monotonic()
         known = self._standing
@@ -138,11 +138,11 @@ class Rereading:
         if effect is Effect.REPLACE and shape is not None:
             self._reader.admit(table)
         replace = effect is Effect.REPLACE or (reading is not None and reading.replace and reading.after is None)
-        _logger.info("the rows of %s are read", table)
+        _logger.info("reading the rows of %s", table)
         self._standing.tables[table] = Progress(place, replace)
 
     def settle(self, offset: Any) -> bool:
-        """Hear of the end of a transaction, before it is marked; return whether the last table is right now."""
+        """Process the end of a transaction, before it is marked; return whether the last table became right."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self.look()
         had = bool(self._standing.tables)
@@ -152,9 +152,9 @@ class Rereading:
         return had and not self._standing.tables
 
     def pages(self, offset: Any) -> list[tuple[str, dict[str, Any] | None, list[bytes]]]:
-        """Read rows to come after the transaction whose end is at `offset`: tables, descriptions and lines.
+        """Read rows to be stored after the transaction that ends at `offset`: tables, descriptions and lines.
 
-        Without a description, the rows before are to be removed.
+        Without a description, the earlier rows must be removed.
         """
         end, found = time.monotonic() + READ_SECONDS, list[tuple[str, dict[str, Any] | None, list[bytes]]]()
         for table, each in sorted(self._standing.tables.items()):
@@ -176,6 +176,6 @@ class Rereading:
         return found
 
     def wake(self) -> None:
-        """Let the engine go on if something is to be read."""
+        """Wake the engine if something remains to be read."""
         if self._standing.tables:
             self._reader.wake()

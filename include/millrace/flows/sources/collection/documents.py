@@ -1,10 +1,10 @@
 """A collection's rows as records: what became visible on a VChannel, with a tombstone for each deleted row.
 
-A lane is a VChannel, named ``<collection>-<its place among the collection's VChannels>``; a key is on one VChannel. A
-record's offset is its row's time tick, which is its version in the sink: rows of one message share it, so ids are by
-key. A position is a tick: everything up to it was read, and no position parts the rows of a tick.
+A lane is a VChannel, named ``<collection>-<its place among the collection's VChannels>``; each key is on one VChannel.
+A record's offset is its row's time tick, which is its version in the sink: rows of one message share it, so ids are by
+key. A position is a tick: everything up to it was read, and no position splits the rows of a tick.
 
-The rows are planned and read by :mod:`millrace.flows.sources.collection.rows`, as those of Spark's streams.
+The rows are planned and read by :mod:`millrace.flows.sources.collection.rows`, like those of Spark's streams.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _INSERT: Final = (OPERATION, b"c")
 _UPSERT: Final = (OPERATION, b"u")
 _DELETE: Final = (OPERATION, b"d")
 _PART: Final = 10_000
-"""Rows of an import that are passed on before the end of its tick."""
+"""Rows of an import that are returned before the end of its tick."""
 
 
 class Rows(Source):
-    """The lanes of a collection, and where they end in the ``wal`` table, looked at again and again."""
+    """The lanes of a collection and their ends in the ``wal`` table, for repeated reads."""
 
     def __init__(self, settings: Settings, source: CollectionSource, standing: Mapping[str, int]) -> None:
-        """`standing` has the positions that are stored, by lane."""
+        """`standing` has the stored positions, by lane."""
         self._settings, self._source, self._standing = settings, source, standing
         self._planner: RowsPlanner | None = None
         self._lanes: dict[str, str] = {}
-        """By VChannel that is read."""
+        """The newest change by VChannel that is read."""
         self._high: dict[str, int] = {}
         """By lane."""
         self._scanned: dict[str, int] = {}
-        """By PChannel, the tick up to which `_high` is known."""
+        """The tick, by PChannel, up to which `_high` is known."""
         self._looked = 0.0
 
     def partitions(self) -> list[tuple[str, int]]:
@@ -58,7 +58,7 @@ class Rows(Source):
         return [(name, int(lane.removeprefix(f"{name}-"))) for lane in self._lanes.values()]
 
     def ends(self) -> dict[str, Ends]:
-        """Return the tick of the newest message that may change rows, by lane: a tick without one is no work.
+        """Return the tick of the newest message that may change rows, by lane. A tick without one is no work.
 
         The first call waits until the ``wal`` table has everything that was acknowledged before it.
 
@@ -78,12 +78,12 @@ class Rows(Source):
         return {lane: Ends(0, self._high[lane]) for lane in self._lanes.values()}
 
     def at(self, milliseconds: int) -> dict[str, int]:
-        """Return the tick before a moment: what became visible earlier is left out."""
+        """Return the tick before a moment, so that earlier rows are left out."""
         self._begin()
         return dict.fromkeys(self._lanes.values(), max(0, compose_tick(milliseconds, 0) - 1))
 
     def inherited(self, standing: Mapping[str, int]) -> Mapping[str, int]:
-        """Return where VChannels begin that have no position: at the least one of the collection's lanes.
+        """Return the positions of VChannels without one: the least position of the collection's lanes.
 
         An earlier build read all VChannels in the lane ``<collection>-0``.
         """
@@ -120,15 +120,15 @@ class RowsReader(LaneReader):
         self._settings, self._name, self._partition = settings, source.collection, partition
         self._lane = task_of(source.collection, partition)
         self._planned: tuple[int, RowsPlanner] | None = None
-        """With the id of the collection."""
+        """Key names and headers, with the id of the collection."""
         self._open: tuple[int, int, Iterator[_Part]] | None = None
-        """Where the last batch ended, where what follows it ends, and what follows it."""
+        """The last batch's end, the end of what follows, and an iterator of what follows."""
 
     def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
-        """As millrace.flows.sources.source.LaneReader says: about `limits`, up to the end of a tick.
+        """Yield batches of about `limits`, up to the end of a tick.
 
-        An upsert is one record, not a tombstone and a row. Rows of an import are one tick, however many: they come in
-        parts that move no position. Raises PositionTruncated, ChangesRefused, SchemaChanged, LogUnavailable.
+        An upsert is one record, not a tombstone and a row. All rows of an import have one tick, so they come in parts
+        that move no position. Raises PositionTruncated, ChangesRefused, SchemaChanged, LogUnavailable.
         """
         if self._open is None or self._open[0] != start or self._open[1] > end:
             self._open = (start, *self._read(start, end))
@@ -150,11 +150,11 @@ class RowsReader(LaneReader):
         yield Batch(self._lane, start, end, records=records)
 
     def close(self) -> None:
-        """Release the files that are open. Idempotent."""
+        """Close the open files. Idempotent."""
         self._open = None
 
     def _read(self, start: int, end: int) -> tuple[int, Iterator[_Part]]:
-        """Return where the range ends, which is within what the ``wal`` table has, and its parts."""
+        """Return the end of the range, which is within the ``wal`` table, and its parts."""
         vchannel = find_collection(self._settings, self._name).vchannels[self._partition]
         rows = RowsOf.find(self._settings, self._name, channels=(vchannel,))
         if self._planned is None or self._planned[0] != rows.collection_id:
@@ -165,7 +165,7 @@ class RowsReader(LaneReader):
         return end, self._parts(rows, (batch for each in stretches for batch in rows_of(rows, each)))
 
     def _parts(self, rows: RowsOf, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
-        """Yield the records of each tick; those of an import, which has no two rows of a key, as they come."""
+        """Yield the records of each tick; records of an import, which has no key twice, as they are read."""
         keys, names = rows.schema.key_names, [field.name for field in rows.schema.fields]
         binary = ",".join(each.name for each in rows.schema.fields if each.type == "binary")
         headers = [(BINARY, binary.encode())] if binary else []
@@ -177,7 +177,7 @@ class RowsReader(LaneReader):
                     if held:
                         yield _Part(tick, list(held.values()))
                     tick, plain, held = row["_time_tick"], True, {}
-                # A message of its own that only inserts: nothing of this tick follows that changes one of its rows.
+                # A separate message with inserts only: nothing later at this tick changes one of its rows.
                 plain = plain and row["_change"] == "insert" and row["_write_tick"] == tick
                 made = _record(row, rows.name, self._partition, keys, names, headers)
                 before = held.get(made.key)
@@ -200,12 +200,12 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 
 
 def source_of(declared: CollectionSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> Rows:
-    """Return the lanes of the source that is declared."""
+    """Return the declared source."""
     return Rows(settings, declared, standing)
 
 
 def reader_of(declared: CollectionSource, settings: Settings, *, group: str, topic: str, partition: int) -> RowsReader:
-    """Return a reader of one of them."""
+    """Return a reader of one lane of the declared source."""
     return RowsReader(settings, declared, partition)
 
 
@@ -220,7 +220,7 @@ def _record(
     kind, tick = row["_change"], row["_time_tick"]
     if kind not in ("insert", "delete"):
         raise ChangesRefused(
-            f"collection {name}: a {kind} at tick {tick} cannot be followed by a pipeline: begin a new one"
+            f"collection {name}: a {kind} at tick {tick} cannot be processed by a pipeline: start a new one"
         )
     parts = [row[key] for key in keys]
     key = (

@@ -1,6 +1,6 @@
 """A collection's rows as DataFrames, batch and stream: the data source of `spark_source`, with options.
 
-:func:`changes` and :func:`stream` choose where it begins once, in the driver.
+:func:`changes` and :func:`stream` determine the start once, in the driver.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def changes(
     kinds: Kinds = "all",
     deadline: float | None = None,
 ) -> DataFrame:
-    """The changes of a collection behind `after` and up to `until`: see :func:`millrace.spark.changes_between`."""
+    """Return the changes of a collection after `after` and up to `until`.
+
+    See :func:`millrace.spark.changes_between`.
+    """
     rows = RowsOf.find(settings, name, channels=channels, columns=columns, kinds=kinds)
     end = _confirmed(rows, until, deadline)
     place = Place.behind(rows, 0 if after is None else resolve_tick(after))
@@ -54,7 +57,7 @@ def stream(
     aligned: bool = False,
     deadline: float | None = None,
 ) -> DataFrame:
-    """Stream the changes of a collection: see :func:`millrace.spark.stream`. `ticks` is where it begins by PChannel."""
+    """Stream the changes of a collection. See :func:`millrace.spark.stream`. `ticks` are the start by PChannel."""
     rows = RowsOf.find(settings, name, channels=channels, columns=columns, kinds=kinds)
     if ticks is not None:
         place = Place.behind(rows, ticks)
@@ -77,7 +80,7 @@ def stream(
 def _confirmed(rows: RowsOf, at: Moment | None, deadline: float | None) -> dict[str, int]:
     """Return, by PChannel, a tick up to which the ``wal`` table is complete: `at`, or after everything decided so far.
 
-    Raises TickNotReached if that does not come in time.
+    Raises TickNotReached if the deadline passes first.
     """
     settings = rows.settings
     tick = None if at is None else resolve_tick(at)

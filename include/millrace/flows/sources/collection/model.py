@@ -11,7 +11,7 @@ from millrace.flows.declare.rows import Place, Watermark
 from millrace.flows.kinds import SourceKind
 
 ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=255)]
-"""Of a VChannel or a PChannel."""
+"""The name of a VChannel or a PChannel."""
 
 
 class CollectionSource(Part):
@@ -25,30 +25,28 @@ class CollectionSource(Part):
 
     kind: Literal["collection"] = "collection"
     collection: str = words("its name", min_length=1, max_length=255)
-    start: Literal["earliest", "latest"] = words(
-        "all rows that it holds first, or only what comes from now on", default="earliest"
-    )
+    start: Literal["earliest", "latest"] = words("all present rows first, or only later changes", default="earliest")
     channels: tuple[ChannelName, ...] = words(
-        "its VChannels, or PChannels, whose rows alone are read; empty: all", default=(), max_length=1024
+        "the VChannels or PChannels whose rows are read; empty: all", default=(), max_length=1024
     )
-    columns: tuple[str, ...] = words("of the rows and of their changes; empty: all", default=())
+    columns: tuple[str, ...] = words("columns to read, including change columns; empty: all", default=())
     kinds: Literal["all", "inserts", "skip others"] = words(
-        "changes: all; inserts, where another one is an error; or inserts, skipping others", default="skip others"
+        "all changes; inserts, with an error at any other; or inserts, skipping others", default="skip others"
     )
-    after: Place = words("where rows begin: behind a tick, a moment or now; empty: at the beginning", default=None)
+    after: Place = words("where rows begin: after a tick, a moment or now; empty: at the beginning", default=None)
     snapshot: Place = words("or with the rows that are visible at a tick, a moment or now", default=None)
     watermark: Watermark | None = words("the event time of rows", default=None)
-    max_bytes: int | None = words("of a micro-batch of rows", default=None, gt=0)
+    max_bytes: int | None = words("the most bytes of a micro-batch of rows", default=None, gt=0)
 
     @model_validator(mode="after")
     def _one_beginning(self) -> CollectionSource:
         if self.after is not None and self.snapshot is not None:
-            raise ValueError("it begins behind a tick (after) or with a snapshot, not both")
+            raise ValueError("it begins after a tick (after) or with a snapshot, not both")
         return self
 
     @property
     def target(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return f"collection:{self.collection}"
 
     @property
@@ -57,7 +55,7 @@ class CollectionSource(Part):
         return self.collection
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides which rows it gives. Where it begins, and how fast it reads, are not part of it."""
+        """Return the fields that decide which rows it returns. Its start and its speed are not part of it."""
         found = self.model_dump(mode="json", include={"collection", "channels", "columns", "kinds", "watermark"})
         if not self.channels:
             del found["channels"]

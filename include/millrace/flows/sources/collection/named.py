@@ -36,7 +36,7 @@ _READS = ("rows", "changes")
 
 
 class NamedSource(RowsSource):
-    """What Spark makes of the options, in each process anew."""
+    """The data source with its options, created by Spark in each process."""
 
     def __init__(self, options: dict[str, str]) -> None:
         given = {name.lower(): value for name, value in options.items()}
@@ -50,7 +50,7 @@ class NamedSource(RowsSource):
             raise InvalidArgument(f'the format {FORMAT} reads a collection: give its name, as in load("flights")')
         self._read = given.get("read", _READS[0])
         if self._read not in _READS:
-            raise InvalidArgument(f"the option read is {self._read!r}: it is {' or '.join(_READS)}")
+            raise InvalidArgument(f"the option read is {self._read!r}: use {' or '.join(_READS)}")
         self._settings = settings
         self._name = name
         super().__init__({**given, "collection": name, "settings": json.dumps(settings.environment())})

@@ -43,7 +43,7 @@ from millrace.wal.visible.changes import CHANGE_COLUMNS, ChangePosition, ChangeR
 from millrace.wal.visible.collection_rows import align_to_schema
 
 Kinds = Literal["all", "inserts", "skip others"]
-"""Which changes are given: all; inserts, with ChangesRefused at any other; inserts, with the others left out."""
+"""The changes to return: all; inserts, with ChangesRefused at any other; or inserts, skipping the others."""
 
 KINDS: Final[tuple[Kinds, ...]] = ("all", "inserts", "skip others")
 UNBOUNDED: Final = 1 << 62
@@ -51,26 +51,26 @@ IDLE_MS: Final = 10_000
 """Milliseconds of log time: a PChannel that lags the newest one by more has no rows to wait for.
 
 A log server ends a PChannel's traffic with a time tick within the setting `tick_interval`, 10 s, so a PChannel with
-rows never lags that much for lack of more.
+rows lags by that much only if it has no more.
 """
 TASK_BYTES: Final = 64 << 20
-"""Bytes of ``wal`` files that one task reads, about: a longer stretch of a PChannel is cut into several."""
+"""About the bytes of ``wal`` files that one task reads. A longer stretch of a PChannel is cut into several tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsOf:
-    """What is read: a collection's rows, in one schema, as some of its columns."""
+    """The rows to read: a collection's rows, in one schema, as some of its columns."""
 
     settings: Settings
     collection_id: int
     name: str
     pchannels: tuple[str, ...]
-    """All that the collection is on."""
+    """All PChannels of the collection."""
     schema: CollectionSchema
     vchannels: tuple[str, ...] = ()
-    """Whose rows are read; none: all of the collection's."""
+    """The VChannels whose rows are read; empty: all of the collection's."""
     columns: tuple[str, ...] = ()
-    """Of the fields and CHANGE_COLUMNS, in this order; none: all."""
+    """Columns of the fields and CHANGE_COLUMNS, in this order; empty: all."""
     kinds: Kinds = "all"
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class RowsOf:
 
 
 def find_collection(settings: Settings, name: str) -> CollectionInfo:
-    """The collection `name` of a data folder. Raises CollectionNotFound."""
+    """Return the collection `name` of a data folder. Raises CollectionNotFound."""
     found = read_collection(settings.data_dir, name)
     if found is None or found.state != "active":
         raise CollectionNotFound(
@@ -132,19 +132,19 @@ def find_collection(settings: Settings, name: str) -> CollectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a reader has come: plain data, also as JSON."""
+    """The position of a reader: plain data, also as JSON."""
 
     collection_id: int
     ticks: Mapping[str, int]
-    """By PChannel, the tick up to which changes were given."""
+    """The tick, by PChannel, up to which changes were returned."""
     snapshot: int = 0
-    """The tick of the snapshot that comes first; 0: none. The changes behind it follow once all of it was given."""
+    """The tick of the snapshot that comes first; 0: none. Later changes follow after all of it was returned."""
     given: int = 0
-    """The tick up to which the snapshot's rows were given."""
+    """The tick up to which the snapshot's rows were returned."""
     since: Mapping[str, int] = field(default_factory=dict)
-    """By PChannel where the reader began: Spark stores a query's beginning only with its first micro-batch."""
+    """Where the reader began, by PChannel. Spark stores a query's beginning only with its first micro-batch."""
     vchannels: tuple[str, ...] = ()
-    """Whose rows the reader reads; none: all."""
+    """The VChannels whose rows are read; empty: all."""
 
     @classmethod
     def behind(cls, rows: RowsOf, ticks: Mapping[str, int] | int = 0, *, snapshot: int = 0) -> Self:
@@ -158,7 +158,7 @@ class Place:
         return self.given == 0 and dict(self.ticks) == dict(self.since)
 
     def start(self) -> Self:
-        """Where the reader that has come here began."""
+        """Return the position at which this reader began."""
         return replace(self, ticks=self.since, given=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -173,13 +173,13 @@ class Place:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        vchannels = tuple(value.get("vchannels", ()))  # a checkpoint of an older build has none
+        vchannels = tuple(value.get("vchannels", ()))  # absent in a checkpoint of an older build
         return cls(value["collection"], value["ticks"], value["snapshot"], value["given"], value["since"], vchannels)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A task: the changes behind `start.after` that a range of the ``wal`` table makes visible."""
+    """A task: the changes after `start.after` that a range of the ``wal`` table makes visible."""
 
     pchannel: str
     start: ChangeStart
@@ -188,7 +188,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """A task: of the rows that are visible at `tick`, those that became so behind `after` and up to `until`."""
+    """A task: those rows visible at `tick` that became visible after `after` and up to `until`."""
 
     tick: int
     after: int
@@ -206,17 +206,17 @@ class RowsPlanner:
         self._rows = rows
         self._wal: WalSnapshot | None = None
         self._catalogs: dict[str, tuple[int, Mapping[str, VChannelInfo]]] = {}
-        """By PChannel, what DDL up to a tick has made of the collection there."""
+        """The effect, by PChannel, of DDL up to a tick on the collection."""
 
     def ends(self) -> dict[str, int]:
-        """By PChannel, the tick up to which the newest version of the ``wal`` table has everything."""
+        """Return the tick, by PChannel, up to which the newest version of the ``wal`` table is complete."""
         wal = self._newest()
         return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.read_pchannels}
 
     def newest(self, pchannel: str, after: int, until: int) -> dict[str, int]:
         """Return, by VChannel of `pchannel`, the tick of its last message in (after, until] that may change rows.
 
-        Reads no payloads. VChannels of other collections are among them. Raises PositionTruncated.
+        Reads no payloads. VChannels of other collections are included. Raises PositionTruncated.
         """
         if self._wal is None or after >= until:
             return {}
@@ -238,28 +238,28 @@ class RowsPlanner:
         target: Mapping[str, int] | None = None,
         aligned: bool = False,
     ) -> Place:
-        """Return how far a reader at `place` goes: up to `target`, with about `max_bytes` of files of each PChannel.
+        """Return the next position of a reader at `place`: up to `target`, about `max_bytes` of files of each PChannel.
 
-        The default of `target` is all there is. Returns `place` itself if there is nothing to read.
+        The default of `target` is everything there is. Returns `place` itself if there is nothing to read.
 
-        All PChannels stop at one log time, that of the first whose bytes are used up: so a replay gives rows of
+        All PChannels stop at one log time, that of the first whose bytes are used up, so a replay returns rows of
         different PChannels in the order in which they were appended. With `aligned` they also wait for a PChannel whose
         rows are not in the ``wal`` table yet, until it lags the newest one by IDLE_MS of log time; a `target` is always
         reached.
 
-        Raises CollectionNotFound for a place in another collection of the same name, InvalidArgument for one of other
-        VChannels.
+        Raises CollectionNotFound for a position in another collection of the same name, InvalidArgument for one of
+        other VChannels.
         """
         if place.collection_id != self._rows.collection_id:
             raise CollectionNotFound(
                 f"this reader reads collection {place.collection_id},"
                 f" and {self._rows.name!r} is {self._rows.collection_id}"
-                " now: it was dropped and made again. Begin a new stream"
+                " now, since it was dropped and created again: start a new stream"
             )
         if place.vchannels != self._rows.vchannels:
             said = [", ".join(each) or "all channels" for each in (place.vchannels, self._rows.vchannels)]
             raise InvalidArgument(
-                f"this reader has read {said[0]}, and is to go on with {said[1]}: begin a new stream for them"
+                f"this reader has read {said[0]} and cannot continue with {said[1]}: start a new stream for them"
             )
         if place.given < place.snapshot:
             return replace(place, given=self._cuts(place.given, place.snapshot, max_bytes)[0])
@@ -281,7 +281,7 @@ class RowsPlanner:
         return place if ticks == dict(place.ticks) else replace(place, ticks=ticks)
 
     def tasks(self, start: Place, end: Place) -> list[Task]:
-        """What is to be read between two places. Raises PositionTruncated."""
+        """Return the tasks between two positions. Raises PositionTruncated."""
         found: list[Task] = []
         if start.given < end.given:
             cuts = self._cuts(start.given, end.given, self._task_bytes(start.given, end.given))
@@ -292,7 +292,7 @@ class RowsPlanner:
         return found
 
     def stretches(self, after: Mapping[str, int], until: Mapping[str, int]) -> list[Stretch]:
-        """The changes behind a tick and up to another, by PChannel. Raises PositionTruncated."""
+        """Return the tasks for changes after a tick and up to another, by PChannel. Raises PositionTruncated."""
         wal = self._newest()
         checkpoints = read_checkpoints(open_table(self._rows.settings.checkpoints_uri))
         found: list[Stretch] = []
@@ -324,7 +324,7 @@ class RowsPlanner:
                 for _ in catalog.apply(TxnBuffer().push(rows.filter(pc.equal(rows["collection_id"], mine)))):
                     pass
         self._catalogs[pchannel] = (tick, catalog.vchannels)
-        copied = WalCatalog.from_bytes(catalog.to_bytes())  # its reader carries it on
+        copied = WalCatalog.from_bytes(catalog.to_bytes())  # its reader modifies it
         return ChangeStart(ChangePosition(tick), tick, copied, dict.fromkeys(copied.vchannels, tick))
 
     def _newest(self) -> WalSnapshot | None:
@@ -332,7 +332,7 @@ class RowsPlanner:
         return self._wal
 
     def _files(self, after: int, until: int) -> list[tuple[int, int, int]]:
-        """(first tick, last tick, bytes) of the files of rows that may hold ticks in between, by their last tick."""
+        """Return (first tick, last tick, bytes) of the files that may hold ticks in between, ordered by last tick."""
         table = open_table(rows_uri(self._rows.settings, self._rows.collection_id))
         actions = None if table is None else table.actions()
         columns = ("min._time_tick", "max._time_tick", "size_bytes")
@@ -343,7 +343,7 @@ class RowsPlanner:
         return sorted((each for each in whole if each[1] > after and each[0] <= until), key=lambda each: each[1])
 
     def _cuts(self, after: int, until: int, max_bytes: int) -> list[int]:
-        """Return ticks that cut a snapshot's rows after `after` every `max_bytes` of files; the last is `until`."""
+        """Return ticks that cut a snapshot's rows after `after` every `max_bytes` of files. The last is `until`."""
         cuts: list[int] = []
         taken = 0
         for _, last, size in self._files(after, until):
@@ -356,8 +356,8 @@ class RowsPlanner:
     def _task_bytes(self, after: int, until: int) -> int:
         """Return the bytes of files for a task of a snapshot.
 
-        Small tasks balance the load, unless many files with overlapping ticks were then read by several tasks. If that
-        is so for larger tasks too, one reads everything.
+        Small tasks balance the load, unless several tasks would then read many files with overlapping ticks. If that is
+        so for larger tasks too, one task reads everything.
         """
         files = self._files(after, until)
         total = sum(size for *_, size in files)
@@ -376,7 +376,7 @@ class RowsPlanner:
 
 
 def rows_of(rows: RowsOf, task: Task) -> Iterator[pa.RecordBatch]:
-    """What a task reads, in the order of the changes. Raises as the module says, and ChangesRefused."""
+    """Yield the rows of a task, in the order of the changes. Raises as the module says, and ChangesRefused."""
     found = _stretch(rows, task) if isinstance(task, Stretch) else _snapshot(rows, task)
     target = rows.arrow()
     for table in found:
@@ -391,21 +391,21 @@ def _stretch(rows: RowsOf, task: Stretch) -> Iterator[pa.Table]:
         task.pchannel, rows.collection_id, task.start, imports=imports, schema=rows.schema, raise_on_schema_change=True
     )
     for messages in read_range(store_at(settings.wal_uri), task.range):
-        for batch in reader.push(_of_channels(rows, buffer.push(messages), "vchannel")):
-            table = _taken(rows, pa.Table.from_batches([batch.rows]))
+        for batch in reader.push(_in_channels(rows, buffer.push(messages), "vchannel")):
+            table = _selected(rows, pa.Table.from_batches([batch.rows]))
             if table.num_rows:
                 yield table
 
 
-def _of_channels(rows: RowsOf, table: pa.Table, column: str) -> pa.Table:
-    """Of a table those of the VChannels that are read."""
+def _in_channels(rows: RowsOf, table: pa.Table, column: str) -> pa.Table:
+    """Return the rows of a table on the VChannels that are read."""
     if not rows.vchannels:
         return table
     return table.filter(pc.is_in(table[column].cast(pa.utf8()), pa.array(rows.vchannels)))
 
 
-def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
-    """The changes of a batch that are to be given."""
+def _selected(rows: RowsOf, table: pa.Table) -> pa.Table:
+    """Return the changes of a batch that match `kinds`. Raises ChangesRefused."""
     if rows.kinds == "all":
         return table
     inserts = pc.equal(table["_change"].cast(pa.utf8()), "insert")
@@ -414,20 +414,22 @@ def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
         raise ChangesRefused(
             f"{rows.name!r} has a {other['_change']} at tick {other['_time_tick']} on {other['_vchannel']},"
             " and this stream takes"
-            " inserts alone: read all kinds of changes, or 'skip others' to leave them out"
+            " only inserts: read all kinds of changes, or 'skip others' to leave them out"
         )
     return table.filter(inserts)
 
 
 def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
-    plan = plan_read(rows.settings, rows.collection_id, at=task.tick, deadline=0.0, confirmed=_whole(rows, task.tick))
+    plan = plan_read(
+        rows.settings, rows.collection_id, at=task.tick, deadline=0.0, confirmed=_snapshot_ends(rows, task.tick)
+    )
     plan = replace(plan, schema=rows.schema)
     fields = rows.schema.arrow().names
     selection = Selection(tuple(each for each in rows.columns if each in fields)) if rows.columns else ALL_ROWS
     for each in read_pieces(
         plan, selection=selection, with_ticks=True, max_bytes=PIECE_BYTES, ticks=(task.after, task.until)
     ):
-        piece = _of_channels(rows, each, "_vchannel")
+        piece = _in_channels(rows, each, "_vchannel")
         if piece.num_rows:
             kind = pa.DictionaryArray.from_arrays(
                 pa.nulls(piece.num_rows, pa.int8()).fill_null(0), pa.array(["insert"])
@@ -436,13 +438,16 @@ def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
 
 
 def _waited_for(ends: Mapping[str, int]) -> int:
-    """The tick up to which every PChannel has come that is not idle. Log time decides, never a clock."""
+    """Return the tick that every PChannel that is not idle has reached. Log time decides, never a clock."""
     newest = max(ends.values(), default=0)
     return min((end for end in ends.values() if tick_physical_ms(newest) - tick_physical_ms(end) <= IDLE_MS), default=0)
 
 
-def _whole(rows: RowsOf, tick: int) -> dict[str, int]:
-    """A snapshot's tick was confirmed when it was chosen: an idle PChannel's table has a smaller one of its own."""
+def _snapshot_ends(rows: RowsOf, tick: int) -> dict[str, int]:
+    """Return the snapshot's tick for all PChannels.
+
+    It was confirmed when chosen; an idle PChannel's own end is smaller.
+    """
     return dict.fromkeys(rows.pchannels, tick)
 
 

@@ -31,7 +31,7 @@ FORMAT: Final = "millrace_rows"
 
 
 class RowsSource(DataSource):
-    """What Spark makes of the options, in each process anew."""
+    """The data source with its options, created by Spark in each process."""
 
     @classmethod
     def name(cls) -> str:
@@ -76,13 +76,13 @@ class RowsPartition(InputPartition):
 
 
 def _read(rows: RowsOf, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
+    if partition.value is not None:  # for a batch with nothing to read, Spark creates an empty partition
         yield from rows_of(rows, partition.value)
     freeze_modules(FORMAT)
 
 
 class RowsReader(DataSourceReader):
-    """The rows between two places, as a batch."""
+    """The rows between two positions, as a batch."""
 
     def __init__(self, rows: RowsOf, place: Place, until: Mapping[str, int] | None) -> None:
         self._rows = rows
@@ -99,7 +99,7 @@ class RowsReader(DataSourceReader):
 
 
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The rows from a place on. Spark asks it in one process, and a copy of it reads in each task's."""
+    """The rows after a position. Spark calls it in one process, and copies of it read in the tasks."""
 
     def __init__(self, rows: RowsOf, place: Place, max_bytes: int, *, aligned: bool = False) -> None:
         self._rows = rows
@@ -120,7 +120,9 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if not isinstance(limit, ReadMaxBytes | ReadAllAvailable):
-            raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes (the option max_bytes), not {limit}")
+            raise InvalidSettings(
+                f"the source {FORMAT} accepts only a limit in bytes (the option max_bytes), not {limit}"
+            )
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
         place = Place.from_json(start)
         follow(self._rows.settings)
@@ -128,7 +130,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if found is place else found.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the progress report: up to where the ``wal`` table has everything now."""
+        """Return the position up to which the ``wal`` table is complete, for the progress report."""
         return {"ticks": self._plans().ends()}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -138,7 +140,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = Place.from_json(start), Place.from_json(end)
         if (
             first.begins
-        ):  # of a query that was started again before its first micro-batch had ended: that one's beginning counts
+        ):  # a query was restarted before its first micro-batch had ended: use the first start's beginning
             first = last.start()
         return [RowsPartition(task) for task in self._plans().tasks(first, last)]
 

@@ -1,1 +1,1 @@
-"""Messages of UDP and ZeroMQ, as they arrive, at most once (docs/direct-messaging.md)."""
+"""Messages of UDP and ZeroMQ sockets, at most once (docs/direct-messaging.md)."""

@@ -1,7 +1,7 @@
-"""What the numbers of messages prove lost: the numbers between the first and the greatest that did not come.
+"""Losses proved by the messages' numbers: missing numbers between a sender's first and greatest.
 
-A message that comes late, within the newest WINDOW numbers, is taken from the lost ones again. A number that is far
-from the last one, in either direction, is a sender that began anew; it proves nothing.
+A late message, within the newest WINDOW numbers, is subtracted from the lost ones again. A number that is far from the
+last one, in either direction, means that the sender restarted; it proves nothing.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from dataclasses import dataclass, field
 from typing import Final
 
 WINDOW: Final = 1024
-"""Numbers before the greatest of a sender that may still come."""
+"""Numbers before a sender's greatest that may still arrive."""
 MAX_GAP: Final = 1_000_000
-"""Numbers that may be lost at once; a larger jump is a sender that began anew."""
+"""The most numbers that may be lost at once. A larger jump means that the sender restarted."""
 MAX_SENDERS: Final = 1024
-"""Senders that are remembered, those that sent last."""
+"""The most senders that are remembered, the last active ones."""
 
 
 @dataclass(slots=True)
 class _Sender:
     greatest: int
     missing: set[int] = field(default_factory=set)
-    """Numbers of the last WINDOW that did not come yet."""
+    """Numbers of the last WINDOW that have not arrived yet."""
 
 
 class SequenceTracker:
     """Follows the numbers of each sender. Not thread-safe."""
 
     def __init__(self, width: int | None, greatest: Mapping[str, int] | None = None) -> None:
-        """`width`: bytes of a number, after whose greatest value it is 0 again; None: it grows without end.
+        """`width` is the size of a number in bytes, at whose greatest value it wraps to 0; None if it is unlimited.
 
-        `greatest` has the greatest number of each sender, as a tracker before this one left it.
+        `greatest` has the greatest number of each sender, from an earlier tracker.
         """
         self._modulus = None if width is None else 1 << (8 * width)
         self._senders: OrderedDict[str, _Sender] = OrderedDict(
             (name, _Sender(number)) for name, number in (greatest or {}).items()
         )
         self.counts = Counter[str]()
-        """lost, late (they came after later ones), repeated, restarts (of senders), forgotten (senders)."""
+        """lost, late (arrived after later ones), repeated, restarts (of senders), forgotten (senders)."""
 
     def greatest(self) -> dict[str, int]:
         """Return the greatest number of each sender."""
@@ -77,7 +77,7 @@ class SequenceTracker:
             self.counts["restarts"] += 1
 
     def _ahead(self, greatest: int, number: int) -> int:
-        """Return how far `number` is after `greatest`; negative: before it."""
+        """Return how far `number` is after `greatest`; negative if it is before."""
         if self._modulus is None:
             return number - greatest
         ahead = (number - greatest) % self._modulus

@@ -1,8 +1,8 @@
-"""Receive messages beside a flow's tasks, and put them into the capture's spool.
+"""Receive messages beside a flow's tasks, and store them in the capture's spool.
 
-A thread takes messages from the socket into a buffer of bounded size; what finds it full is dropped and counted. From
-there they go into the spool, each batch in one synced transaction with the counts. What is in the spool is not lost;
-what was on its way when the process ended is.
+A thread reads messages from the socket into a bounded buffer; when it is full, messages are dropped and counted. From
+there they go into the spool, each batch in one synced transaction with the counts. Messages in the spool are never
+lost; messages in transit when the process ends are.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from millrace.flows.sources.direct.model import DirectSource
 from millrace.flows.sources.source import SourceLag
 
 BATCH: Final = 5_000
-"""Messages that are stored at once."""
+"""The most messages that are stored at once."""
 _WAIT_SECONDS: Final = 0.1
 _SO_RXQ_OVFL: Final = 40
-"""Linux: each datagram comes with the number of those that the kernel dropped on this socket before it."""
+"""Linux: each datagram comes with the number of datagrams that the kernel dropped on this socket before it."""
 _MAX_TEXT: Final = 64 << 10
-"""Bytes of a message that cannot be read that its dead letter has."""
+"""The most bytes of an unreadable message in its dead letter."""
 _RECEIVE_BYTES: Final = 8 << 20
-"""What is asked of the kernel as its own buffer."""
+"""The requested size of the kernel's own buffer."""
 COUNTS: Final = "counts"
 
 _log: Final = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Arrived(NamedTuple):
 
 
 class Receiver(Closeable, ABC):
-    """A socket, and the messages that wait. One thread takes them out."""
+    """A socket and its waiting messages. One thread takes them."""
 
     def __init__(self, declared: DirectSource) -> None:
         self._declared = declared
@@ -84,7 +84,7 @@ class Receiver(Closeable, ABC):
         self._thread.start()
 
     def take(self, most: int) -> tuple[list[Arrived], Counter[str]]:
-        """Return up to `most` messages, and what was counted since the last call. Raises what ended the thread."""
+        """Return up to `most` messages, and the counts since the last call. Raises the error that ended the thread."""
         with self._changed:
             if self._error is not None and not self._waiting:
                 raise self._error
@@ -94,7 +94,7 @@ class Receiver(Closeable, ABC):
         return found, counts
 
     def wait(self, seconds: float) -> None:
-        """Wait until a message is there, up to `seconds`."""
+        """Wait until a message arrives, for up to `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._error is not None, seconds)
 
@@ -138,7 +138,7 @@ class UdpReceiver(Receiver):
         self._size = declared.max_bytes
         self._kernel_dropped: int | None = None
         host = address_of(declared.host)
-        assert host is not None, "the declaration was checked"
+        assert host is not None, "checked by the declaration"
         family = socket.AF_INET if host.version == 4 else socket.AF_INET6
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -146,15 +146,15 @@ class UdpReceiver(Receiver):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
             if host.is_multicast:
-                # Others on this host may read the group too. A unicast port is never shared.
+                # Other processes of this host may read the group, too. A unicast port is never shared.
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Bound to the group itself: datagrams to other addresses of the port do not come.
+            # Bound to the group itself, so that datagrams to other addresses of the port are not received.
             self._socket.bind((str(host), declared.port))
             if host.is_multicast:
                 self._join(str(host), family, declared.interface)
         except OSError as error:
             self._socket.close()
-            raise LogUnavailable(f"{declared.words} cannot be listened at: {error}") from None
+            raise LogUnavailable(f"{declared.words} cannot listen: {error}") from None
 
     def _join(self, group: str, family: int, interface: str) -> None:
         packed = socket.inet_pton(family, group)
@@ -172,10 +172,10 @@ class UdpReceiver(Receiver):
 
     def _receive(self) -> list[Arrived]:
         try:
-            data, told, flags, sender = self._socket.recvmsg(self._size, socket.CMSG_SPACE(4))
+            data, ancillary, flags, sender = self._socket.recvmsg(self._size, socket.CMSG_SPACE(4))
         except TimeoutError:
             return []
-        for level, kind, value in told:
+        for level, kind, value in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
                 dropped = struct.unpack("=I", value)[0]
                 before, self._kernel_dropped = self._kernel_dropped or 0, dropped
@@ -197,7 +197,7 @@ def _interface_index(address: str) -> int:
 
 
 class ZeroMqReceiver(Receiver):
-    """Messages of a ZeroMQ socket. Of several frames the last is the message, those before it name the sender."""
+    """Messages of a ZeroMQ socket. The last of several frames is the message; the first names the sender."""
 
     def __init__(self, declared: DirectSource) -> None:
         super().__init__(declared)
@@ -233,7 +233,7 @@ class ZeroMqReceiver(Receiver):
 
 
 class DirectPoller(Poller[Receiver]):
-    """Stores what a receiver has, and counts what is missing."""
+    """Stores a receiver's messages, and counts missing ones."""
 
     def __init__(self, declared: DirectSource) -> None:
         self._declared = declared
@@ -242,7 +242,7 @@ class DirectPoller(Poller[Receiver]):
         self._receiver: Receiver | None = None
 
     def begin(self, connection: Receiver, spool: Spool) -> None:
-        """Look at the spool."""
+        """Initialise from the spool."""
         now = spool.standing()
         if now.offset is None:
             spool.begin_epoch()
@@ -256,7 +256,7 @@ class DirectPoller(Poller[Receiver]):
             append(spool, (), (), self._offset())
 
     def poll(self, connection: Receiver, spool: Spool, room: Callable[[], bool], /) -> None:
-        """Store what waits."""
+        """Store the waiting messages."""
         while room():
             arrived, counts = connection.take(BATCH)
             if not arrived and not counts:
@@ -264,7 +264,7 @@ class DirectPoller(Poller[Receiver]):
             lines = [self._line(each) for each in arrived]
             self._counts += counts
             if self._tracker is not None:
-                self._counts.update(self._tracker.counts)  # lost may be fewer than before
+                self._counts.update(self._tracker.counts)  # fewer may be lost than before
                 self._tracker.counts.clear()
             topic = self._declared.names[0]
             append(spool, [(topic, line) for line in lines], [len(lines)] if lines else [], self._offset())
@@ -272,7 +272,7 @@ class DirectPoller(Poller[Receiver]):
                 return
 
     def wait(self, stop: threading.Event, seconds: float, /) -> None:
-        """Until a message is there."""
+        """Wait until a message arrives."""
         if self._receiver is not None and not stop.is_set():
             self._receiver.wait(seconds)
 
@@ -293,9 +293,9 @@ class DirectPoller(Poller[Receiver]):
                 document = decoded(message.data)
                 after = msgspec.Raw(message.data)
             except (ValueError, msgspec.DecodeError) as error:
-                fault = f"no JSON: {error}"
+                fault = f"not JSON: {error}"
             if not fault and not isinstance(document, dict):
-                fault, after = "the message is no JSON object", None
+                fault, after = "the message is not a JSON object", None
         fault = fault or self._numbered(message, document)
         if fault:
             self._counts["malformed"] += not message.truncated
@@ -305,18 +305,18 @@ class DirectPoller(Poller[Receiver]):
         return line_of("c", after=after, milliseconds=message.milliseconds, place=message.sender)
 
     def _numbered(self, message: Arrived, document: Any) -> str:
-        """Follow a message's number. Returns what is wrong with it."""
+        """Track a message's number. Return what is wrong with it, or an empty text."""
         numbers = self._declared.sequence
         if numbers is None or self._tracker is None or message.truncated:
             return ""
         if numbers.field:
             number = document.get(numbers.field)
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 64:
-                return f"its field {numbers.field!r} is no number of a sequence"
+                return f"its field {numbers.field!r} is not a sequence number"
         else:
             part = message.data[numbers.offset : numbers.offset + numbers.width]
             if len(part) < numbers.width:
-                return "it is shorter than the place of its number"
+                return "it is too short to contain its number"
             number = int.from_bytes(part, numbers.order)
         self._tracker.see(message.sender, number)
         return ""
@@ -326,7 +326,7 @@ class DirectMessages(CapturedTables):
     """The lane of a socket's messages."""
 
     def lag(self) -> SourceLag:
-        """As millrace.flows.sources.source.Source says, with what was counted."""
+        """Return the lag, with the counts of messages."""
         now = self._spool.standing()
         counts = (now.offset or {}).get(COUNTS, {})
         return SourceLag(now.lag_bytes, now.lag_seconds, now.error, {name: int(each) for name, each in counts.items()})
@@ -334,24 +334,24 @@ class DirectMessages(CapturedTables):
 
 @contextmanager
 def receiving(declared: DirectSource) -> Iterator[Receiver]:
-    """Listen as it is declared. Raises LogUnavailable, InvalidSettings."""
+    """Listen as declared. Raises LogUnavailable, InvalidSettings."""
     with (UdpReceiver if declared.transport == "udp" else ZeroMqReceiver)(declared) as found:
         found.start()
         yield found
 
 
 def source_of(declared: DirectSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> DirectMessages:
-    """Return the lane that is declared."""
+    """Return the declared source."""
     return DirectMessages(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: DirectSource, settings: Settings, *, group: str, topic: str, partition: int) -> PolledRows:
-    """Return a reader of it."""
+    """Return a reader of the declared source."""
     return PolledRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: DirectSource, settings: Settings, *, group: str) -> PollingFeeder:
-    """Start what listens. Raises InvalidSettings, StreamBusy."""
+    """Start and return the receiver's feeder. Raises InvalidSettings, StreamBusy."""
     if declared.transport == "zeromq":
         require_extras("zeromq")  # fail here, not in the thread
     return PollingFeeder(

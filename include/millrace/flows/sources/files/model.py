@@ -18,11 +18,11 @@ ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
 class Csv(Part):
-    """How CSV files are written."""
+    """The form of CSV files."""
 
-    delimiter: str = words("one character; of .tsv files with the default it is a tab", default=",")
-    quote: str = words("one character; empty: there are no quotes", default='"')
-    header: bool = words("whether the first line names the columns; if not, `columns` does", default=True)
+    delimiter: str = words("one character; for .tsv files the default is a tab", default=",")
+    quote: str = words("one character; empty: no quoting", default='"')
+    header: bool = words("whether the first line names the columns; otherwise `columns` does", default=True)
     encoding: str = words("", default="utf-8", max_length=40)
     nulls: tuple[str, ...] = words("cells that mean null", default=("",), max_length=20)
     decimal: Literal[".", ","] = words("the decimal mark", default=".")
@@ -50,35 +50,37 @@ class Csv(Part):
 
 
 class FilesSource(Part):
-    """The rows of the files of a folder, of each file once. One task."""
+    """The rows of the files of a folder, each file once. One task."""
 
     kind: Literal["files"] = "files"
-    folder: str = words("where the files appear, an absolute path", min_length=1, max_length=4096, pattern=r"^/")
-    pattern: str = words("which of them, as a shell's pattern below the folder", default="**/*", min_length=1,
+    folder: str = words(
+        "the folder in which files appear, an absolute path", min_length=1, max_length=4096, pattern=r"^/"
+    )
+    pattern: str = words("the files to read, as a shell pattern below the folder", default="**/*", min_length=1,
                          max_length=500, pattern=r"^[^/\x00][^\x00]*$")  # fmt: skip
-    format: InputFormat | None = words("of their rows; empty: by the suffix of each", default=None)
-    csv: Csv = words("how CSV files are written", default_factory=Csv)
+    format: InputFormat | None = words("the form of their rows; empty: by the suffix of each file", default=None)
+    csv: Csv = words("the form of CSV files", default_factory=Csv)
     columns: dict[ColumnName, str] = words(
-        "types of columns by name, as a collection has them; of the others they are inferred", default_factory=dict,
+        "types of columns by name, as in a collection; the others are inferred", default_factory=dict,
         max_length=1000,
     )  # fmt: skip
-    key: Annotated[tuple[ColumnName, ...], Field(max_length=16)] = words("columns that are a record's key", default=())
+    key: Annotated[tuple[ColumnName, ...], Field(max_length=16)] = words("columns of a record's key", default=())
     settle_seconds: float = words(
-        "a file is whole when its size and time have not changed for so long", default=2, ge=0, le=86_400
+        "seconds without a change of size and time after which a file is complete", default=2, ge=0, le=86_400
     )
     changed: Literal["letter", "read"] = words(
-        "what happens if a file changes after it was read: a dead letter that says so, or all of it is read again",
+        "if a file changes after it was read: write a dead letter, or read all of it again",
         default="letter",
     )
-    after: Literal["keep", "delete"] = words("what happens to a file that was read", default="keep")
-    start: Literal["earliest", "latest"] = words("the files that are there first, or only new ones", default="earliest")
+    after: Literal["keep", "delete"] = words("what to do with a file that was read", default="keep")
+    start: Literal["earliest", "latest"] = words("existing files first, or only new ones", default="earliest")
     every_seconds: float = words(
-        "longest pause between looks; with notifications of the system, changes are seen at once", default=5, ge=0.05,
+        "longest pause between scans; with the system's notifications, changes are seen at once", default=5, ge=0.05,
         le=86_400,
     )  # fmt: skip
     page_rows: int = words("rows that are stored at once", default=5_000, ge=1, le=1_000_000)
     spool_mib: int = words(
-        "rows that wait for the flow; beyond it the files are not read", default=1024, ge=1, le=1 << 20
+        "size of rows that wait for the flow; when it is reached, reading pauses", default=1024, ge=1, le=1 << 20
     )
 
     @model_validator(mode="after")
@@ -91,9 +93,9 @@ class FilesSource(Part):
         if not self.csv.header and not self.columns:
             raise ValueError("columns: CSV files without a header need them, in their order")
         if ".." in PurePath(self.pattern).parts:
-            raise ValueError("pattern: it stays below the folder")
+            raise ValueError("pattern: it must stay below the folder")
         if len(set(self.key)) < len(self.key):
-            raise ValueError("key: each column once")
+            raise ValueError("key: a column occurs twice")
         return self
 
     def local_paths(self) -> Iterator[tuple[str, str]]:
@@ -106,12 +108,12 @@ class FilesSource(Part):
 
     @property
     def name(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return self.folder
 
     @property
     def words(self) -> str:
-        """Where it is, for messages."""
+        """Its location, for messages."""
         return f"the folder {self.folder}"
 
 

@@ -1,7 +1,7 @@
 """The rows of one file as JSON, in pages, with the types of its columns.
 
-A row that cannot be read has a fault, and the text of its line where the format has lines. Types are inferred: those of
-CSV by all of its rows, so it is read twice; those of JSON and Avro page by page; Parquet and Arrow say them.
+A row that cannot be read has a fault, and the text of its line if the format has lines. Types are inferred: for CSV
+from all of its rows, so it is read twice; for JSON and Avro page by page. Parquet and Arrow declare them.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from millrace.message.field_types import FieldType, parse_type, type_of_arrow
 from millrace.message.schema_changes import widens
 
 MAX_TEXT: Final = 64 << 10
-"""Bytes of a line that cannot be read that its dead letter has."""
+"""The most bytes of an unreadable line in its dead letter."""
 _CANDIDATES: Final = ("int64", "float64", "bool", "date", "timestamp")
-"""Types of CSV's cells, of which the first that takes all of a column's is chosen; else they are strings."""
+"""Types of CSV cells. The first one that fits all of a column's cells is chosen; otherwise they are strings."""
 _NUMBERS: Final = ("int64", "float64")
 _NO_NUMBER: Final = r"^\s*[+-]?0[0-9]|[0-9]{16}"
-"""Cells that are no number although they read as one: 007, or more digits than a float has."""
+"""Cells that look like numbers but are not: 007, or more digits than a float has."""
 _KINDS: Final[Mapping[type, str]] = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _BLANK: Final = b" \t\r\n"
 _raw: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Row(NamedTuple):
-    """A row: its place in the file, and its JSON or what is wrong with it."""
+    """A row: its place in the file, and its JSON or its fault."""
 
     line: int
-    """Its line, or for formats without lines its number, from 1."""
+    """Its line, or its number (from 1) for formats without lines."""
     value: bytes
-    """JSON; of a row that cannot be read its text, as far as it has one."""
+    """JSON; for an unreadable row its text, if it has one."""
     fault: str = ""
 
 
 class Page(NamedTuple):
-    """Rows in order, and the types of the columns as far as they are known up to the last of them."""
+    """Rows in order, and the types of the columns as known at the last of them."""
 
     rows: list[Row]
     types: Mapping[str, str]
@@ -72,9 +72,9 @@ def joined(have: str | None, more: str, *, other: str = "string") -> str:
 def pages(
     path: Path, kind: InputFormat, csv: CsvOptions, *, declared: Mapping[str, str], known: Mapping[str, str], size: int
 ) -> Iterator[Page]:
-    """Yield the rows of a file, `size` at once. `known` are the types of the files before it.
+    """Yield the rows of a file, `size` at once. `known` are the types of earlier files.
 
-    Raises InvalidArgument if the file cannot be read, or not further, and OSError.
+    Raises InvalidArgument if the file cannot be read, or not to its end, and OSError.
     """
     types = {**known, **declared}
     if kind is InputFormat.CSV:
@@ -104,7 +104,7 @@ def _lines(source: BinaryIO) -> Iterator[Row]:
             try:
                 yield Row(number, bytes(_raw.decode(text)))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                yield Row(number, text[:MAX_TEXT], f"no JSON: {error}")
+                yield Row(number, text[:MAX_TEXT], f"not JSON: {error}")
     except READ_ERRORS as error:
         raise read_error(number + 1, error) from None
 
@@ -186,7 +186,7 @@ def _csv(
 
 
 def _narrow(values: Any, name: str, candidates: list[str], filled: set[str], form: CsvOptions) -> None:
-    """Remove those of `candidates` that do not take all of `values`."""
+    """Remove the `candidates` that do not fit all of `values`."""
     cells = values if isinstance(values, pa.Array) else pa.array(values, pa.utf8())
     cells = cells.drop_null()
     if not len(cells):
@@ -205,7 +205,7 @@ def _takes(kind: str, cells: pa.Array, form: CsvOptions) -> bool:
 
 
 def _converted(raw: RawRows, kinds: Mapping[str, FieldType], form: CsvOptions, path: Path) -> list[Row]:
-    """Return rows in the order of their lines; a cell that does not fit its type is a fault of its row."""
+    """Return rows in the order of their lines. A cell that does not fit its type is a fault of its row."""
     columns: dict[str, list[Any]] = {}
     faults: dict[int, str] = {}
     for name, kind in kinds.items():
@@ -220,7 +220,7 @@ def _converted(raw: RawRows, kinds: Mapping[str, FieldType], form: CsvOptions, p
                     made += from_cells(pa.array([cell.as_py()], pa.utf8()), kind, form).to_pylist()
                 except CONVERSION_ERRORS:
                     made.append(None)
-                    faults.setdefault(place, f"{name}: {cell.as_py()[:80]!r} is no {kind.text}")
+                    faults.setdefault(place, f"{name}: {cell.as_py()[:80]!r} is not a valid {kind.text}")
     found = []
     for place, (line, values) in enumerate(zip(raw.lines.tolist(), zip(*columns.values(), strict=True), strict=True)):
         fault = faults.get(place, "")

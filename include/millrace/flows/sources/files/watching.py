@@ -1,9 +1,9 @@
-"""Watch a folder, and read each file that is whole, once.
+"""Watch a folder, and read each complete file once.
 
-A file is known by its path, size and time. It is whole when these have stayed the same for `settle_seconds`, and files
-are read in the order of their times and names. Rows go into the spool in pages, each in one synced transaction with
-the number of rows that were read, so after a kill the rest of the file is read. What was read is remembered while the
-file is in the folder.
+A file is identified by its path, size and time. It is complete when these have not changed for `settle_seconds`, and
+files are read in the order of their times and names. Rows go into the spool in pages, each in one synced transaction
+with the number of rows that were read, so after a kill the rest of the file is read. A file that was read is remembered
+while it is in the folder.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _TABLE: Final = (
     " (path text primary key, size integer not null, time integer not null, sound integer not null)"
 )
 _UNFINISHED: Final = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".swp")
-"""Ends of the names of files that somebody is writing, before the suffix of a compression."""
+"""Suffixes of unfinished files, before a suffix of compression."""
 _LOOK_SECONDS: Final = 0.05
 
 
 class Found(NamedTuple):
-    """A file as the folder has it."""
+    """A file in the folder."""
 
     path: str
-    """Below the folder."""
+    """Its path below the folder."""
     size: int
     time: int
-    """Nanoseconds since 1970 of its last change."""
+    """Its last change, in nanoseconds since 1970."""
 
 
 class FilesPoller(Poller[None]):
@@ -58,15 +58,15 @@ class FilesPoller(Poller[None]):
         self._declared = declared
         self._folder = Path(declared.folder)
         self._done: dict[str, Found] = {}
-        """What was read and is still there, by path."""
+        """Files that were read and still exist, by path."""
         self._sound: set[str] = set()
-        """Those of them all of whose rows could be read."""
+        """Those of them whose rows were all readable."""
         self._since: dict[str, tuple[Found, float]] = {}
-        """Files that are not read: as they are, and since when they have not changed."""
+        """Unread files, with their state and since when it has not changed."""
         self._types: dict[str, str] = {}
 
     def begin(self, connection: None, spool: Spool) -> None:
-        """Look at the folder and the spool. Raises InvalidSettings."""
+        """Check the folder and load the state from the spool. Raises InvalidSettings."""
         require_folder(self._declared)
         now = spool.standing()
         if now.offset is None:
@@ -83,7 +83,7 @@ class FilesPoller(Poller[None]):
         self._sound = {path for (path,) in spool.rows_of("select path from files where sound")}
 
     def poll(self, connection: None, spool: Spool, room: Callable[[], bool], /) -> None:
-        """Read all whole files. Waits, once for each, for those that may become whole within `settle_seconds`."""
+        """Read all complete files. Waits once for each file that may be complete within `settle_seconds`."""
         until = time.monotonic() + 2 * self._declared.settle_seconds
         while room():
             listed = {each.path: each for each in self._listed()}
@@ -104,7 +104,7 @@ class FilesPoller(Poller[None]):
             time.sleep(_LOOK_SECONDS)
 
     def wait(self, stop: threading.Event, seconds: float, /) -> None:
-        """Wait for a notification of the system, or for `seconds` if there are none."""
+        """Wait for a notification of the system, or for `seconds` without them."""
         try:
             import watchfiles
         except ModuleNotFoundError:
@@ -119,7 +119,7 @@ class FilesPoller(Poller[None]):
     # --- the folder --------------------------------------------------------------------------------------------------
 
     def _listed(self) -> Iterator[Found]:
-        """Yield the files that have rows. Raises InvalidSettings if the folder is gone."""
+        """Yield the files that have rows. Raises InvalidSettings if the folder does not exist."""
         require_folder(self._declared)
         root = self._folder.resolve()
         for path in self._folder.glob(self._declared.pattern):
@@ -130,7 +130,7 @@ class FilesPoller(Poller[None]):
                 facts = path.stat()
                 if not path.is_file() or (path.is_symlink() and not path.resolve().is_relative_to(root)):
                     continue
-            except OSError:  # it is gone, or leads nowhere
+            except OSError:  # it was removed, or is a dangling link
                 continue
             yield Found(str(below), facts.st_size, facts.st_mtime_ns)
 
@@ -154,7 +154,7 @@ class FilesPoller(Poller[None]):
         return now - last[1] >= self._declared.settle_seconds
 
     def _forget(self, spool: Spool, paths: Sequence[str]) -> None:
-        """Forget files that are not in the folder any more."""
+        """Forget files that are no longer in the folder."""
         if not paths:
             return
 
@@ -170,7 +170,7 @@ class FilesPoller(Poller[None]):
         return self._declared.names[0], self._line(found, Row(row, b"", words))[0]
 
     def _remember(self, spool: Spool, found: Found, *letters: tuple[str, bytes], sound: bool = False) -> None:
-        """Note that a file was read, or what is wrong with it."""
+        """Record that a file was read, with letters for its faults."""
 
         def note(base: sqlite3.Connection) -> None:
             base.execute("insert or replace into files values (?, ?, ?, ?)", (*found, sound))
@@ -181,7 +181,7 @@ class FilesPoller(Poller[None]):
         self._since.pop(found.path, None)
 
     def _finish(self, spool: Spool, found: Found) -> None:
-        """Do what is to be done with a file all of whose rows were read, if it is still as it was."""
+        """Delete or keep a completely read file as declared, if it has not changed."""
         if self._declared.after != "delete" or found.path not in self._sound:
             return
         path = self._folder / found.path
@@ -191,12 +191,12 @@ class FilesPoller(Poller[None]):
                 path.unlink()
                 self._forget(spool, [found.path])
         except FileNotFoundError:
-            pass  # the next look forgets it
+            pass  # the next scan forgets it
 
     # --- a file ------------------------------------------------------------------------------------------------------
 
     def _resume(self, spool: Spool, listed: Mapping[str, Found], room: Callable[[], bool]) -> None:
-        """Read the rest of the file in which the last process ended, before any other one."""
+        """Read the rest of the file that the last process was reading, before any other file."""
         offset = spool.standing().offset
         if offset.get("file") is None:
             return
@@ -223,7 +223,7 @@ class FilesPoller(Poller[None]):
                 self._letter(
                     found,
                     0,
-                    "the file changed after it was read: give its new rows another file, or say changed: read",
+                    "the file changed after it was read: write new rows to another file, or set changed to read",
                 ),
             )
             return
@@ -249,7 +249,7 @@ class FilesPoller(Poller[None]):
         except (InvalidArgument, OSError) as error:
             if isinstance(error, FileNotFoundError) and not rows:
                 return
-            self._remember(spool, found, self._letter(found, rows, f"the file was read up to row {rows} only: {error}"))
+            self._remember(spool, found, self._letter(found, rows, f"the file was read only up to row {rows}: {error}"))
         else:
             self._remember(spool, found, sound=sound)
         hit("capture.file")
@@ -271,7 +271,7 @@ class FilesPoller(Poller[None]):
             key = {each: document.get(each) for each in self._declared.key} if isinstance(document, dict) else {}
             missing = [each for each in self._declared.key if key.get(each) is None]
             if missing:
-                fault, key = f"the row has no {missing[0]}, which is of the key", None
+                fault, key = f"the row has no {missing[0]}, which is part of the key", None
         if fault:
             text = row.value.decode(errors="replace")
             return line_of("c", milliseconds=milliseconds, place=place, fault=f"{place}: {fault}", text=text), True
@@ -287,7 +287,7 @@ class FilesPoller(Poller[None]):
 
 
 def require_folder(declared: FilesSource) -> None:
-    """Raise InvalidSettings if there is no folder that can be read."""
+    """Raise InvalidSettings if the folder does not exist or cannot be read."""
     if not os.path.isdir(declared.folder):
         raise InvalidSettings(f"there is no folder {declared.folder}")
     if not os.access(declared.folder, os.R_OK | os.X_OK):
@@ -295,17 +295,17 @@ def require_folder(declared: FilesSource) -> None:
 
 
 def source_of(declared: FilesSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> CapturedTables:
-    """Return the lane that is declared."""
+    """Return the declared source."""
     return CapturedTables(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: FilesSource, settings: Settings, *, group: str, topic: str, partition: int) -> PolledRows:
-    """Return a reader of it."""
+    """Return a reader of the declared source."""
     return PolledRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: FilesSource, settings: Settings, *, group: str) -> PollingFeeder:
-    """Look at the folder, and start what watches it. Raises InvalidSettings, StreamBusy."""
+    """Check the folder, and start its feeder. Raises InvalidSettings, StreamBusy."""
     require_folder(declared)
     return PollingFeeder(
         nullcontext, declared.words, spool_folder(settings, group), FilesPoller(declared),

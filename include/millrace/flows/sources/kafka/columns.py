@@ -1,8 +1,8 @@
 """Records of topics as Arrow rows: the record's own columns, and typed columns decoded from JSON values.
 
-Numbers keep their digits: a decimal is parsed from the text of the value, and an integer that does not fit its type is
-refused, never rounded. A record that does not decode is returned beside the rows, with the reason: one malformed value
-must not stop a stream.
+Numbers retain their digits: a decimal is parsed from the text of the value, and an integer that does not fit its type
+is refused, never rounded. A record that cannot be decoded is returned beside the rows, with the reason, since one
+malformed value must not stop a stream.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Tombstones: TypeAlias = Literal["error", "ignore"]
 
 
 class Undecoded(NamedTuple):
-    """A record that is no row, and why."""
+    """A record that cannot be decoded, and the reason."""
 
     record: Record
     reason: str
 
 
 def record_columns(records: Sequence[Record], names: Iterable[str] = RECORD.names) -> dict[str, pa.Array]:
-    """Return those of the columns of RECORD that `names` lists."""
+    """Return those columns of RECORD that `names` lists."""
     make: dict[str, Callable[[], list[Any]]] = {
         "_key": lambda: [each.key for each in records],
         "_value": lambda: [each.value for each in records],
@@ -61,7 +61,7 @@ def record_columns(records: Sequence[Record], names: Iterable[str] = RECORD.name
 
 
 def undecoded_rows(found: Sequence[Undecoded]) -> pa.Table:
-    """Return records that are no rows as a table: the columns of RECORD, and the reason."""
+    """Return undecoded records as a table: the columns of RECORD, and the reason."""
     columns = record_columns([each.record for each in found])
     return pa.table({**columns, REASON: pa.array([each.reason for each in found], pa.utf8())})
 
@@ -83,10 +83,10 @@ def records_of(table: pa.Table) -> list[Record]:
 
 
 class RecordRows:
-    """Turns records into rows: `columns` of their values, as JSON objects, and `record`, some of RECORD."""
+    """Turns records into rows: `columns` of their JSON values, and the columns `record` of RECORD."""
 
     def __init__(self, columns: Mapping[str, str], record: Sequence[str], *, tombstones: Tombstones = "error") -> None:
-        """`columns` maps a field of the document to its type ("int64"; "string?" may be null or missing).
+        """`columns` maps a document's field to its type ("int64"; "string?" may be null or missing).
 
         Raises InvalidArgument for an unknown type or record column.
         """
@@ -100,7 +100,7 @@ class RecordRows:
         self._decode = _decoder(self._fields) if self._fields else None
 
     def rows(self, records: Sequence[Record]) -> tuple[pa.RecordBatch, list[Undecoded]]:
-        """Return the rows of `records` in order, without those that do not decode, and those with their reasons."""
+        """Return the rows of the decodable `records` in order, and the others with their reasons."""
         bad: list[Undecoded] = []
         columns: list[pa.Array] = []
         if self._decode is not None:
@@ -112,7 +112,7 @@ class RecordRows:
     def _documents(
         self, records: Sequence[Record], decode: Callable[[bytes], Any], bad: list[Undecoded]
     ) -> tuple[list[Record], list[Any]]:
-        kept, documents = [], []
+        read, documents = [], []
         for record in records:
             if record.value is None:
                 if self._tombstones == "error":
@@ -123,9 +123,9 @@ class RecordRows:
             except (msgspec.MsgspecError, ValueError) as error:
                 bad.append(Undecoded(record, str(error)))
                 continue
-            kept.append(record)
+            read.append(record)
             documents.append(document)
-        return kept, documents
+        return read, documents
 
     def _columns(
         self, records: list[Record], documents: list[Any], bad: list[Undecoded]
@@ -136,14 +136,14 @@ class RecordRows:
             columns.append(_column(field, [getattr(each, f"f{number}") for each in documents], wrong))
         if wrong:
             bad += [Undecoded(records[place], reason) for place, reason in sorted(wrong.items())]
-            kept = [place for place in range(len(records)) if place not in wrong]
-            records = [records[place] for place in kept]
-            columns = [each.take(pa.array(kept, pa.int64())) for each in columns]
+            right = [place for place in range(len(records)) if place not in wrong]
+            records = [records[place] for place in right]
+            columns = [each.take(pa.array(right, pa.int64())) for each in columns]
         return records, columns
 
 
 def _column(field: FieldSpec, values: list[Any], wrong: dict[int, str]) -> pa.Array:
-    """Return `values` as an array of the field's type, with null for those that it does not hold: `wrong`, by place."""
+    """Return `values` as an array of the field's type, with null for those that do not fit it: `wrong`, by place."""
     kind, arrow = field.parsed_type.kind, field.parsed_type.arrow
     if kind == "json":
         values = [_json_text(each) for each in values]
@@ -159,7 +159,7 @@ def _column(field: FieldSpec, values: list[Any], wrong: dict[int, str]) -> pa.Ar
             pa.array(found[place : place + 1], arrow)
         except _CONVERSION_ERRORS as error:
             found[place] = None
-            wrong.setdefault(place, f"{field.name}: {str(value)[:80]!r} is no {field.type}: {error}")
+            wrong.setdefault(place, f"{field.name}: {str(value)[:80]!r} is not a valid {field.type}: {error}")
     return pa.array(found, arrow)
 
 
@@ -198,7 +198,7 @@ _PYTHON: Final[dict[str, Any]] = {
 
 
 def _python_type(kind: FieldType) -> Any:
-    """The type by which msgspec checks a JSON value: strict, but an integer may be text, which keeps its digits."""
+    """Return the type by which msgspec checks a JSON value: strict, but an integer may be text to retain its digits."""
     if kind.kind in _PYTHON:
         return _PYTHON[kind.kind]
     children: list[Any] = [_python_type(each) for each in kind.children]

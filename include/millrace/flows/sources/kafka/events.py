@@ -1,4 +1,4 @@
-"""A Kafka source of the format debezium: what its declaration says to the decoder of events."""
+"""A Kafka source of the format debezium: its declaration as rules for the decoder of events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.flows.sources.kafka.model import KafkaSource
 
 
 def event_rules_of(source: Any) -> Rules | None:
-    """Return how the events of `source` are read; None if its values are documents."""
+    """Return the rules for the events of `source`; None if its values are documents."""
     if not isinstance(source, KafkaSource) or source.format != FORMAT:
         return None
     declared = source.debezium

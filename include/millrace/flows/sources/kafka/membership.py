@@ -1,9 +1,9 @@
-"""A runner's place in Kafka's consumer group, which divides a source's partitions among all runners of a flow.
+"""A runner's membership in Kafka's consumer group, which divides a source's partitions among all runners of a flow.
 
-The runner itself is the member: its loop polls, without a thread. The member never reads a record; the
-tasks read what they are assigned. ``sessionTimeoutMs`` and ``maxPollIntervalMs`` mean what they mean to every
-consumer: a runner that is dead or stopped for the one, or whose loop does not come round within the other, loses its
-partitions. A runner that starts again under the same `instance` name within the session keeps them (static membership).
+The runner itself is the member: its loop polls, without a thread. The member never reads a record; the tasks read their
+assigned partitions. ``sessionTimeoutMs`` and ``maxPollIntervalMs`` have their usual meaning: a runner that is dead or
+suspended for the one, or whose loop does not poll within the other, loses its partitions. A runner that restarts with
+the same `instance` name within the session retains them (static membership).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from millrace.flows.sources.kafka.topics import consumer_of, error_of, logger
 from millrace.flows.sources.source import task_of
 
 _HEARTBEAT_MS: Final = 3_000
-"""Between two heartbeats at most, Kafka's default; at least three lie within a session."""
+"""Longest time between two heartbeats, Kafka's default. At least three fit in a session."""
 _POLL_SECONDS: Final = 0.05
 _COMMIT_SECONDS: Final = 10.0
 
 
 class Membership:
-    """One member. One thread at a time."""
+    """One member of a group. One thread at a time."""
 
     def __init__(self, source: KafkaSource, group: str, *, topics: Sequence[str] = (), instance: str = "") -> None:
         """Join the group.
 
-        `topics`: those of the source that there are now, if it has a pattern. `instance`: a name that no other runner
-        has at the same time, and that this one has again after a restart.
+        `topics` are the present topics of a source with a pattern. `instance` is a name that no other runner has at the
+        same time, and that this one has again after a restart.
         """
         self._source, self._group = source, group
         self._held: set[str] = set()
         self._came: set[str] = set()
         self._went: set[str] = set()
         self.joined = False
-        """Whether the group has told this member its part, which may be none."""
+        """Whether the group has assigned this member its share, which may be empty."""
         chosen: dict[str, str | int] = {
             "partition.assignment.strategy": "cooperative-sticky",
             "heartbeat.interval.ms": max(1, min(_HEARTBEAT_MS, source.session_timeout_ms // 3)),
@@ -75,7 +75,7 @@ class Membership:
         self._topics = wanted
 
     def poll(self) -> Division:
-        """Stay in the group, and say what changed since the last poll.
+        """Stay in the group, and return the changes since the last poll.
 
         Call it at least every ``maxPollIntervalMs``. Raises LogFenced if another runner has this one's instance name.
         """
@@ -86,11 +86,11 @@ class Membership:
         return found
 
     def wait_joined(self, seconds: float) -> None:
-        """Wait until the group has told this member its part. Raises LogUnavailable if that takes longer."""
+        """Wait until the group has assigned this member its share. Raises LogUnavailable if that takes longer."""
         end = time.monotonic() + seconds
         while not self.joined:
             if time.monotonic() > end:
-                raise LogUnavailable(f"consumer group {self._group}: no part of it within {seconds:.0f} s")
+                raise LogUnavailable(f"consumer group {self._group}: no assignment within {seconds:.0f} s")
             self._serve()
 
     def _serve(self) -> None:
@@ -114,7 +114,7 @@ class Membership:
             try:
                 self._consumer.commit(offsets=places, asynchronous=True)
             except KafkaException as error:
-                logger.warning("the consumer group was not told: %s", error)
+                logger.warning("the consumer group's offsets were not updated: %s", error)
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
@@ -124,7 +124,7 @@ class Membership:
         self.joined = True
         if places:
             consumer.incremental_assign(places)
-            consumer.pause(places)  # the tasks read; a member that read too would fetch everything twice
+            consumer.pause(places)  # the tasks read; if the member read, too, it would fetch everything twice
         for each in places:
             task = task_of(each.topic, each.partition)
             self._held.add(task)
@@ -140,10 +140,10 @@ class Membership:
 
 
 def leave(source: KafkaSource, group: str, instances: Sequence[str]) -> None:
-    """Have runners with these names leave the group, as far as they are in it; others get their partitions at once.
+    """Remove runners with these names from the group; others get their partitions at once.
 
     librdkafka leaves a static member in its group until its session ends, and has no call for this, so kafka-python
-    does it. Errors are logged: the session ends anyway.
+    does it. Errors are logged, since the session ends anyway.
     """
     from kafka.admin import KafkaAdminClient, MemberToRemove
     from kafka.errors import KafkaError as WireError
@@ -182,7 +182,7 @@ def _wire_settings(source: KafkaSource) -> dict[str, Any]:
 def _tls(security: KafkaSecurity) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=security.ca or None)
     if security.certificate:
-        with TemporaryDirectory() as folder:  # readable by this user alone; ssl takes files only
+        with TemporaryDirectory() as folder:  # readable by this user only; ssl accepts only files
             path = Path(folder) / "client.pem"
             path.write_text(f"{security.key.get_secret_value()}\n{security.certificate}\n")
             context.load_cert_chain(path)
@@ -190,16 +190,18 @@ def _tls(security: KafkaSecurity) -> ssl.SSLContext:
 
 
 def members(source: KafkaSource, group: str, *, seconds: float = _COMMIT_SECONDS) -> Mapping[str, str]:
-    """The hosts of the group's members, by member id. Raises LogUnavailable, InvalidSettings."""
+    """Return the hosts of the group's members, by member id. Raises LogUnavailable, InvalidSettings."""
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(dict(admin_settings(source)), logger=logger)
     try:
-        told = admin.describe_consumer_groups([group], request_timeout=seconds)[group].result(timeout=2 * seconds)
+        description = admin.describe_consumer_groups([group], request_timeout=seconds)[group].result(
+            timeout=2 * seconds
+        )
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
             return {}
         raise error_of(error.args[0], f"consumer group {group}") from None
     except TimeoutError:
-        raise LogUnavailable(f"consumer group {group}: the brokers do not answer within {seconds:.0f} s") from None
-    return {each.member_id: str(each.host) for each in told.members}
+        raise LogUnavailable(f"consumer group {group}: the brokers did not answer within {seconds:.0f} s") from None
+    return {each.member_id: str(each.host) for each in description.members}

@@ -18,15 +18,15 @@ from millrace.flows.kinds import SourceKind
 
 RECORD_TIME: Final = "_record_time"
 RECORD_COLUMNS: Final = ("_key", "_value", "_headers", "_topic", "_partition", "_offset", RECORD_TIME)
-"""The columns of a topic's record among rows. They begin with an underscore, as the columns of changes do, so that no
-field of a collection, and hardly one of a document, has one of these names."""
+"""The columns of a topic's record among rows. They begin with an underscore, as the columns of changes do, so that they
+do not collide with fields of a collection, and rarely with those of a document."""
 
 
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     return text
 
 
@@ -40,7 +40,7 @@ class KafkaSource(KafkaCluster):
 
     kind: Literal["kafka"] = "kafka"
     topics_regex: Annotated[str, StringConstraints(max_length=500), AfterValidator(_pattern)] = words(
-        "in place of topics: a regular expression of whole names; new topics of such a name are read from their"
+        "instead of topics: a regular expression of whole names; new matching topics are read from their"
         " beginning, within about 10 s",
         default="",
     )
@@ -52,24 +52,24 @@ class KafkaSource(KafkaCluster):
         pattern=r"^[A-Za-z0-9._-]*$",
     )
     assignment: Literal["all", "group"] = words(
-        "who reads which partitions: all: the one worker reads all; group: the consumer group divides them among all"
+        "the division of partitions: all: one worker reads all; group: the consumer group divides them among all"
         " workers of the pipeline, on this machine (resources.workers) and on others",
         default="all",
     )
     offset_reset: Literal["earliest", "latest", "error"] = words(
-        "autoOffsetReset: where a partition begins that has no position yet", default="earliest"
+        "autoOffsetReset: where a partition without a position begins", default="earliest"
     )
     session_timeout_ms: int = words("sessionTimeoutMs", default=45_000, ge=1, le=3_600_000)
     max_poll_interval_ms: int = words("maxPollIntervalMs", default=300_000, ge=1, le=86_400_000)
-    poll_timeout_ms: int = words("how long one long poll waits for records", default=500, ge=1, le=60_000)
+    poll_timeout_ms: int = words("longest wait of one poll for records", default=500, ge=1, le=60_000)
     isolation: Literal["read_committed", "read_uncommitted"] = words(
         "whether records of open or aborted transactions are read", default="read_committed"
     )
     format: Literal["json", "debezium"] = words(
-        "of values: JSON documents, or change events of Debezium, in JSON or Avro", default="json"
+        "values are JSON documents, or change events of Debezium in JSON or Avro", default="json"
     )
-    debezium: Debezium = words("how its events are read", default_factory=Debezium)
-    name: str = words("of the table of rows; empty: the topic's", default="")
+    debezium: Debezium = words("how change events are decoded", default_factory=Debezium)
+    name: str = words("name of the table of rows; empty: the topic's", default="")
     columns: dict[str, str] = words(
         'fields of the values with their types ("int64"; "string?" may be missing or null) as columns; empty: the'
         " values stay bytes, in _value",
@@ -78,50 +78,52 @@ class KafkaSource(KafkaCluster):
     record: tuple[str, ...] = words(
         f"columns of the record beside them: {', '.join(RECORD_COLUMNS)}; empty, without columns: all", default=()
     )
-    start: TopicStart = words("where rows begin: earliest, now, or with the records of a moment", default="earliest")
+    start: TopicStart = words("where rows begin: earliest, now, or at the records of a moment", default="earliest")
     tombstones: Literal["error", "ignore"] = words(
-        "with columns: whether a record without a value is put aside or left out", default="error"
+        "with columns: put a record without a value aside, or leave it out", default="error"
     )
     dead_letters: str | None = words(
-        "a collection for records that are no rows; empty: they are kept in the flow's folder", default=None
+        "a collection for records that cannot be decoded; empty: the flow's folder", default=None
     )
     watermark: Watermark | None = words("the event time of rows", default=None)
-    max_bytes: int = words("of a micro-batch of rows, about", default=64 << 20, gt=0)
-    max_records: int | None = words("of a micro-batch of rows", default=None, gt=0)
+    max_bytes: int = words("about the most bytes of a micro-batch of rows", default=64 << 20, gt=0)
+    max_records: int | None = words("the most records of a micro-batch of rows", default=None, gt=0)
 
     @field_validator("topics")
     @classmethod
     def _named(cls, topics: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if "topics_regex" in info.data and bool(topics) == bool(info.data["topics_regex"]):
-            raise ValueError("name the topics, or say topics_regex; one of the two")
+            raise ValueError("give either topics or topics_regex")
         return topics
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaSource:
         if self.format != FORMAT and self.debezium != Debezium():
-            raise ValueError("debezium: its fields are of the format debezium: say format: debezium")
+            raise ValueError("debezium applies only to the format debezium: set format to debezium")
         if self.debezium.truncates == "apply" and len(self.topics) != 1:
-            raise ValueError("debezium.truncates: several topics have no common order, so apply takes one topic")
+            raise ValueError("debezium.truncates: several topics have no common order: use apply with one topic")
         if len(set(self.topics)) < len(self.topics):
-            raise ValueError("topics: each once")
+            raise ValueError("topics: a topic occurs twice")
         if self.max_poll_interval_ms < self.session_timeout_ms:
-            raise ValueError("max_poll_interval_ms is at least session_timeout_ms (librdkafka refuses it otherwise)")
+            raise ValueError("max_poll_interval_ms must be at least session_timeout_ms, as librdkafka requires")
         for each in self.record:
             if each not in RECORD_COLUMNS:
-                raise ValueError(f"record: {each!r} is none of {', '.join(RECORD_COLUMNS)}")
+                raise ValueError(f"record: {each!r} is not one of {', '.join(RECORD_COLUMNS)}")
         if self.watermark is not None and self.watermark.max_ahead is not None:
-            raise ValueError("watermark.max_ahead compares with the log time of rows, and records have none")
+            raise ValueError(
+                "watermark.max_ahead compares with the log time of rows, which records do not have: leave it out"
+            )
         return self
 
     def reads(self, topic: str) -> bool:
-        """Whether a topic of that name is one of the source's. Kafka's own topics are none."""
+        """Return whether a topic of that name belongs to the source. Kafka's own topics never do."""
         if self.topics_regex:
             return not topic.startswith("__") and re.fullmatch(self.topics_regex, topic) is not None
         return topic in self.topics
 
     @property
     def target(self) -> str:
-        """What it is called in lists and graphs."""
+        """Its name in lists and graphs."""
         return f"kafka:{','.join(self.topics) or self.topics_regex}"
 
     @property
@@ -137,7 +139,10 @@ class KafkaSource(KafkaCluster):
         return (*given, RECORD_TIME) if marked and RECORD_TIME not in given else given
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides which rows it gives. A topic's own id tells it from one of its name on other brokers."""
+        """Return the fields that decide which rows it returns.
+
+        Topic ids distinguish topics of one name on other brokers.
+        """
         return self.model_dump(
             mode="json", include={"topics", "name", "columns", "record", "tombstones", "isolation", "watermark"}
         )

@@ -1,6 +1,6 @@
-"""How far a reader of topics goes in one step: offsets by lane, and what retention and new topics have done to them.
+"""The steps of a reader of topics: offsets by lane, and the effect of retention and of new topics on them.
 
-A :class:`Place` is plain data, also as JSON: the offset of each partition behind which everything was read, and the ids
+A :class:`Place` is plain data, also as JSON: the offset of each partition before which everything was read, and the ids
 of the topics. Two places are a range whose records never change: a task for each lane reads it, at any time, in any
 process.
 """
@@ -17,35 +17,35 @@ from millrace.flows.sources.source import Ends, task_of
 
 UNBOUNDED: Final = 1 << 62
 FEW: Final = 100
-"""Records of a lane that a step takes without asking how large they are."""
+"""Records of a lane that a step takes without asking for their size."""
 
 _MARGIN: Final = 4
-"""How much larger than the last ones records may have become, unnoticed."""
+"""The factor by which records may grow without notice."""
 
 Start = Literal["earliest", "latest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a reader has come."""
+    """The position of a reader."""
 
     offsets: Mapping[str, int]
-    """By lane (``topic-partition``), the offset of the next record."""
+    """The offset of the next record, by lane (``topic-partition``)."""
     ids: Mapping[str, str]
-    """By topic its id, which a topic that is created anew does not have. Empty at a beginning, and where the brokers
-    have no ids."""
+    """The id of each topic, which changes when it is created again. Empty at a beginning, and if the brokers have no
+    ids."""
     since: Mapping[str, int] = field(default_factory=dict)
-    """Where the reader began: Spark stores a query's beginning only with its first micro-batch."""
+    """Where the reader began. Spark stores a query's beginning only with its first micro-batch."""
 
     again: int = 0
-    """The number of the last redrive whose records were read: see :class:`RecordsAgain`."""
+    """The number of the last redrive whose records were read. See :class:`RecordsAgain`."""
 
     @property
     def begins(self) -> bool:
         return dict(self.offsets) == dict(self.since)
 
     def start(self) -> Self:
-        """Where the reader that has come here began."""
+        """Return the position at which this reader began."""
         return type(self)(self.since, self.ids, self.since)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class LaneRange:
 
 @dataclass(frozen=True, slots=True)
 class RecordsAgain:
-    """A task: records that did not decode before, from a file that a redrive wrote."""
+    """A task: records that could not be decoded before, from a file of a redrive."""
 
     path: str
     number: int
@@ -87,12 +87,12 @@ class Planner:
         self._topics = topics
         self._record_size = record_size
         self._sizes: dict[str, float] = {}
-        """Mean bytes of a record, by lane, as last asked."""
+        """Mean bytes of a record, by lane, as of the last query."""
 
     def begin(self, start: Start | int = "earliest", *, offsets: Mapping[str, int] | None = None) -> Place:
         """Return a beginning: a named end, the records from a moment (milliseconds) on, or `offsets` by lane.
 
-        A lane that `offsets` leaves out begins at its earliest record.
+        A lane that is not in `offsets` begins at its earliest record.
         """
         if isinstance(start, int):
             found = self._topics.at(start)
@@ -103,7 +103,7 @@ class Planner:
         return Place(found, {}, found)
 
     def ends(self) -> dict[str, int]:
-        """The offset after the newest record of each lane."""
+        """Return the offset after the newest record of each lane."""
         return {lane: ends.high for lane, ends in self._topics.ends().items()}
 
     def next(
@@ -114,14 +114,14 @@ class Planner:
         max_records: int = UNBOUNDED,
         target: Mapping[str, int] | None = None,
     ) -> Place:
-        """Return how far a reader at `place` goes: up to `target` (default: all there is), within the limits.
+        """Return the next position of a reader at `place`: up to `target` (default: everything), within the limits.
 
-        A step that is limited takes the same share of each lane's backlog, so that lanes reach their ends together
-        and none of them falls behind the watermark of the others. A partition that the topic got since then begins at
-        its earliest record. Returns `place` itself if there is nothing to read.
+        A limited step takes the same share of each lane's backlog, so that lanes reach their ends together and none
+        falls behind the watermark of the others. A partition that was added to the topic since then begins at its
+        earliest record. Returns `place` itself if there is nothing to read.
 
         Raises PositionTruncated if retention removed records that were not read, LogRegressed if a topic was created
-        anew or lost records, and as Topics.ends.
+        again or lost records, and as Topics.ends.
         """
         ids = self._require_same(place)
         ends = self._topics.ends()
@@ -131,7 +131,7 @@ class Planner:
             backlog[lane] = max(0, (end.high if target is None else target.get(lane, at)) - at)
         gone = [lane for lane in place.offsets if lane not in ends]
         if gone:
-            raise LogRegressed(f"{gone[0]}: the topic has no such partition any more: it was created again")
+            raise LogRegressed(f"{gone[0]}: the partition no longer exists, since the topic was created again")
         records = sum(backlog.values())
         if not records:
             return place
@@ -146,7 +146,7 @@ class Planner:
         return Place(offsets, ids, since, place.again)
 
     def ranges(self, start: Place, end: Place) -> list[LaneRange]:
-        """Return a task for each lane that has records between two places."""
+        """Return a task for each lane that has records between two positions."""
         found = []
         for lane, last in end.offsets.items():
             topic, _, partition = lane.rpartition("-")
@@ -166,7 +166,10 @@ class Planner:
         return {**place.ids, **ids}
 
     def _size(self, place: Place, ends: Mapping[str, Ends], backlog: Mapping[str, int], most: int) -> float:
-        """The bytes of the backlog, about. Asks for sizes of records only if they can matter: it costs a fetch each."""
+        """Return about how many bytes the backlog has.
+
+        Queries record sizes, at the cost of a fetch each, only if needed.
+        """
         asked = [lane for lane, count in backlog.items() if count]
         if self._record_size is None:
             return 0.0
@@ -189,6 +192,6 @@ def _checked(lane: str, at: int, ends: Ends) -> int:
         )
     if at > ends.high:
         raise LogRegressed(
-            f"{lane}: offset {at} lies beyond the end {ends.high}: the topic was created again, or lost records"
+            f"{lane}: offset {at} is beyond the end {ends.high}: the topic was created again, or lost records"
         )
     return at

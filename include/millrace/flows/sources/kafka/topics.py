@@ -1,4 +1,4 @@
-"""Topics as a worker reads them: which partitions there are, where they begin and end, and the records of a range."""
+"""Topics for a worker: their partitions, where these begin and end, and the records of a range."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from millrace.base.errors import (
 )
 from millrace.base.settings import Settings
 from millrace.flows.batch import Batch
-from millrace.flows.kafka.brokers import admin_settings, client_settings, looked_at
+from millrace.flows.kafka.brokers import admin_settings, checked_metadata, client_settings
 from millrace.flows.kafka.cluster import KafkaCluster
 from millrace.flows.records import Record
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Ends, LaneReader, Limits, Source, task_of
 
 _AT_ONCE: Final = 100
-"""Records that one call of the client returns at most: it limits only their number, and each may be of any size."""
+"""The most records of one call of the client. It limits only their number; each may have any size."""
 _GUESS: Final = 1 << 20
-"""Bytes of a record, before any was seen."""
+"""Assumed bytes of a record, before any was read."""
 _QUEUED_KIB: Final = 16 << 10
-"""What the client reads ahead, unasked."""
+"""The most KiB that the client prefetches."""
 _ID_SECONDS: Final = 5.0
 _NO_ID: Final = str(Uuid(0, 0))
 _REFUSED: Final = frozenset(
@@ -46,11 +46,11 @@ _REFUSED: Final = frozenset(
 )
 
 logger: Final = logging.getLogger("millrace.pipelines.kafka")
-logger.setLevel(logging.CRITICAL)  # what fails is raised, with its reason
+logger.setLevel(logging.CRITICAL)  # failures are raised with their reason
 
 
 def error_of(error: KafkaError, what: str) -> MillraceError:
-    """One of ours for one of the client's."""
+    """Translate a client's error into a MillraceError."""
     if error.code() in _REFUSED:
         return InvalidSettings(f"{what}: the brokers refuse it: {error.str()}")
     if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
@@ -59,7 +59,7 @@ def error_of(error: KafkaError, what: str) -> MillraceError:
 
 
 def consumer_of(source: KafkaSource, group: str, **more: Any) -> Consumer:
-    """A consumer that is assigned partitions by hand, and commits by hand."""
+    """Return a consumer with manual assignment and manual commits."""
     return Consumer(
         {
             **client_settings(source),
@@ -77,20 +77,20 @@ def consumer_of(source: KafkaSource, group: str, **more: Any) -> Consumer:
 
 
 def topic_ids(cluster: KafkaCluster, topics: Sequence[str]) -> dict[str, str]:
-    """The ids of `topics`; without those that the brokers do not tell."""
+    """Return the ids of `topics`, as far as the brokers report them."""
     admin = AdminClient(dict(admin_settings(cluster)), logger=logger)
     found = {}
     seconds = min(_ID_SECONDS, cluster.socket_timeout_ms / 1000)
     try:
-        for topic, told in admin.describe_topics(TopicCollection(list(topics)), request_timeout=seconds).items():
-            found[topic] = str(told.result(timeout=2 * seconds).topic_id)
+        for topic, described in admin.describe_topics(TopicCollection(list(topics)), request_timeout=seconds).items():
+            found[topic] = str(described.result(timeout=2 * seconds).topic_id)
     except (KafkaException, TimeoutError) as error:
-        logger.debug("the brokers tell no ids of topics: %s", error)
+        logger.debug("the brokers report no ids of topics: %s", error)
     return {topic: each for topic, each in found.items() if each != _NO_ID}
 
 
 class Topics(Source):
-    """The partitions of a source, looked at again and again. One thread at a time."""
+    """The partitions of a source, for repeated queries. One thread at a time."""
 
     def __init__(self, source: KafkaSource, group: str, *, metadata_seconds: float = 10.0) -> None:
         self._source, self._group = source, group
@@ -103,14 +103,15 @@ class Topics(Source):
         self._wait = min(source.socket_timeout_ms / 1000, 10.0)
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Topic and partition of each task. Raises LogUnavailable, ChannelNotFound, InvalidSettings."""
+        """Return topic and partition of each task. Raises LogUnavailable, ChannelNotFound, InvalidSettings."""
         if not self._looked or time.monotonic() - self._looked > self._metadata_seconds:
             found = []
             for topic in self._source.topics or self._matching():
-                told = self._ask(
-                    f"topic {topic}", lambda name=topic: looked_at(self._client().list_topics(name, timeout=self._wait))
+                metadata = self._ask(
+                    f"topic {topic}",
+                    lambda name=topic: checked_metadata(self._client().list_topics(name, timeout=self._wait)),
                 )
-                known = told.topics.get(topic)
+                known = metadata.topics.get(topic)
                 if known is None or known.error is not None:
                     raise (
                         ChannelNotFound(f"there is no topic {topic}: create it")
@@ -119,23 +120,24 @@ class Topics(Source):
                     )
                 if self._source.debezium.truncates == "apply" and len(known.partitions) > 1:
                     raise InvalidSettings(
-                        f"topic {topic} has {len(known.partitions)} partitions, which order no truncation among the"
-                        " other changes: say debezium.truncates: error or ignore, or use a topic of one partition"
+                        f"topic {topic} has {len(known.partitions)} partitions, which cannot"
+                        " order a truncation among the"
+                        " other changes: set debezium.truncates to error or ignore, or use a topic of one partition"
                     )
                 found += [(topic, partition) for partition in sorted(known.partitions)]
             self._partitions, self._looked = found, time.monotonic()
         return self._partitions
 
     def names(self) -> list[str]:
-        """The topics that there are. Raises as `partitions`."""
+        """Return the names of the existing topics. Raises as `partitions`."""
         return sorted({topic for topic, _ in self.partitions()})
 
     def _matching(self) -> list[str]:
-        told = self._ask("the topics", lambda: looked_at(self._client().list_topics(timeout=self._wait)))
-        return sorted(topic for topic in told.topics if self._source.reads(topic))
+        metadata = self._ask("the topics", lambda: checked_metadata(self._client().list_topics(timeout=self._wait)))
+        return sorted(topic for topic in metadata.topics if self._source.reads(topic))
 
     def ends(self) -> dict[str, Ends]:
-        """Of each task. Raises as `partitions`."""
+        """Return the ends of each task. Raises as `partitions`."""
         found = {}
         for topic, partition in self.partitions():
             place = TopicPartition(topic, partition)
@@ -147,14 +149,17 @@ class Topics(Source):
         return found
 
     def ids(self) -> dict[str, str]:
-        """Of each topic, by name; of brokers that have none (Kafka before 2.8), or do not say, nothing."""
+        """Return the id of each topic, by name.
+
+        Empty if the brokers have none (Kafka before 2.8) or do not report them.
+        """
         if time.monotonic() - self._described > self._metadata_seconds:
             self._described = time.monotonic()
             self._ids = topic_ids(self._source, self.names()) or self._ids
         return self._ids
 
     def at(self, milliseconds: int) -> dict[str, int]:
-        """Return, for each task, the first record of that time or later by record timestamps, or the end."""
+        """Return, for each task, the offset of the first record at or after that time, or the end."""
         ends = self.ends()
         places = [TopicPartition(topic, partition, milliseconds) for topic, partition in self.partitions()]
         found = self._ask("offsets of a moment", lambda: self._client().offsets_for_times(places, timeout=self._wait))
@@ -173,10 +178,10 @@ class Topics(Source):
             try:
                 self._client().commit(offsets=places, asynchronous=True)
             except KafkaException as error:
-                logger.warning("the consumer group was not told: %s", error)
+                logger.warning("the consumer group's offsets were not updated: %s", error)
 
     def committed(self) -> dict[str, int]:
-        """What the consumer group says, by task."""
+        """Return the consumer group's offsets, by task."""
         places = [TopicPartition(topic, partition) for topic, partition in self.partitions()]
         found = self._ask("the consumer group", lambda: self._client().committed(places, timeout=self._wait))
         return {
@@ -211,20 +216,20 @@ class Reader(LaneReader):
         self._what = task_of(topic, partition)
         self._poll = source.poll_timeout_ms / 1000
         self._patience = source.socket_timeout_ms / 1000
-        # The client waits a second after its queue was full; a small queue would run dry meanwhile.
+        # The client waits a second after its queue was full; a small queue would run empty in the meantime.
         ahead = {"queued.max.messages.kbytes": _QUEUED_KIB, "fetch.queue.backoff.ms": 10}
         self._consumer = consumer_of(source, group, **ahead)
         self._next: int | None = None
         self._size = _GUESS
-        """Bytes of a record, as they came lately."""
+        """Recent mean bytes of a record."""
 
     def read(self, start: int, end: int, *, items: int, size: int, seconds: float) -> tuple[list[Record], int]:
         """Return the records from offset `start` below `end`, and the next offset.
 
-        At most about `items` records and `size` bytes, within `seconds`. What exceeds `size` is one record, or few if
-        they grow suddenly. The next offset may be after a gap (compacted, or a transaction's end); it is beyond `start`
-        if anything came. Raises LogUnavailable if nothing came; PositionTruncated or LogRegressed if `start` is outside
-        of the partition.
+        At most about `items` records and `size` bytes, within `seconds`. Only one record, or a few if they grow
+        suddenly, may exceed `size`. The next offset may be after a gap (compaction, or a transaction's end); it is
+        greater than `start` if anything arrived. Raises LogUnavailable if nothing arrived; PositionTruncated or
+        LogRegressed if `start` is outside the partition.
         """
         if self._next != start:
             self._consumer.assign([TopicPartition(self._place.topic, self._place.partition, start)])
@@ -264,7 +269,7 @@ class Reader(LaneReader):
         return found, place
 
     def batches(self, start: int, end: int, limits: Limits, /) -> Iterator[Batch]:
-        """As millrace.flows.sources.source.LaneReader says: one batch."""
+        """Yield one batch of the range."""
         records, after = self.read(start, end, items=limits.records, size=limits.size, seconds=limits.seconds)
         yield Batch(self._what, start, after, records=records)
 
@@ -282,7 +287,7 @@ class Reader(LaneReader):
                     earliest=(0, low),
                 )
             raise LogRegressed(
-                f"{self._what}: offset {start} lies beyond the end {high}: the topic was made anew, or lost records"
+                f"{self._what}: offset {start} is beyond the end {high}: the topic was created again, or lost records"
             )
         raise error_of(error, self._what)
 
@@ -300,10 +305,10 @@ def _record(message: Any, value: bytes | None) -> Record:
 
 
 def source_of(declared: KafkaSource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> Topics:
-    """The lanes that are declared."""
+    """Return the declared source."""
     return Topics(declared, group)
 
 
 def reader_of(declared: KafkaSource, settings: Settings, *, group: str, topic: str, partition: int) -> Reader:
-    """A reader of one of them."""
+    """Return a reader of one lane of the declared source."""
     return Reader(declared, group, topic, partition)

@@ -14,7 +14,7 @@ TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length
 
 
 class MariaDbSource(TablesOfDatabase):
-    """The rows of tables, and then each change of them, from the server's binary log. A task for each table."""
+    """The rows of tables, and then each change of them, from the server's binary log. One task a table."""
 
     kind: Literal["mariadb"] = "mariadb"
     host: str = words("name or address of the server", min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_.:-]+$")
@@ -22,27 +22,27 @@ class MariaDbSource(TablesOfDatabase):
     user: str = words(
         "with the rights SELECT, RELOAD, REPLICATION SLAVE and BINLOG MONITOR", min_length=1, max_length=128
     )
-    password: Secret = words("of the user", default=Secret(""))
-    tls: Literal["disable", "trust", "verify-ca", "verify-full"] = words("of the connection", default="disable")
+    password: Secret = words("the user's password", default=Secret(""))
+    tls: Literal["disable", "trust", "verify-ca", "verify-full"] = words("TLS of the connection", default="disable")
     database: str = words("", min_length=1, max_length=64, pattern=r"^[^.`]+$")
-    table: TableName | None = words("the one that is captured, with a primary key", default=None)
+    table: TableName | None = words("the captured table, with a primary key", default=None)
     tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words(
-        "several of them in place of one, by one engine", default=()
+        "several tables, captured by one engine", default=()
     )
     start: Literal["earliest", "latest"] = words(
         "a snapshot of the table first, or only changes from now on", default="earliest"
     )
     on_loss: Literal["stop", "snapshot"] = words(
-        "what happens if the server has removed the binary log after the position: stop, or read the table anew",
+        "if the server has removed the binary log after the position: stop, or read the table again",
         default="stop",
     )
     foreign_keys: Literal["refuse", "ignore"] = words(
-        "whether a table is captured though a foreign key changes its rows (ON DELETE CASCADE, SET NULL), which the"
-        " binary log does not have",
+        "whether to capture a table although a foreign key changes its rows (ON DELETE CASCADE, SET NULL), which the"
+        " binary log does not record",
         default="refuse",
     )
     spool_mib: int = words(
-        "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
+        "size of changes that wait for the flow; when it is reached, the capture pauses", default=1024, ge=1, le=1 << 20
     )
 
     @property

@@ -1,4 +1,4 @@
-"""How tables of MariaDB are captured: the checks of its server, and the engine's properties."""
+"""The capture of MariaDB tables: the checks of the server, and the engine's properties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millrace.flows.sources.mariadb.model import MariaDbSource
 _CONNECT_SECONDS: Final = 10
 _CHUNK_ROWS: Final = 4096
 _CHUNK_BYTES: Final = 16 << 20
-"""Of rows that the engine holds while it reads a table beside its changes."""
+"""The most bytes of rows that the engine holds while it reads a table beside its changes."""
 _REFUSED: Final = frozenset({1044, 1045, 1142, 1227, 1698})
 _NO_SELECT: Final = 1142
 _RIGHTS: Final = {
@@ -28,7 +28,7 @@ _RIGHTS: Final = {
     "BINLOG MONITOR": {"BINLOG MONITOR", "REPLICATION CLIENT", "SUPER"},
     "RELOAD": {"RELOAD", "LOCK TABLES"},
 }
-"""Each with the rights that do."""
+"""Each needed right, with the rights that include it."""
 _GRANT: Final = re.compile(r"GRANT (.+) ON (\S+) TO ")
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "log_bin_compress": "0"}
 
@@ -36,17 +36,17 @@ _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "F
 def source_of(
     declared: MariaDbSource, settings: Settings, *, group: str, standing: Mapping[str, int]
 ) -> CapturedTables:
-    """Return the lanes that are declared."""
+    """Return the declared source."""
     return CapturedTables(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: MariaDbSource, settings: Settings, *, group: str, topic: str, partition: int) -> CapturedRows:
-    """Return a reader of one of them."""
+    """Return a reader of one lane of the declared source."""
     return CapturedRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Feeder:
-    """Check the server, and start what captures the tables. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    """Check the server, and start the capture's feeder. Raises InvalidSettings, LogUnavailable, StreamBusy."""
     check_server(declared)
     return Feeder(
         settings,
@@ -57,13 +57,13 @@ def feeder_of(declared: MariaDbSource, settings: Settings, *, group: str) -> Fee
         snapshot_again=declared.on_loss == "snapshot",
         database=MariaDb(declared, group),
         log=BinaryLog(declared),
-        # Between two GTIDs, without a table for signals. A server without any GTID yet cannot be read so.
+        # Watermarks by GTIDs need no signal table, but fail on a server without any GTID yet.
         reading={"read.only": "true"},
     )
 
 
 def release(declared: MariaDbSource, settings: Settings, *, group: str) -> None:
-    """Remove the spool of a flow. The server keeps nothing of a reader that has left."""
+    """Remove the spool of a flow. The server stores nothing about a reader that has left."""
     remove_spool(settings, group)
 
 
@@ -86,20 +86,20 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
         "include.schema.changes": "true",
         "signal.enabled.channels": "in-process",
         "signal.poll.interval.ms": "1000",
-        # Rows of other databases are none of the flow's, and their DDL would be kept for ever.
+        # Rows of other databases do not belong to the flow, and their DDL would be stored forever.
         "schema.history.internal.store.only.captured.databases.ddl": "true",
         "tombstones.on.delete": "false",
         "skipped.operations": "none",
         "bigint.unsigned.handling.mode": "precise",
         "decimal.handling.mode": "precise",
-        "driver.yearIsDateType": "false",  # there is no date in the year 0000
-        "enable.time.adjuster": "false",  # it makes 2001 of the year 1
+        "driver.yearIsDateType": "false",  # the year 0000 has no dates
+        "enable.time.adjuster": "false",  # it would turn the year 1 into 2001
         "converters": "values",
         "values.type": "millrace.MariaDbValues",
         "event.processing.failure.handling.mode": "fail",
         "heartbeat.interval.ms": "1000",
         # The server sends a heartbeat every 0.8 of it. On an idle server, a table that is read beside its changes waits
-        # for one. A reader that is blocked for longer connects anew, so it is not shorter.
+        # for one. A reader that is blocked for longer reconnects, so it is not shorter.
         "connect.keep.alive.interval.ms": "10000",
         "notification.enabled.channels": "sink",
         "notification.sink.topic.name": "notifications",
@@ -110,7 +110,7 @@ def properties_of(declared: MariaDbSource, group: str) -> dict[str, str]:
 
 @contextmanager
 def connected(declared: MariaDbSource) -> Iterator[Any]:
-    """Connect to the server, for a cursor. Raises InvalidSettings if it refuses the user, LogUnavailable."""
+    """Connect to the server and yield a cursor. Raises InvalidSettings if it refuses the user, LogUnavailable."""
     import pymysql
 
     place = f"MariaDB {declared.host}:{declared.port}"
@@ -142,14 +142,14 @@ class BinaryLog:
         self._declared = declared
 
     def end(self) -> dict[str, Any]:
-        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        """Return the position after the newest change. Raises LogUnavailable."""
         with connected(self._declared) as cursor:
             cursor.execute("show master status")
             row = cursor.fetchone()
         return {"file": row[0], "pos": int(row[1])} if row else {"file": "", "pos": 0}
 
     def behind(self, offset: Any, end: Any, /) -> int:
-        if "file" not in offset:  # of a snapshot that has just begun
+        if "file" not in offset:  # a snapshot has just begun
             return int(end["pos"])
         if offset["file"] == end["file"] and offset["pos"] <= end["pos"]:
             left = int(end["pos"] - offset["pos"])
@@ -160,7 +160,7 @@ class BinaryLog:
         return bytes_between(sizes, offset, end)
 
     def _ends_with_statement(self, offset: Any, end: Any) -> bool:
-        """Whether a statement of DDL that was read is the last one of the log.
+        """Return whether a DDL statement that was read is the last one of the log.
 
         The engine's offset is before its transaction until the next one begins, since it has no COMMIT.
         """
@@ -178,10 +178,10 @@ class BinaryLog:
 
 
 def bytes_between(sizes: Mapping[str, int], offset: Mapping[str, Any], end: Mapping[str, Any]) -> int:
-    """Return the bytes of a binary log between two positions, at most 0 if `offset` is not before `end`.
+    """Return the bytes of a binary log between two positions; 0 or less if `offset` is not before `end`.
 
-    `sizes` has the files that the server has, oldest first: their names are in no order of texts (999999, 1000000). A
-    log that does not have `offset`, since it was purged or begun anew (RESET MASTER), is ahead of it as a whole.
+    `sizes` has the server's files, oldest first, since their names do not sort as texts (999999, 1000000). If the log
+    does not have `offset`, because it was purged or reset (RESET MASTER), all of it is unread.
     """
     if sizes.get(offset["file"], -1) < offset["pos"]:
         return sum(sizes.values())
@@ -194,31 +194,32 @@ def bytes_between(sizes: Mapping[str, int], offset: Mapping[str, Any], end: Mapp
 
 
 class MariaDb(Database):
-    """What a feeder asks about the server."""
+    """A feeder's hooks for a MariaDB server."""
 
     def __init__(self, declared: MariaDbSource, group: str) -> None:
         self._declared, self._group = declared, group
 
     def before_engine(self, now: Standing) -> Mapping[str, str]:
-        """As millrace.flows.sources.capture.feeder.Database says.
+        """Return the properties of this start.
 
-        The server throws a reader out when another of its number comes: flows of one id on two machines have two.
+        The server disconnects a reader when another one with its number connects, so flows of one id on two machines
+        have different numbers.
         """
         name = f"{self._group} {now.identity}" if now.identity else self._group
         return {
             "database.server.id": str(server_number(name)),
             "incremental.snapshot.chunk.size": str(self._chunk(now) if now.unread else _CHUNK_ROWS),
-            # Rows that the driver holds; it reads them from one stream, whatever their number.
+            # The most rows that the driver holds. It reads them from one stream, whatever their number.
             "snapshot.fetch.size": "1" if TOO_LARGE in now.error else "10",
             "millrace.watched": "\n".join(self._others()),
         }
 
     def resume(self, offset: Any) -> Any:
-        """As millrace.flows.sources.capture.feeder.Database says. MariaDB takes one GTID of each domain."""
+        """Return the position at which the engine starts. MariaDB accepts one GTID of each domain."""
         return offset if not (offset or {}).get("gtids") else {**offset, "gtids": ",".join(newest_gtids(offset))}
 
     def _others(self) -> list[str]:
-        """Return what else changes the tables if it is changed: tables with a trigger, and views, that name them."""
+        """Return other objects whose changes affect the tables: tables with a trigger, and views, that name them."""
         declared = self._declared
         with connected(declared) as cursor:
             cursor.execute(
@@ -246,7 +247,7 @@ class MariaDb(Database):
 
 
 def check_server(declared: MariaDbSource) -> None:
-    """Check the rights of the user, that the server logs whole rows, and that the tables have a primary key.
+    """Check the user's rights, that the server logs whole rows, and that the tables have a primary key.
 
     Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
     """
@@ -257,7 +258,9 @@ def check_server(declared: MariaDbSource) -> None:
             if str(found) != wanted:
                 how = "set log_bin in the server's configuration and restart it"
                 value = f"'{wanted}'" if wanted.isalpha() else wanted
-                how = how if name == "log_bin" else f"run `SET GLOBAL {name} = {value}`, and in the configuration too"
+                how = (
+                    how if name == "log_bin" else f"run `SET GLOBAL {name} = {value}`, and set it in the configuration"
+                )
                 raise InvalidSettings(f"MariaDB {declared.host}: {name} is {found}, and capture needs {wanted}: {how}")
         for table in declared.names:
             _check_table(cursor, declared, table)
@@ -296,7 +299,7 @@ def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
                 f"MariaDB {declared.host}: {declared.user!r} may not read {table}: run `GRANT SELECT ON {quoted} TO"
                 f" {_account(cursor)}`"
             ) from None
-        # Else the next statement says what is wrong.
+        # Otherwise the next statement reports the error.
     kind = _one(
         cursor,
         "select table_type from information_schema.tables where table_schema = %s and table_name = %s",
@@ -326,13 +329,14 @@ def _check_table(cursor: Any, declared: MariaDbSource, table: str) -> None:
     )
     if unknown:
         raise InvalidSettings(
-            f"MariaDB {declared.host}: {table}.{unknown}, which the engine does not know: make it another one, such as"
+            f"MariaDB {declared.host}: {table}.{unknown}, which the engine does not support:"
+            " change it to another type, such as"
             " VARCHAR or VARBINARY"
         )
 
 
 def _check_foreign_keys(cursor: Any, declared: MariaDbSource, table: str) -> None:
-    """The engine of a table makes the changes of its foreign keys: the binary log does not have them."""
+    """Raise InvalidSettings if foreign keys change rows: the server does that without logging it."""
     found = _one(
         cursor,
         "select concat('by the foreign key ', constraint_name, ' (ON DELETE ', delete_rule, ', ON UPDATE ',"
@@ -343,7 +347,8 @@ def _check_foreign_keys(cursor: Any, declared: MariaDbSource, table: str) -> Non
     )
     if found:
         raise InvalidSettings(
-            f"MariaDB {declared.host}: {table} gets changes {found}, and the binary log lacks them: make the key"
+            f"MariaDB {declared.host}: {table} gets changes {found}, which the binary log does"
+            " not record: change the key to"
             " RESTRICT and let the application change both tables, or declare `foreign_keys: ignore` if that table's"
             " keys are never deleted or changed"
         )

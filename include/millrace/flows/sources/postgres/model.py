@@ -17,37 +17,39 @@ TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length
 
 
 class PostgresSource(TablesOfDatabase):
-    """The rows of tables, and then each change of them, by logical decoding. A task for each table."""
+    """The rows of tables, and then each change of them, by logical decoding. One task a table."""
 
     kind: Literal["postgres"] = "postgres"
     host: str = words("name or address of the primary", min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_.:-]+$")
     port: int = words("", default=5432, ge=1, le=65535)
-    user: str = words("with the attribute REPLICATION, and SELECT on the tables", min_length=1, max_length=63)
-    password: Secret = words("of the user", default=Secret(""))
-    tls: Literal["disable", "require", "verify-ca", "verify-full"] = words("of the connection", default="disable")
-    tls_ca: str = words("file with the authorities that verify-ca and verify-full trust", default="", max_length=4096)
+    user: str = words("a user with the attribute REPLICATION, and SELECT on the tables", min_length=1, max_length=63)
+    password: Secret = words("the user's password", default=Secret(""))
+    tls: Literal["disable", "require", "verify-ca", "verify-full"] = words("TLS of the connection", default="disable")
+    tls_ca: str = words("file with the trusted certificates for verify-ca and verify-full", default="", max_length=4096)
     database: str = words("", min_length=1, max_length=63, pattern=_NAME)
     namespace: str = words("schema of the tables", default="public", min_length=1, max_length=63, pattern=_NAME)
-    table: TableName | None = words("the one that is captured, with a primary key", default=None)
+    table: TableName | None = words("the captured table, with a primary key", default=None)
     tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words(
-        "several of them in place of one, by one engine", default=()
+        "several tables, captured by one engine", default=()
     )
     start: Literal["earliest", "latest"] = words(
         "a snapshot of the tables first, or only changes from now on", default="earliest"
     )
     on_loss: Literal["stop", "snapshot"] = words(
-        "what happens if the slot does not have the changes after the position: stop, or read the tables anew",
+        "if the slot does not have the changes after the position: stop, or read the tables again",
         default="stop",
     )
-    slot: str = words("replication slot of this flow alone; empty: made of the flow's id", default="", pattern=_SLOT)
+    slot: str = words(
+        "replication slot of this flow only; empty: derived from the flow's id", default="", pattern=_SLOT
+    )
     publication: str = words(
-        "with the tables; empty: made of the flow's id, and by the flow", default="", pattern=_SLOT
+        "publication of the tables; empty: created by the flow, with a name from its id", default="", pattern=_SLOT
     )
     heartbeat_seconds: int = words(
         "how often an idle capture confirms its position, so that the server can remove WAL", default=10, ge=1, le=3600
     )
     spool_mib: int = words(
-        "changes that wait for the flow; beyond it the capture waits", default=1024, ge=1, le=1 << 20
+        "size of changes that wait for the flow; when it is reached, the capture pauses", default=1024, ge=1, le=1 << 20
     )
 
     def local_paths(self) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Rows of PostgreSQL's tables, read beside their changes: the shapes of tables, and pages of rows by the key.
 
-The log has no DDL. A shape is what tells whether a statement changed rows: the table's columns by their numbers, and
-the files that hold it, which are others after ALTER TABLE has written the rows anew.
+The log has no DDL. A shape shows whether a statement changed rows: the table's columns by their numbers, and its files,
+which are replaced when ALTER TABLE rewrites the rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PAGE_ROWS: Final = 5_000
 PAGE_BYTES: Final = 8 << 20
 _FETCHED_ROWS: Final = 200
 _FIRST_ROWS: Final = 8
-"""Until the size of a page's rows is known, so many are fetched at once."""
+"""Rows that are fetched at once until their size is known."""
 _NO_DIGITS: Final = 4
-"""What a modifier has more than its digits; below it there are none."""
+"""The offset of a numeric's modifier. A modifier below it has no digits."""
 _LOCK_SECONDS: Final = 1
 _ALIKE: Final = {"text", "varchar", "citext"}
-"""Types of one form."""
+"""Types with the same form."""
 _PLACE: Final = "(pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint"
 
 _SHAPES: Final = """
@@ -62,7 +62,7 @@ from wanted w
 
 
 class RowReader:
-    """As millrace.flows.sources.capture.rereading.TableReader says, of one server."""
+    """Reads the shapes and rows of one server's tables (millrace.flows.sources.capture.rereading.TableReader)."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._namespace = server, server.namespace
@@ -123,7 +123,7 @@ class RowReader:
             try:
                 with db.transaction():
                     db.execute("set transaction isolation level repeatable read, read only")
-                    # Before the snapshot: one that is older than a rewrite of the table would see no rows.
+                    # Lock before the snapshot: one that is older than a rewrite of the table would see no rows.
                     db.execute(f"lock table {relation} in access share mode")
                     if self._shapes(db, [table])[table] != shape:
                         return None
@@ -134,11 +134,13 @@ class RowReader:
     def _page(self, db: Any, table: str, relation: str, shape: Any, after: list[str] | None) -> Page:
         columns = list(shape["columns"].values())
         casts = {each["name"]: each["cast"] for each in columns}
-        key = ", ".join(quoted("row", each) for each in shape["key"])  # not the texts of that name
+        key = ", ".join(
+            quoted("row", each) for each in shape["key"]
+        )  # the columns, not the selected texts of the same name
         marks = ", ".join(f"%s::text::{casts[each]}" for each in shape["key"])
         query = f'select {", ".join(texts_of([each["name"] for each in columns]))} from {relation} as "row"'
         ordered = f"order by {key} limit {PAGE_ROWS}"
-        if after is not None:  # values are then put in, and a plain % is written twice
+        if after is not None:  # values are substituted then, so a plain % must be doubled
             query, ordered = (each.replace("%", "%%") for each in (f"{query} where ({key}) >", ordered))
             query += f" ({marks})"
         rows: list[tuple[Any, ...]] = []
@@ -181,9 +183,9 @@ class RowReader:
 
 
 def texts_of(columns: Sequence[str]) -> list[str]:
-    """Return expressions of SQL for the texts of columns, as the log has them.
+    """Return SQL expressions for the texts of columns, in the log's form.
 
-    `format` uses the types' own output: a cast to text cuts char(n), and adds to inet.
+    `format` uses the types' own output: a cast to text truncates char(n), and extends inet.
     """
     return [
         f"case when {each} is distinct from null then format('%s', {each}) end as {each}"
@@ -192,12 +194,12 @@ def texts_of(columns: Sequence[str]) -> list[str]:
 
 
 def quoted(*names: str) -> str:
-    """Return a name of several parts as SQL has it."""
+    """Return a qualified name, quoted for SQL."""
     return ".".join('"{}"'.format(each.replace('"', '""')) for each in names)
 
 
 def _description(table: str, shape: Any) -> dict[str, Any]:
-    """The columns, as the engine describes them (java/CaptureEngine.java)."""
+    """Return the columns in the engine's form of descriptions (java/CaptureEngine.java)."""
     return {
         "table": table,
         "key": shape["key"],
@@ -216,7 +218,7 @@ def _description(table: str, shape: Any) -> dict[str, Any]:
 
 
 def _digits(column: Mapping[str, Any]) -> dict[str, str]:
-    """Of a numeric that has a number of digits, both of its numbers."""
+    """Return precision and scale of a numeric column with a fixed number of digits; empty for others."""
     if column["type"] != "numeric" or column["modifier"] < _NO_DIGITS:
         return {}
     packed = column["modifier"] - _NO_DIGITS

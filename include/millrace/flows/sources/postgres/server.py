@@ -1,8 +1,8 @@
-"""The PostgreSQL server of a capture: what it lacks, the publication and the slot, and whether the slot goes on.
+"""The PostgreSQL server of a capture: its requirements, publication and slot, and the slot's continuity.
 
 The slot belongs to the flow. Each snapshot begins with a new slot, whose exported snapshot and first change meet
-exactly. Between two starts of the engine the slot keeps the WAL after the flow's position, unless somebody drops it or
-the server invalidates it (``max_slot_wal_keep_size``). Then `Server.before_engine` raises CaptureLost.
+exactly. Between two starts of the engine the slot retains the WAL after the flow's position, unless somebody drops it
+or the server invalidates it (``max_slot_wal_keep_size``). Then `Server.before_engine` raises CaptureLost.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _CONNECT_SECONDS: Final = 10
 _RELEASE_SECONDS: Final = 15.0
 _FETCHED_ROWS: Final = 2000
 _FETCHED_BYTES: Final = 32 << 20
-"""Of a snapshot's rows that the engine reads at once, about."""
+"""About the bytes of a snapshot's rows that the engine fetches at once."""
 _OLDEST: Final = 14
-"""The first version that decodes messages, by which heartbeats move an idle slot."""
+"""The first version that decodes messages, which heartbeats need to move an idle slot."""
 _REFUSED: Final = re.compile(
     r"authentication failed|no pg_hba\.conf entry|role \".*\" does not exist|database \".*\" does not exist"
     r"|permission denied for database|not permitted to log in|no password supplied",
     re.IGNORECASE,
 )
 _MESSAGE: Final = "SELECT pg_logical_emit_message(true, 'millrace', '')"
-"""Changes no table, and moves the engine's position."""
+"""Changes no table, but moves the engine's position."""
 _MARK: Final = "Made by Millrace for"
 
 
@@ -52,12 +52,12 @@ class Server(Database):
         self.slot = declared.slot or identifier_of(group)
         self.publication = declared.publication or identifier_of(group)
         self._history: dict[str, Any] = {}
-        """The cluster and the timeline of the server, as the engine's start found them."""
+        """The cluster and the timeline of the server, as of the engine's start."""
 
     # --- before anything starts --------------------------------------------------------------------------------------
 
     def check_server(self) -> None:
-        """Check the server, the role and the table, and make the publication if it is missing.
+        """Check the server, the role and the table, and create the publication if it is missing.
 
         Raises InvalidSettings with the statement to run, LogUnavailable if the server cannot be reached.
         """
@@ -135,10 +135,10 @@ class Server(Database):
         )
         if not key:
             raise self._wrong(
-                f"has no primary key of {name}, by which changes find their rows: run `ALTER TABLE {relation} ADD"
+                f"has no primary key of {name}, which identifies changed rows: run `ALTER TABLE {relation} ADD"
                 " PRIMARY KEY (...)`"
             )
-        # An update does not log a value that is stored apart (TOAST) and stays as it is, unless the old row is logged.
+        # An update does not log an unchanged value that is stored apart (TOAST), unless the old row is logged.
         leaves = "with recursive part as (select %s::oid as id union all select inhrelid from pg_inherits, part"
         leaves += " where inhparent = id) "
         weak = [
@@ -174,21 +174,22 @@ class Server(Database):
         most = int(_row(db, "show max_replication_slots")[0])
         if len(slots) >= most:
             idle = next((name for name, active, *_ in slots if not active), None)
-            drop = f", or drop one that nobody needs: `SELECT pg_drop_replication_slot('{idle}')`" if idle else ""
+            drop = f", or drop an unused one: `SELECT pg_drop_replication_slot('{idle}')`" if idle else ""
             raise self._wrong(
-                f"has no free replication slot, all {most} are taken: run `ALTER SYSTEM SET max_replication_slots ="
+                f"has no free replication slot, since all {most} are used: run `ALTER SYSTEM"
+                " SET max_replication_slots ="
                 f" {most + 10}` and restart the server{drop}"
             )
         senders = int(_row(db, "show max_wal_senders")[0])
         (sending,) = _row(db, "select count(*) from pg_stat_replication")
         if sending >= senders:
             raise self._wrong(
-                f"has no free WAL sender, all {senders} are taken: run `ALTER SYSTEM SET max_wal_senders ="
+                f"has no free WAL sender, since all {senders} are used: run `ALTER SYSTEM SET max_wal_senders ="
                 f" {senders + 10}` and restart the server"
             )
 
     def _publish(self, db: Any) -> None:
-        """Make the publication, or check the one that exists."""
+        """Create the publication, or check the existing one."""
         errors = import_optional("psycopg").errors
         declared = self._declared
         tables = ", ".join(quoted(declared.namespace, each) for each in declared.relations)
@@ -206,7 +207,8 @@ class Server(Database):
                     db.execute(f"COMMENT ON PUBLICATION {name} IS '{_MARK} {self._group}'")
             except errors.InsufficientPrivilege as error:
                 raise self._wrong(
-                    f"does not let {declared.user!r} make a publication ({error.diag.message_primary}): run `{create}`"
+                    f"does not let {declared.user!r} create a publication"
+                    f" ({error.diag.message_primary}): run `{create}`"
                     " as the owner of the tables"
                 ) from None
             except errors.DuplicateObject:
@@ -254,7 +256,7 @@ class Server(Database):
             )
 
     def _add(self, db: Any, table: str) -> None:
-        """Add a table to the publication, if this made it."""
+        """Add a table to the publication, if a flow created it."""
         errors = import_optional("psycopg").errors
         name, relation = quoted(self.publication), quoted(self.namespace, table)
         statement = f"ALTER PUBLICATION {name} ADD TABLE {relation}"
@@ -269,7 +271,7 @@ class Server(Database):
         raise self._wrong(f"does not publish {self.namespace}.{table} in {self.publication}: run `{statement}`")
 
     def _is_ours(self, db: Any) -> bool:
-        """Whether a flow made the publication."""
+        """Return whether a flow created the publication."""
         (found,) = _row(
             db,
             "select exists (select from pg_publication where pubname = %s"
@@ -292,7 +294,7 @@ class Server(Database):
             return self._columns(db) | {"snapshot.fetch.size": str(self._fetched(db, now))}
 
     def _fetched(self, db: Any, now: Standing) -> int:
-        """Return how many rows of a snapshot the engine reads at once, by the size of the tables on the disk."""
+        """Return how many rows of a snapshot the engine fetches at once, by the size of the tables on the disk."""
         if TOO_LARGE in now.error:
             return 2
         declared = self._declared
@@ -306,9 +308,9 @@ class Server(Database):
         return int(max(2, min(_FETCHED_ROWS, _FETCHED_BYTES // max(1, int(size)))))
 
     def _columns(self, db: Any) -> dict[str, str]:
-        """Return the properties that depend on the columns: a snapshot of texts, without what the server computes.
+        """Return the properties that depend on the columns: a snapshot of texts, without generated columns.
 
-        The log has no generated columns, so the snapshot leaves them out too.
+        The log has no generated columns, so the snapshot leaves them out, too.
         """
         declared = self._declared
         found: dict[str, str] = {}
@@ -335,7 +337,7 @@ class Server(Database):
         }
 
     def domains(self, db: Any) -> dict[str, str]:
-        """Return the base type of each domain and of each array of one."""
+        """Return the base type of each domain and of each array of a domain."""
         found = dict(
             db.execute(
                 "select typname, base from (select t.typname, t.oid, b.typname as base from pg_type t"
@@ -348,7 +350,7 @@ class Server(Database):
         return {name: _base(name, found) for name in found}
 
     def _digits_of_domains(self, db: Any) -> str:
-        """The digits of domains of a numeric, for java/PostgresValues.java."""
+        """Return the digits of numeric domains, for java/PostgresValues.java."""
         found = db.execute(
             "with recursive base as (select oid, typname, typbasetype as type, typtypmod as modifier from pg_type"
             " where typtype = 'd' union all select base.oid, base.typname, t.typbasetype,"
@@ -359,23 +361,23 @@ class Server(Database):
         return ",".join(f"{name}={modifier}" for name, modifier in found)
 
     def before_change(self, now: Standing) -> None:
-        # The engine silently makes a missing slot. Before the first acknowledgement, a slot after the offset is
-        # another one.
+        # The engine silently creates a missing slot. Before the first acknowledgement, a slot after the offset is a
+        # different one.
         if now.offset is not None:
             self._look(now)
             with self.connect() as db:
                 self._require_slot(db, now)
 
     def offset(self, offset: Any) -> Any:
-        """The end of the last commit, or of a snapshot: the server sends the transactions that commit after it.
+        """Return the end of the last commit or snapshot: the server sends the transactions that commit after it.
 
-        Without the fields by which Debezium looks for its place inside of a transaction, it looks for none.
+        Without the fields of a position inside a transaction, Debezium does not search for one.
         """
         place = offset.get("lsn_commit") or offset.get("lsn") or self._confirmed()
         return {"lsn": place, "lsn_commit": place, "ts_usec": offset.get("ts_usec", 0)} | self._history
 
     def tables(self, now: Standing) -> tuple[str, ...]:
-        # An earlier build kept them in its offset.
+        # An earlier build stored them in its offset.
         named = (now.offset or {}).get("tables", "")
         return now.tables or tuple(named.split(",") if named else ())
 
@@ -387,27 +389,27 @@ class Server(Database):
             db.execute(_MESSAGE)
 
     def end(self) -> dict[str, Any]:
-        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        """Return the position after the newest change. Raises LogUnavailable."""
         with self.connect() as db:
             (place,) = _row(db, "select (pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint")
         return {"lsn": int(place)}
 
     def behind(self, offset: Any, end: Any, /) -> int:
-        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        """Return the bytes of the log between `offset` and `end`."""
         return int(end["lsn"]) - int(offset["lsn"])
 
     def moment(self, offset: Any, /) -> float:
-        """As millrace.flows.sources.capture.feeder.DatabaseLog says."""
+        """Return when the change at `offset` was made, in seconds since 1970."""
         return float(offset.get("ts_usec", 0)) / 1e6
 
     def admit(self, table: str) -> None:
-        """Publish a table that was created anew. Raises InvalidSettings with the statement to run, LogUnavailable."""
+        """Publish a table that was created again. Raises InvalidSettings with the statement to run, LogUnavailable."""
         with self.connect() as db:
             self._check_table(db, table)
             self._publish(db)
 
     def _confirmed(self) -> int:
-        """Where the slot begins, for a capture without a snapshot."""
+        """Return the slot's position, for a capture without a snapshot."""
         with self.connect() as db:
             (place,) = _row(
                 db,
@@ -417,7 +419,7 @@ class Server(Database):
         return int(place)
 
     def _look(self, now: Standing) -> None:
-        """Look which log the server has, and check that it is the captured one up to the capture's position.
+        """Determine the server's log, and check that it is the captured one up to the capture's position.
 
         A standby that was promoted may lack the end of the former primary's log, and has other changes there.
         """
@@ -447,7 +449,7 @@ class Server(Database):
         ).fetchone()
         name, place = self._declared.name, int(now.offset["lsn"])
         if found is None:
-            raise CaptureLost(f"{name}: the replication slot {self.slot} does not exist any more")
+            raise CaptureLost(f"{name}: the replication slot {self.slot} no longer exists")
         confirmed, status, reason = found
         if status == "lost" or reason:
             raise CaptureLost(
@@ -457,18 +459,18 @@ class Server(Database):
         if confirmed is not None and int(confirmed) > place:
             raise CaptureLost(
                 f"{name}: the replication slot {self.slot} is at {_lsn(int(confirmed))}, after the capture's"
-                f" position {_lsn(place)}: it was made anew, or moved"
+                f" position {_lsn(place)}: it was created again, or moved"
             )
 
     def _await_slot(self, db: Any) -> None:
-        """Wait until nobody reads the slot: the server may take a while to notice that an engine was killed."""
+        """Wait until nobody reads the slot: the server may detect the end of a killed engine late."""
         end = Deadline.after(_RELEASE_SECONDS)
         while (busy := self._busy(db)) is not None:
             if not end.pause(0.1):
                 raise busy
 
     def _busy(self, db: Any) -> CaptureBusy | None:
-        """Return the error that says who reads the slot; None: nobody does."""
+        """Return the error that names the reader of the slot, or None if there is none."""
         found = db.execute(
             "select active_pid, coalesce(nullif(a.application_name, ''), 'a client'),"
             " coalesce(host(a.client_addr), 'the same host'), a.backend_start::text"
@@ -482,27 +484,27 @@ class Server(Database):
         return CaptureBusy(
             f"{self._declared.name}: the replication slot {self.slot} is in use by the server's process {pid}"
             f" ({application} on {host}, since {since or 'some time'}): stop that reader, declare another slot, or"
-            f" run `SELECT pg_terminate_backend({pid})` if nobody needs it"
+            f" run `SELECT pg_terminate_backend({pid})` if it is not needed"
         )
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Drop the slot, and the publication if this made it. Raises InvalidSettings, LogUnavailable."""
+        """Drop the slot, and the publication if the flow created it. Raises InvalidSettings, LogUnavailable."""
         with self.connect() as db:
             self._drop_slot(db)
             if self._is_ours(db):
                 db.execute(f"DROP PUBLICATION IF EXISTS {quoted(self.publication)}")
 
     def removal(self) -> list[str]:
-        """Return the statements that do what `release` does."""
+        """Return the statements that `release` runs."""
         return [
             f"select pg_drop_replication_slot('{self.slot}')",
             *([] if self._declared.publication else [f"drop publication if exists {quoted(self.publication)}"]),
         ]
 
     def _drop_slot(self, db: Any) -> None:
-        """Drop the slot if it exists, once an engine that was killed is gone from it."""
+        """Drop the slot if it exists, after a killed engine has disconnected from it."""
         errors = import_optional("psycopg").errors
         end = Deadline.after(_RELEASE_SECONDS)
         while True:
@@ -569,7 +571,7 @@ class Server(Database):
 
 
 def properties_of(declared: PostgresSource, group: str, server: Server) -> dict[str, str]:
-    """Return Debezium's properties, after `server.check_server`, without those of each start."""
+    """Return Debezium's properties, after `server.check_server`, except those of each start."""
     found: Mapping[str, str] = {
         "name": group,
         "topic.prefix": "millrace",
@@ -599,7 +601,7 @@ def properties_of(declared: PostgresSource, group: str, server: Server) -> dict[
         "event.converting.failure.handling.mode": "fail",
         "event.processing.failure.handling.mode": "fail",
         "heartbeat.interval.ms": str(declared.heartbeat_seconds * 1000),
-        # An idle database gets no changes to confirm while others on its server write. This is one.
+        # An idle database has no changes to confirm while other databases of its server write. This creates one.
         "heartbeat.action.query": _MESSAGE,
         "status.update.interval.ms": "1000",
         "notification.enabled.channels": "sink",
@@ -613,13 +615,13 @@ def properties_of(declared: PostgresSource, group: str, server: Server) -> dict[
 
 
 def identifier_of(group: str) -> str:
-    """Return a name of a slot or publication for a consumer group: its letters, and a digest that tells two apart."""
+    """Return a name of a slot or publication for a consumer group: its letters and digits, and a unique digest."""
     letters = re.sub(r"[^a-z0-9_]", "_", group.lower())[:50]
     return f"{letters}_{hashlib.sha256(group.encode()).hexdigest()[:12]}"
 
 
 def _base(name: str, domains: Mapping[str, str]) -> str:
-    """The type that a domain, or an array of one, is of in the end."""
+    """Return the base type of a domain, or of an array of one."""
     for _ in range(len(domains) + 1):
         if name not in domains:
             break
@@ -629,12 +631,12 @@ def _base(name: str, domains: Mapping[str, str]) -> str:
 
 def _row(db: Any, query: str, *values: Any) -> tuple[Any, ...]:
     row: tuple[Any, ...] | None = db.execute(query, values or None).fetchone()
-    assert row is not None, "it returns a row"
+    assert row is not None, "the query returns a row"
     return row
 
 
 def _literal(name: str) -> str:
-    """A name as a regular expression of Java that matches it alone."""
+    """Return a Java regular expression that matches exactly `name`."""
     return "".join(each if each.isalnum() or each == "_" else f"\\{each}" for each in name)
 
 

@@ -1,4 +1,4 @@
-"""How tables of PostgreSQL are captured: their lanes, their feeder, and the end of what the flow made."""
+"""The capture of PostgreSQL tables: lanes, feeder, and removal of the flow's objects."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from millrace.flows.sources.postgres.server import Server, properties_of
 def source_of(
     declared: PostgresSource, settings: Settings, *, group: str, standing: Mapping[str, int]
 ) -> CapturedTables:
-    """Return the lanes that are declared."""
+    """Return the declared source."""
     return CapturedTables(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: PostgresSource, settings: Settings, *, group: str, topic: str, partition: int) -> CapturedRows:
-    """Return a reader of one of them."""
+    """Return a reader of one lane of the declared source."""
     return CapturedRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: PostgresSource, settings: Settings, *, group: str) -> Feeder:
-    """Check the server, and start what captures the tables. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    """Check the server, and start the capture's feeder. Raises InvalidSettings, LogUnavailable, StreamBusy."""
     server = Server(declared, group)
     server.check_server()
     return Feeder(

@@ -1,6 +1,6 @@
 """Texts of PostgreSQL's values as JSON, in the forms of docs/capture.md, and the fields of a collection for them.
 
-The engine does the same in java/PostgresValues.java; a test holds both against one table of forms. The session has the
+The engine does the same in java/PostgresValues.java; a test checks both against one table of forms. The session has the
 settings of `SESSION`.
 """
 
@@ -20,7 +20,7 @@ SESSION: Final = {
     "lc_monetary": "C",
     "extra_float_digits": "3",
 }
-"""Settings of sessions that give values as texts."""
+"""Settings of sessions that return values as texts."""
 
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _MOMENT: Final = re.compile(r"([0-9]{4,}-[0-9]{2}-[0-9]{2}) ([0-9:]{8})(\.[0-9]+)?(\+00)?")
@@ -28,7 +28,7 @@ _CLOCK: Final = re.compile(r"([0-9:]{8})(\.[0-9]+)?([-+][0-9:]+)?")
 
 
 def json_of(text: str, kind: str) -> str:
-    """Return the JSON of a value's text. `kind` is a base type as pg_type names it: ``int4``, ``_text``."""
+    """Return the JSON of a value's text. `kind` is a base type's name in pg_type: ``int4``, ``_text``."""
     if kind.startswith("_"):
         return _array(text, ";" if kind == "_box" else ",", _FORMS.get(kind[1:], _text))
     return _FORMS.get(kind, _text)(text)
@@ -52,7 +52,7 @@ def _bool(text: str) -> str:
 
 def _moment(text: str) -> str:
     found = _MOMENT.fullmatch(text)
-    if found is None:  # infinity, and years before Christ
+    if found is None:  # infinity, and years BC
         return _text(text)
     return f'"{found[1]}T{found[2]}{_micros(found[3])}{"Z" if found[4] else ""}"'
 
@@ -80,11 +80,11 @@ _FORMS: Final[dict[str, Callable[[str], str]]] = {
     "timetz": _clock,
     "bytea": _bytes,
 }
-"""Others are texts."""
+"""Converters by type. Other types stay texts."""
 
 
 def _array(text: str, delimiter: str, form: Callable[[str], str]) -> str:
-    """A list, nested for each dimension, without the bounds that may be before it."""
+    """Return an array's text as a list, nested for each dimension, without its bounds."""
     place = text.index("=") + 1 if text.startswith("[") else 0
     element = re.compile(rf'"((?:[^"\\]|\\.)*)"|((?:[^"\\{{}}{delimiter}]|\\.)+)', re.DOTALL)
     found: list[str] = []
@@ -96,7 +96,7 @@ def _array(text: str, delimiter: str, form: Callable[[str], str]) -> str:
             found.append(",")
         else:
             matched = element.match(text, place)
-            assert matched is not None, "PostgreSQL writes arrays so"
+            assert matched is not None, "this is PostgreSQL's form of arrays"
             value = re.sub(r"\\(.)", r"\1", matched[matched.lastindex or 0], flags=re.DOTALL)
             found.append("null" if matched.lastindex == 2 and value.upper() == "NULL" else form(value))
             place = matched.end()

@@ -1,1 +1,1 @@
-"""Rows of a table or view, read again and again by a column that grows with each change (docs/capture-by-sql.md)."""
+"""Rows of a table or view, polled by a column that grows with each change (docs/capture-by-sql.md)."""

@@ -1,4 +1,4 @@
-"""The declaration of a table that is read by a column that grows with each change."""
+"""The declaration of a table that is polled by a column that grows with each change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from millrace.flows.sources.sql.model import NAME, SqlDatabase
 
 
 class QuerySource(SqlDatabase):
-    """The rows of a table or view that are new or changed, by polling. One task."""
+    """The new and changed rows of a table or view, by polling. One task."""
 
     kind: Literal["query"] = "query"
     table: str = words("the table or view", min_length=1, max_length=64, pattern=NAME)
-    column: str = words("one that each change of a row makes larger: a version or a time", min_length=1, max_length=64)
-    key: tuple[str, ...] = words("columns that tell rows apart; empty: the primary key", default=(), max_length=16)
+    column: str = words(
+        "a column that grows with each change of a row: a version or a time", min_length=1, max_length=64
+    )
+    key: tuple[str, ...] = words("columns that identify a row; empty: the primary key", default=(), max_length=16)
     overlap: float = words(
         "how far below the largest value rows still appear, because their transactions commit late: seconds of a time,"
         " or a number",
@@ -27,7 +29,7 @@ class QuerySource(SqlDatabase):
     page_rows: int = words("rows of one statement", default=5_000, ge=1, le=1_000_000)
     start: Literal["earliest", "latest"] = words("all rows first, or only changes from now on", default="earliest")
     spool_mib: int = words(
-        "rows that wait for the flow; beyond it the source is not read", default=1024, ge=1, le=1 << 20
+        "size of rows that wait for the flow; when it is reached, polling pauses", default=1024, ge=1, le=1 << 20
     )
 
     @property

@@ -1,8 +1,8 @@
-"""Poll a table by a column that grows: pages in the order of the column and the key, again from the overlap on.
+"""Poll a table by a growing column: pages in the order of the column and the key, starting before the overlap.
 
-A transaction takes its value when it writes and is seen when it commits. So each poll begins `overlap` below the
-largest value that was read. Rows that were read already are recognised: the spool's file has the digest of each row in
-the overlap, and changes in one transaction with what is appended.
+A transaction takes its value when it writes and becomes visible when it commits. So each poll begins `overlap` below
+the largest value that was read. Rows that were already read are recognised: the spool's file has the digest of each row
+in the overlap, updated in one transaction with each append.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SEEN: Final = (
     "create index if not exists seen_version on seen (version)",
 )
 VARIABLES: Final = 500
-"""Keys of one look-up."""
+"""Keys of one lookup."""
 
 
 class QueryPoller(Poller[SqlConnection]):
@@ -57,17 +57,17 @@ class QueryPoller(Poller[SqlConnection]):
         self._columns: list[tuple[Column, Form]] = []
         self._key: tuple[str, ...] = ()
         self._largest: Any = None
-        """Of the column, in what was read; None: nothing was."""
+        """The largest value of the column that was read, or None."""
         self._inside = False
         """Whether the spool ends with a page that is not the last of its poll."""
 
     def begin(self, connection: SqlConnection, spool: Spool) -> None:
-        """Look at the table and the spool. Raises InvalidSettings, LogUnavailable."""
+        """Check the table and load the state from the spool. Raises InvalidSettings, LogUnavailable."""
         declared = self._declared
         self.check(connection)
         now = spool.standing()
-        told = None if now.offset is None else now.offset["largest"]
-        self._largest = None if told is None else from_json(told)
+        largest = None if now.offset is None else now.offset["largest"]
+        self._largest = None if largest is None else from_json(largest)
         if now.offset is None:
             spool.begin_epoch()
             if declared.start == "latest":
@@ -81,14 +81,14 @@ class QueryPoller(Poller[SqlConnection]):
             self._pages(connection, spool, lambda: True, silent=True)
 
     def check(self, connection: SqlConnection) -> None:
-        """Look at the table. Raises InvalidSettings, LogUnavailable."""
+        """Check the table's key and columns. Raises InvalidSettings, LogUnavailable."""
         declared = self._declared
         columns = connection.columns(declared.table)
         names = [each.name for each in columns]
         self._key = declared.key or tuple(connection.key(declared.table))
         if not self._key:
             raise InvalidSettings(
-                f"{declared.words}: {declared.table} has no primary key: say which columns are its key"
+                f"{declared.words}: {declared.table} has no primary key: set key to the columns that identify a row"
             )
         for name in (declared.column, *self._key):
             if name not in names:
@@ -100,17 +100,17 @@ class QueryPoller(Poller[SqlConnection]):
         self._pages(connection, spool, room, silent=False)
 
     def unread(self, connection: SqlConnection, spool: Spool, /) -> int:
-        """As millrace.flows.sources.capture.polling.Poller says: the bytes of rows above the largest value."""
+        """Return the bytes of rows above the largest value."""
         declared = self._declared
-        told = (spool.standing().offset or {}).get("largest")
+        largest = (spool.standing().offset or {}).get("largest")
         column = f"r.{connection.name(declared.column)}"
-        where = f"{column} is not null" if told is None else f"{column} > {connection.mark}"
+        where = f"{column} is not null" if largest is None else f"{column} > {connection.mark}"
         source = f"{connection.table(declared.table)} r where {where}"
-        values = () if told is None else (from_json(told),)
+        values = () if largest is None else (from_json(largest),)
         return connection.size(connection.columns(declared.table), source, values, most=UNREAD_ROWS)
 
     def _pages(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], *, silent: bool) -> None:
-        """Read pages; `silent`: note that their rows were seen, and append none."""
+        """Read pages. With `silent`, record that their rows were seen, without appending them."""
         declared = self._declared
         low = None if self._largest is None else before(self._largest, declared.overlap)
         after: tuple[Any, ...] | None = None
@@ -119,7 +119,7 @@ class QueryPoller(Poller[SqlConnection]):
             last = len(rows) < asked
             self._append(spool, rows, silent=silent, last=last)
             if last:
-                if self._inside:  # pages before had rows, and this one none
+                if self._inside:  # earlier pages had rows, and this one has none
                     append(spool, (), [0], self._offset(), source=self._place())
                     self._inside = False
                 return
@@ -128,7 +128,7 @@ class QueryPoller(Poller[SqlConnection]):
     def _page(
         self, connection: SqlConnection, low: Any, after: tuple[Any, ...] | None
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """Return rows, the column and the key as the driver has them and then all columns; and how many were asked."""
+        """Return rows (the column and the key in the driver's form, then all columns), and the requested number."""
         declared, mark = self._declared, connection.mark
         order = [f"r.{connection.name(each)}" for each in (declared.column, *self._key)]
         shown = [form.expression.format(connection.name(each.name)) for each, form in self._columns]
@@ -147,7 +147,7 @@ class QueryPoller(Poller[SqlConnection]):
         return rows, asked
 
     def _append(self, spool: Spool, rows: Sequence[tuple[Any, ...]], *, silent: bool, last: bool) -> None:
-        """Append those of `rows` that were not read as they are. Only the `last` page of a poll has a tick."""
+        """Append those of `rows` that are new or changed. Only the `last` page of a poll has a tick."""
         first = 1 + len(self._key)
         found: dict[bytes, tuple[Any, bytes, dict[str, Any], dict[str, Any]]] = {}
         for row in rows:
@@ -170,24 +170,24 @@ class QueryPoller(Poller[SqlConnection]):
         if self._largest is None or order_of(largest) > order_of(self._largest):
             self._largest = largest
         low = order_of(before(self._largest, self._declared.overlap))
-        kept = [(text.decode(), order_of(each[0]), each[1]) for text, each in new.items()]
+        records = [(text.decode(), order_of(each[0]), each[1]) for text, each in new.items()]
 
         def note(base: sqlite3.Connection) -> None:
             base.executemany(
                 "insert into seen values (?, ?, ?)"
                 " on conflict (key) do update set version = excluded.version, digest = excluded.digest",
-                kept,
+                records,
             )
             base.execute("delete from seen where version < ?", (low,))
 
-        told = [] if silent else lines
-        marks = [len(told)] if told else []
-        append(spool, told, marks, self._offset(), source=self._place(), whole=last, also=note)
-        if told:
+        appended = [] if silent else lines
+        marks = [len(appended)] if appended else []
+        append(spool, appended, marks, self._offset(), source=self._place(), whole=last, also=note)
+        if appended:
             self._inside = not last
 
     def _place(self) -> str:
-        """The largest value of the column that was read."""
+        """Return the largest value of the column that was read, as a position."""
         return f"{self._declared.column} {to_json(self._largest)[1]}"
 
     def _seen(self, spool: Spool, keys: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -209,22 +209,22 @@ def _tables(base: sqlite3.Connection) -> None:
 
 
 def _moment(version: Any) -> int:
-    """Milliseconds since 1970 of a time; 0 of anything else."""
+    """Return a time in milliseconds since 1970; 0 for any other value."""
     return int(order_of(version)) // 1000 if isinstance(version, date) else 0
 
 
 def source_of(declared: QuerySource, settings: Settings, *, group: str, standing: Mapping[str, int]) -> CapturedTables:
-    """Return the lane that is declared."""
+    """Return the declared source."""
     return CapturedTables(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: QuerySource, settings: Settings, *, group: str, topic: str, partition: int) -> PolledRows:
-    """Return a reader of it."""
+    """Return a reader of the declared source."""
     return PolledRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: QuerySource, settings: Settings, *, group: str) -> PollingFeeder:
-    """Check the table, and start what polls it. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    """Check the table, and start its feeder. Raises InvalidSettings, LogUnavailable, StreamBusy."""
     with SqlConnection(declared) as connection:
         QueryPoller(declared).check(connection)
     return PollingFeeder(
@@ -239,5 +239,5 @@ def feeder_of(declared: QuerySource, settings: Settings, *, group: str) -> Polli
 
 
 def release(declared: QuerySource, settings: Settings, *, group: str) -> None:
-    """Remove the spool of a flow. The database has nothing of it."""
+    """Remove the spool of a flow. The database stores nothing of it."""
     remove_spool(settings, group)

@@ -19,22 +19,22 @@ SESSION: Final = {
     "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC", "bytea_output": "hex", "lc_monetary": "C",
     "extra_float_digits": "3",
 }  # fmt: skip
-"""Of PostgreSQL's sessions, and of its trigger functions: values have one text."""
+"""Settings of PostgreSQL's sessions and trigger functions, so that values have one text."""
 PAGE_BYTES: Final = 16 << 20
-"""Of rows that are read at once."""
+"""About the most bytes of rows that are read at once."""
 _LONG: Final = ("char", "text", "blob", "binary", "json", "geometry")
-"""In types of MariaDB whose values may be long."""
+"""Parts of MariaDB type names whose values may be long."""
 _SHORT: Final = frozenset(
     {
         "boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "money", "date", "interval",
         "uuid", "oid", "inet", "cidr", "macaddr", "name",
     }
 )  # fmt: skip
-"""Types of PostgreSQL whose values are short."""
+"""PostgreSQL types whose values are short."""
 _SHORT_BYTES: Final = 8
 _MARK: Final = "\0"
 _REFUSED: Final = (1044, 1045, 1049, 1142, 1146, 1227, 1419, 1698)
-"""MariaDB: the user, its rights, the database or the table is at fault."""
+"""MariaDB error codes for a wrong user, missing rights, and a missing database or table."""
 
 
 class SqlConnection(Closeable):
@@ -44,7 +44,7 @@ class SqlConnection(Closeable):
         self.declared = declared
         self.engine = declared.engine
         self.mark = "?" if self.engine == "sqlite" else _MARK
-        """A parameter in a statement."""
+        """The placeholder of a parameter in a statement."""
         with self._errors():
             self._connection = self._connect()
 
@@ -97,9 +97,9 @@ class SqlConnection(Closeable):
                 cursor.close()
 
     def fitting(self, columns: Sequence[Column], source: str, values: Sequence[Any], *, order: str, most: int) -> int:
-        """Return how many of the next `most` rows to read at once: of about PAGE_BYTES, at least one.
+        """Return how many of the next `most` rows to read at once: about PAGE_BYTES, at least one.
 
-        `source` is what follows FROM, without its order, and calls the table ``r``. `columns` are those that are read.
+        `source` is the text after FROM, without ORDER BY, and names the table ``r``. `columns` are the columns to read.
         """
         lengths = [length for each in columns if (length := self._length(each))]
         if not lengths or most == 1:
@@ -113,7 +113,7 @@ class SqlConnection(Closeable):
         return most
 
     def size(self, columns: Sequence[Column], source: str, values: Sequence[Any], *, most: int) -> int:
-        """Return the bytes, about, of rows of `source`, of at most `most`. `source` and `columns` as in `fitting`."""
+        """Return about how many bytes the rows of `source` have, at most `most` of them. See `fitting`."""
         lengths = [length for each in columns if (length := self._length(each))]
         expression = " + ".join([*lengths, str(_SHORT_BYTES * (len(columns) - len(lengths)))])
         ((found,),) = self.rows(
@@ -122,7 +122,7 @@ class SqlConnection(Closeable):
         return int(found)
 
     def _length(self, column: Column) -> str:
-        """An expression for the bytes of a column; empty: they are few."""
+        """Return an expression for the bytes of a column; empty if they are few."""
         name = f"r.{self.name(column.name)}"
         if self.engine == "sqlite":
             return f"coalesce(length(cast({name} as blob)), 0)"
@@ -135,7 +135,7 @@ class SqlConnection(Closeable):
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All that is read within it is of one moment."""
+        """Make all reads within this context see one moment."""
         begin = {
             "mariadb": "start transaction with consistent snapshot, read only",
             "postgres": "begin isolation level repeatable read, read only",
@@ -150,12 +150,12 @@ class SqlConnection(Closeable):
             self.rows("rollback")
 
     def name(self, name: str) -> str:
-        """Return a name as SQL has it."""
+        """Return a name, quoted for SQL."""
         sign = "`" if self.engine == "mariadb" else '"'
         return f"{sign}{name}{sign}"
 
     def table(self, name: str) -> str:
-        """Return a table's name as SQL has it, with its schema."""
+        """Return a table's name with its schema, quoted for SQL."""
         if self.engine == "postgres":
             return f"{self.name(self.declared.namespace)}.{self.name(name)}"
         return self.name(name)
@@ -187,7 +187,7 @@ class SqlConnection(Closeable):
         return found
 
     def key(self, table: str) -> list[str]:
-        """Return the columns of a table's primary key, in its order; none of a view."""
+        """Return the columns of a table's primary key, in order; empty for a view."""
         if self.engine == "sqlite":
             rows = self.rows(f"select name from pragma_table_info({_text(table)}) where pk > 0 order by pk")
         elif self.engine == "mariadb":
@@ -211,7 +211,7 @@ class SqlConnection(Closeable):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Tell what somebody has to fix from what may pass."""
+        """Translate the driver's errors: to InvalidSettings if somebody must act, else to LogUnavailable."""
         place = self.declared.words
         try:
             yield

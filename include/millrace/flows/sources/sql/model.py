@@ -15,16 +15,16 @@ NAME: Final = r'^[^.`"\x00]+$'
 
 
 class SqlDatabase(Part):
-    """A database, and how to log in."""
+    """A database and its login."""
 
     engine: Literal["mariadb", "postgres", "sqlite"] = words("")
     host: str = words("name or address of the server", default="", max_length=253, pattern=r"^[A-Za-z0-9_.:-]*$")
-    port: int = words("0: the engine's own", default=0, ge=0, le=65535)
+    port: int = words("0: the engine's default", default=0, ge=0, le=65535)
     user: str = words("", default="", max_length=128)
-    password: Secret = words("of the user", default=Secret(""))
-    tls: Literal["disable", "require", "verify-full"] = words("of the connection", default="disable")
-    tls_ca: str = words("file with the authorities that verify-full trusts", default="", max_length=4096)
-    database: str = words("its name; of SQLite its file", min_length=1, max_length=4096)
+    password: Secret = words("the user's password", default=Secret(""))
+    tls: Literal["disable", "require", "verify-full"] = words("TLS of the connection", default="disable")
+    tls_ca: str = words("file with the trusted certificates for verify-full", default="", max_length=4096)
+    database: str = words("its name; for SQLite its file", min_length=1, max_length=4096)
     namespace: str = words("schema of PostgreSQL", default="public", min_length=1, max_length=63, pattern=NAME)
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class SqlDatabase(Part):
 
     @property
     def words(self) -> str:
-        """Where it is, for messages."""
+        """Its engine and address, for messages."""
         if self.engine == "sqlite":
             return f"SQLite {self.database}"
         return (

@@ -1,7 +1,7 @@
-"""Values of a database as the capture's JSON (docs/capture.md), and the SQL expressions that give them.
+"""Values of a database as the capture's JSON (docs/capture.md), and the SQL expressions that return them.
 
-An expression gives a number, a text or bytes that say the value whole, whatever the session's settings are; `value_of`
-makes of that what JSON has. The same expressions are in the triggers that write changes.
+An expression returns a number, a text or bytes with the complete value, whatever the session's settings are; `value_of`
+converts that to JSON. The triggers that write changes use the same expressions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 _ZERO: Final = re.compile(r"0000-|\d{4}-00|\d{4}-\d\d-00")
-"""A date of MariaDB that is no day."""
+"""A MariaDB date that is not a day."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -26,14 +26,14 @@ class Column(NamedTuple):
 
     name: str
     type: str
-    """As the database names it, without length, in lower case; of a PostgreSQL array with ``[]``."""
+    """The database's name of it, without length, in lower case; with ``[]`` for a PostgreSQL array."""
 
 
 class Form(NamedTuple):
     """How a value is read."""
 
     expression: str
-    """Of SQL, with ``{}`` for the column."""
+    """An SQL expression, with ``{}`` for the column."""
     value: Callable[[Any], Any]
     binary: bool = False
 
@@ -57,7 +57,7 @@ def _date(value: Any) -> Any:
 
 
 def _datetime(value: Any) -> Any:
-    """``2024-02-29 12:00:00`` with a T and six digits."""
+    """Convert ``2024-02-29 12:00:00`` to the form with a T and six digits."""
     text = str(value)
     if _ZERO.match(text):
         return None
@@ -68,7 +68,7 @@ def _datetime(value: Any) -> Any:
 
 
 def _instant(value: Any) -> Any:
-    """Seconds since 1970, or a text in UTC that ends with ``+00``."""
+    """Convert seconds since 1970, or a text in UTC that ends with ``+00``."""
     if isinstance(value, int | float | Decimal):
         seconds = Decimal(str(value))
         moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
@@ -140,12 +140,12 @@ def is_number(form: Form) -> bool:
 
 
 def value_of(form: Form, raw: Any) -> Any:
-    """Return what JSON has for the value of an expression. A zero date is None, also where the column is NOT NULL."""
+    """Return the JSON value of an expression's result. A zero date is None, even if the column is NOT NULL."""
     return None if raw is None else form.value(raw)
 
 
 def order_of(value: Any) -> Any:
-    """Return a number or text that is ordered as values of a column are, apart from collations."""
+    """Return a number or text that sorts like the values of a column, apart from collations."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return (moment - _EPOCH) // timedelta(microseconds=1)
@@ -157,7 +157,7 @@ def order_of(value: Any) -> Any:
 
 
 def before(value: Any, much: float) -> Any:
-    """Return the value that lies `much` (a number, or seconds) before `value`; a text has none and stays."""
+    """Return the value that is `much` (a number, or seconds) before `value`. A text is returned unchanged."""
     if isinstance(value, datetime):
         return value - timedelta(seconds=much)
     if isinstance(value, date):
@@ -174,9 +174,9 @@ def to_json(value: Any) -> list[str]:
     return [type(value).__name__, value.isoformat() if isinstance(value, date) else str(value)]
 
 
-def from_json(told: list[str]) -> Any:
+def from_json(encoded: list[str]) -> Any:
     """Invert :func:`to_json`."""
-    kind, text = told
+    kind, text = encoded
     readers: dict[str, Callable[[str], Any]] = {
         "datetime": datetime.fromisoformat, "date": date.fromisoformat, "Decimal": Decimal, "int": int, "float": float,
     }  # fmt: skip

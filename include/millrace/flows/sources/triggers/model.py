@@ -15,15 +15,13 @@ TableName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length
 
 
 class TriggersSource(SqlDatabase, TablesOfDatabase):
-    """The rows of tables, and then each change of them, by triggers that the user creates. A task for each table."""
+    """The rows of tables, and then each change of them, by triggers that the user creates. One task a table."""
 
     kind: Literal["triggers"] = "triggers"
-    table: TableName | None = words("the one that is captured, with a primary key", default=None)
-    tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words(
-        "several of them in place of one", default=()
-    )
+    table: TableName | None = words("the captured table, with a primary key", default=None)
+    tables: Annotated[tuple[TableName, ...], Field(max_length=1000)] = words("several tables", default=())
     changes: str = words(
-        "the table that the triggers write to, of this flow alone", default="millrace_changes", min_length=1,
+        "the table that the triggers write to, for this flow only", default="millrace_changes", min_length=1,
         max_length=48, pattern=NAME,
     )  # fmt: skip
     start: Literal["earliest", "latest"] = words(
@@ -32,7 +30,7 @@ class TriggersSource(SqlDatabase, TablesOfDatabase):
     every_seconds: float = words("pause between polls", default=1, ge=0.05, le=86_400)
     page_rows: int = words("rows of one statement", default=5_000, ge=1, le=1_000_000)
     spool_mib: int = words(
-        "changes that wait for the flow; beyond it the source is not read", default=1024, ge=1, le=1 << 20
+        "size of changes that wait for the flow; when it is reached, polling pauses", default=1024, ge=1, le=1 << 20
     )
 
 

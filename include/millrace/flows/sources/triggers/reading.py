@@ -1,12 +1,12 @@
-"""Read the table of changes in order, and remove what is in the spool.
+"""Read the table of changes in order, and remove changes that are in the spool.
 
-A change is read once it is committed, and removed once it is durable in the spool. No position is kept, so a change
-whose number was taken early and committed late is read when it appears, however late that is.
+A change is read once it is committed, and removed once it is durable in the spool. No position is stored, so a change
+whose number was assigned early and committed late is read when it appears, however late.
 
 - Numbers order the changes of one row: its second change waits for the first one's commit.
-- What one snapshot of the database shows are whole transactions, so a part ends with one. It goes up to the end of the
-  transactions that it began if there is more than a part's worth.
-- The spool's offset has the numbers that are to be removed. After a crash they are removed before anything is read.
+- One snapshot of the database shows whole transactions, so a part ends with one. If there is more than a part's worth,
+  it extends to the end of the transactions that it began.
+- The spool's offset has the numbers to be removed. After a crash they are removed before anything is read.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from millrace.flows.sources.triggers.statements import Shape, check, remove
 PART_PAGES: Final = 20
 """Pages of one part."""
 MOST_PAGES: Final = 200
-"""Pages of a part whose transactions do not end."""
+"""The most pages of a part whose transactions do not end."""
 PART_BYTES: Final = 16 << 20
-"""Of one part, about."""
+"""About the bytes of one part."""
 MOST_BYTES: Final = 64 << 20
-"""Of a part whose transactions do not end."""
+"""The most bytes of a part whose transactions do not end."""
 _TEXTS: Final = [Column("key", "text"), Column("after", "text")]
 """The columns of a change that may be long."""
 CHECK_SECONDS: Final = 60.0
-"""How often the triggers are looked at."""
+"""Seconds between two checks of the triggers."""
 _image: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -54,7 +54,7 @@ class TriggersPoller(Poller[SqlConnection]):
         self._checked = 0.0
 
     def begin(self, connection: SqlConnection, spool: Spool) -> None:
-        """Look at the database and the spool; take a snapshot if there is none.
+        """Check the database and load the state from the spool; take a snapshot if there is none.
 
         Raises InvalidSettings, LogUnavailable.
         """
@@ -67,7 +67,7 @@ class TriggersPoller(Poller[SqlConnection]):
         self._remove(connection, spool.standing().offset["remove"])
 
     def poll(self, connection: SqlConnection, spool: Spool, room: Callable[[], bool], /) -> None:
-        """Read and remove all changes that are committed."""
+        """Read and remove all committed changes."""
         if time.monotonic() - self._checked > CHECK_SECONDS:
             self._check(connection)
         while room():
@@ -80,7 +80,7 @@ class TriggersPoller(Poller[SqlConnection]):
             hit("capture.removed")
 
     def unread(self, connection: SqlConnection, spool: Spool, /) -> int:
-        """As millrace.flows.sources.capture.polling.Poller says: the bytes in the table of changes."""
+        """Return the bytes in the table of changes."""
         changes = connection.table(self._declared.changes)
         return connection.size(_TEXTS, f"{changes} r", (), most=UNREAD_ROWS)
 
@@ -91,9 +91,9 @@ class TriggersPoller(Poller[SqlConnection]):
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def _part(self, connection: SqlConnection) -> tuple[list[tuple[str, bytes]], list[int], bool]:
-        """Return the changes of one snapshot, up to the end of transactions, their numbers, and whether they are whole.
+        """Return the changes of one snapshot up to the end of transactions, their numbers, and whether they are whole.
 
-        A part of the most pages or bytes may end inside of transactions.
+        A part of the most pages or bytes may end inside transactions.
         """
         declared, name = self._declared, connection.name
         changes, mark = connection.table(declared.changes), connection.mark
@@ -120,7 +120,7 @@ class TriggersPoller(Poller[SqlConnection]):
                 rows = connection.rows(f"select {columns} from {source} order by id limit {asked}", [last])
                 for _, table, operation, key, after, transaction, seconds in rows:
                     shape = self._shapes.get(table)
-                    if shape is not None:  # of a table that was left out meanwhile
+                    if shape is not None:  # else the table was removed from the flow in the meantime
                         found.append(self._change(shape, operation, key, after, transaction, seconds))
                 numbers += [int(row[0]) for row in rows]
                 size += sum(len(row[3] or "") + len(row[4] or "") for row in rows)
@@ -157,10 +157,10 @@ class TriggersPoller(Poller[SqlConnection]):
 
     def _values(self, shape: Shape, text: str) -> dict[str, Any]:
         """Return the values that a trigger wrote, with all digits of numbers."""
-        told = _image.decode(text)
+        image = _image.decode(text)
         found: dict[str, Any] = {}
         for column, form in shape.columns:
-            raw = told.get(column.name)
+            raw = image.get(column.name)
             if raw is None:
                 continue
             if is_number(form) and bytes(raw)[:1] not in b'"n':
@@ -177,7 +177,7 @@ class TriggersPoller(Poller[SqlConnection]):
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def _snapshot(self, connection: SqlConnection, spool: Spool, *, replaces: bool) -> None:
-        """Read the tables at one moment. The changes that are committed by then are in it."""
+        """Read the tables at one moment. Changes that are committed by then are included."""
         declared = self._declared
         topics = [f"{declared.place}.{each}" for each in declared.relations]
         changes = [(topic, line_of("t")) for topic in topics] if replaces and declared.start == "earliest" else []
@@ -221,7 +221,7 @@ class TriggersPoller(Poller[SqlConnection]):
 
 
 def lock_changes(connection: SqlConnection, declared: TriggersSource) -> None:
-    """Keep others from the table of changes, each of which would get a part of them. Raises LogUnavailable."""
+    """Lock the table of changes against other readers, which would remove changes. Raises LogUnavailable."""
     name = f"millrace {declared.database}.{declared.namespace}.{declared.changes}"
     held: Any = 1
     if declared.engine == "mariadb":
@@ -229,7 +229,7 @@ def lock_changes(connection: SqlConnection, declared: TriggersSource) -> None:
     elif declared.engine == "postgres":
         ((held,),) = connection.rows(f"select pg_try_advisory_lock(hashtextextended({connection.mark}, 0))", [name])
     if not held:
-        raise LogUnavailable(f"{declared.words}: another session reads {declared.changes}: each flow has its own")
+        raise LogUnavailable(f"{declared.words}: another session reads {declared.changes}: use one table for each flow")
 
 
 def _binary(shape: Shape) -> list[str]:
@@ -253,17 +253,17 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
 def source_of(
     declared: TriggersSource, settings: Settings, *, group: str, standing: Mapping[str, int]
 ) -> CapturedTables:
-    """Return the lanes that are declared."""
+    """Return the declared source."""
     return CapturedTables(spool_folder(settings, group), declared.names)
 
 
 def reader_of(declared: TriggersSource, settings: Settings, *, group: str, topic: str, partition: int) -> PolledRows:
-    """Return a reader of one of them."""
+    """Return a reader of one lane of the declared source."""
     return PolledRows(spool_folder(settings, group), topic)
 
 
 def feeder_of(declared: TriggersSource, settings: Settings, *, group: str) -> PollingFeeder:
-    """Check the triggers, and start what reads changes. Raises InvalidSettings, LogUnavailable, StreamBusy."""
+    """Check the triggers, and start the feeder. Raises InvalidSettings, LogUnavailable, StreamBusy."""
     with SqlConnection(declared) as connection:
         check(connection, declared)
     return PollingFeeder(

@@ -1,7 +1,7 @@
-"""The statements that make the table of changes and the triggers, for the user to run; and whether they were run.
+"""The statements that create the table of changes and the triggers, for the user to run, and a check of them.
 
-A trigger writes the columns that the table has when the statements are made. It also writes a fingerprint of them, by
-which a check finds triggers that are missing or older than the table.
+A trigger writes the columns that the table has when the statements are generated. It also writes a fingerprint of them,
+by which a check finds triggers that are missing or outdated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRANSACTION: Final[Mapping[str, str]] = {"mariadb": "connection_id()", "postgre
 
 
 class Shape(NamedTuple):
-    """What a table is like now."""
+    """The present columns and key of a table."""
 
     table: str
     columns: tuple[tuple[Column, Form], ...]
@@ -38,17 +38,19 @@ class Shape(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Differs if columns, types or key do."""
-        told = repr(([tuple(each) for each, _ in self.columns], self.key))
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        """A digest that changes with columns, types and key."""
+        described = repr(([tuple(each) for each, _ in self.columns], self.key))
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
 def shape_of(connection: SqlConnection, table: str) -> Shape:
-    """Look at a table. Raises InvalidSettings if it is missing or has no primary key, LogUnavailable."""
+    """Return the shape of a table. Raises InvalidSettings if it is missing or has no primary key, LogUnavailable."""
     columns = connection.columns(table)
     key = connection.key(table)
     if not key:
-        raise InvalidSettings(f"{connection.declared.words}: {table} has no primary key, by which changes find rows")
+        raise InvalidSettings(
+            f"{connection.declared.words}: {table} has no primary key, which identifies changed rows: add one"
+        )
     return Shape(table, tuple((each, form_of(connection.engine, each)) for each in columns), tuple(key))
 
 
@@ -86,7 +88,10 @@ def statements(connection: SqlConnection, declared: TriggersSource) -> list[str]
 
 
 def check(connection: SqlConnection, declared: TriggersSource) -> list[Shape]:
-    """Return the tables as they are. Raises InvalidSettings if triggers are missing or older, with what to do."""
+    """Return the present shapes.
+
+    Raises InvalidSettings, with the command to run, if triggers are missing or outdated.
+    """
     found = []
     missing = []
     for table in declared.relations:
@@ -107,16 +112,16 @@ def check(connection: SqlConnection, declared: TriggersSource) -> list[Shape]:
 
 
 def removal(connection: SqlConnection, declared: TriggersSource) -> list[str]:
-    """Return the statements that remove the triggers and then the table of changes; none if they are gone.
+    """Return the statements that remove the triggers and then the table of changes; empty if they do not exist.
 
-    Triggers of tables that the flow does not name any more are among them. Raises LogUnavailable.
+    Includes triggers of tables that the flow no longer declares. Raises LogUnavailable.
     """
     engine, name, mark = connection.engine, connection.name, connection.mark
     changes, prefix = connection.table(declared.changes), f"{declared.changes}_"
     try:
         connection.rows(f"select 1 from {changes} where id < 0")
         found = [f"drop table if exists {changes}"]
-    except InvalidSettings:  # it is gone
+    except InvalidSettings:  # it does not exist
         found = []
     size = len(prefix)
     if engine == "postgres":
@@ -145,7 +150,7 @@ def removal(connection: SqlConnection, declared: TriggersSource) -> list[str]:
             [prefix, f"%{changes}%"],
         )
         names = {str(each) for (each,) in rows}
-        if found:  # without the right TRIGGER they are hidden, and their tables could not be written any more
+        if found:  # without the right TRIGGER they are hidden, and their tables would become unwritable
             events = ("insert", "update", "delete")
             names |= {f"{prefix}{table}_{event}" for table in declared.relations for event in events}
     else:
@@ -164,19 +169,19 @@ def remove(connection: SqlConnection, declared: TriggersSource) -> None:
     Raises InvalidSettings with the statements to run if the user may not, LogUnavailable.
     """
     wanted = removal(connection, declared)
-    for number, each in enumerate(wanted):  # a table of changes that goes before its triggers would stop all writers
+    for number, each in enumerate(wanted):  # removing the table of changes before its triggers would stop all writers
         try:
             connection.rows(each)
         except InvalidSettings as error:
             words = "; ".join(wanted[number:])
             raise InvalidSettings(
-                f"{error}. Triggers still write into {declared.changes}, which nobody reads any more: run `{words};` as"
+                f"{error}. Triggers still write into {declared.changes}, which is no longer read: run `{words};` as"
                 f" the owner of the tables (`{COMMAND} --remove` prints it), and repeat this"
             ) from None
 
 
 def _count(connection: SqlConnection, shape: Shape) -> int:
-    """Return how many triggers of a table write its columns as they are."""
+    """Return how many triggers of a table write its present columns."""
     wanted, mark = f"%{shape.fingerprint}%", connection.mark
     if connection.engine == "mariadb":
         statement = (
@@ -205,7 +210,7 @@ def _triggers(connection: SqlConnection, declared: TriggersSource, shape: Shape)
 
     def image(row: str, names: Sequence[str]) -> str:
         parts = [f"{_text(each)}, {forms[each].expression.format(f'{row}.{name(each)}')}" for each in names]
-        if engine != "postgres" or len(parts) <= 50:  # a function of PostgreSQL takes 100 arguments
+        if engine != "postgres" or len(parts) <= 50:  # a function of PostgreSQL has at most 100 arguments
             return f"{_OBJECT[engine]}({', '.join(parts)})"
         some = [f"jsonb_build_object({', '.join(parts[at : at + 50])})" for at in range(0, len(parts), 50)]
         return f"({' || '.join(some)})"
@@ -219,7 +224,7 @@ def _triggers(connection: SqlConnection, declared: TriggersSource, shape: Shape)
     inserted = f"{into} values ({own}, 'c', {new_key}, null, {new})"
     deleted = f"{into} values ({own}, 'd', {old_key}, {old}, null)"
     nowhere = " from dual" if engine == "mariadb" else ""
-    # A change of the key is a delete and an insert; one statement, so that a client needs no other delimiter.
+    # A change of the key is a delete and an insert, in one statement, so that clients need no special delimiter.
     updated = (
         f"{into} select {own}, 'd', {old_key}, {old}, null{nowhere} where not ({same})"
         f" union all select {own}, case when {same} then 'u' else 'c' end, {new_key},"
