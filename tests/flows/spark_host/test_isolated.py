@@ -208,7 +208,7 @@ def test_a_sink_that_refuses_too_many_in_a_row_is_at_fault_over_batches_and_rest
     few = Errors(in_a_row=4, tries=1)
     for number in range(3):
         put(Once(server), letters, tmp_path, number, [number], errors=few)
-    with pytest.raises(SinkRefused, match="refused 4 records one after another"):
+    with pytest.raises(SinkRefused, match="refused 4 records in a row"):
         put(Once(server), letters, tmp_path, 3, [3], errors=few)
     assert len(letters.found) == 3, "none of the batch is put aside"
     server.bad = frozenset({0})

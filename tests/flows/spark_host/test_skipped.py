@@ -103,8 +103,8 @@ def test_the_number_of_those_that_wait_is_bounded(settings: Settings, monkeypatc
     ("skip", "changes", "words"),
     [
         ({"lane": "t-0", "position": 1, "row": 1}, {}, "the lane of a row is stream-s"),
-        ({"lane": "t-0", "position": 1}, {"kind": "collection"}, "say the row of a micro-batch of stream-s"),
-        ({"lane": "t-0", "position": 1}, {"place": {}}, "the records need a place"),
+        ({"lane": "t-0", "position": 1}, {"kind": "collection"}, "give the row of a micro-batch of stream-s"),
+        ({"lane": "t-0", "position": 1}, {"place": {}}, "skipped records need a place"),
     ],
 )
 def test_a_declaration_names_them_too(skip: dict[str, Any], changes: dict[str, Any], words: str) -> None:

@@ -1,11 +1,11 @@
 """The failed records of a flow on Spark that `errors.limit` counts, in windows.
 
     <checkpoint>/millrace-sink/window.json    the newest micro-batch, and the present window
-    <checkpoint>/millrace-sink/reset.json     how often somebody began the count anew
+    <checkpoint>/millrace-sink/reset.json     how often the count was reset
 
-A micro-batch that comes again counts once. The batch that exceeds the limit is in the sink and its letters are durable
-before the flow stops; it comes again once the flow is started, and has no second effect. A reset may come while the
-query runs, so it writes a file of its own.
+A repeated micro-batch counts once. The batch that exceeds the limit is in the sink and its letters are durable before
+the flow stops; it is repeated when the flow is started, without a second effect. A reset may happen while the query
+runs, so it writes its own file.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from millrace.flows.spark_host.incarnations import Kept, sink_folder
 
 FILE: Final = "window.json"
 LATE: Final = "late"
-"""Folder of the memory of the sink of late rows, in that of the stream's sink."""
+"""The folder of the late rows' sink, in the memory of the stream's sink."""
 _RESETS: Final = "reset.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The counts of the one lane that a query is."""
+    """The counts of the query's single lane."""
 
     batch: int = -1
-    """The newest micro-batch that is counted."""
+    """The newest counted micro-batch."""
     records: int = 0
     errors: int = 0
     resets: int = 0
-    """How often the count had begun anew."""
+    """Resets of the count before this window."""
 
 
 class ErrorWindow:
     """The window of one incarnation of a stream."""
 
     def __init__(self, stream: Flow, folder: Folder) -> None:
-        """`folder` is that of the sink's memory."""
+        """`folder` is the folder of the sink's memory."""
         self._stream, self._folder = stream, folder
 
     def require_within(self) -> None:
@@ -49,7 +49,7 @@ class ErrorWindow:
         self._require(self._now())
 
     def count(self, batch: int, *, records: int, errors: int) -> None:
-        """Count a micro-batch's records, and those of them that failed. Raises ErrorLimitExceeded, durably."""
+        """Count a micro-batch's records and failures. Raises ErrorLimitExceeded, after the counts are durable."""
         limit = self._stream.errors.limit
         if limit is None:
             return
@@ -74,19 +74,19 @@ class ErrorWindow:
 
 def window_of(settings: Settings, stream: Flow) -> ErrorWindow:
     """Return the window of the stream's present incarnation."""
-    kept = Kept(settings, stream.name)
-    return ErrorWindow(stream, sink_folder(kept.checkpoint(kept.state)))
+    incarnations = Kept(settings, stream.name)
+    return ErrorWindow(stream, sink_folder(incarnations.checkpoint(incarnations.state)))
 
 
 def reset_window(settings: Settings, stream: Flow) -> None:
-    """Begin the count of the stream's failed records anew, and that of rows refused in a row. The stream may run."""
-    kept = Kept(settings, stream.name)
-    folder = sink_folder(kept.checkpoint(kept.state))
+    """Reset the counts of the stream's failed records and of rows refused in a row. The stream may run."""
+    incarnations = Kept(settings, stream.name)
+    folder = sink_folder(incarnations.checkpoint(incarnations.state))
     for each in (folder, below(folder, LATE)) if stream.late is not None else (folder,):
         create_folder(each)
         keep_note(each, _RESETS, {"resets": resets_of(each) + 1})
 
 
 def resets_of(folder: Folder) -> int:
-    """Return how often the count of the sink with its memory in `folder` began anew."""
+    """Return how often the counts of the sink with its memory in `folder` were reset."""
     return int((read_note(folder, _RESETS) or {}).get("resets", 0))

@@ -1,4 +1,4 @@
-"""A declaration as a DataFrame, its sink beside it, and what Spark says of the two before anything runs."""
+"""A declaration as a DataFrame with its sink, and Spark's findings about the two before anything runs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 _STATEFUL: Final = ("Aggregate", "Deduplicate", "Distinct", "Join", "FlatMapGroups", "TransformWithState")
 _MARKED: Final = re.compile(r"#\d+L?-T\d+ms")
-"""A column with a watermark, as Spark writes it in a plan."""
+"""A column with a watermark in Spark's plans."""
 _WRAPPED: Final = re.compile(r"^\w+\((.*)\)$", re.DOTALL)
-"""Expressions as Scala's collections write them: ``List(a, b)``, ``Some(a)``."""
+"""Expressions in the form of Scala's collections: ``List(a, b)``, ``Some(a)``."""
 _NUMBERS: Final = re.compile(r"#\d+L?")
 
 
@@ -71,7 +71,7 @@ def rows_of(
     stream: Flow,
     begun: Begun = Begun(),  # noqa: B008 - frozen
 ) -> DataFrame:
-    """The stream's source as a streaming DataFrame, from where `begun` says, with its watermark."""
+    """Return the stream's source as a streaming DataFrame, from the start `begun`, with its watermark."""
     given = stream.row_source
     if isinstance(given, KafkaSource):
         read = _read_by(stream, given)
@@ -112,9 +112,9 @@ def batch_of(
     after: Moment | None = None,
     until: Moment | None = None,
 ) -> DataFrame:
-    """The same as a batch, through the stream's transform: one way to declare, two ways to run.
+    """Return the stream's transformed rows as a batch: the same declaration, run once.
 
-    Of the rows behind `after` (without it: from where the declaration begins) up to `until` (without it: to now).
+    It has the rows after `after` (default: from the declared start) and up to `until` (default: to the present).
     """
     given = stream.row_source
     if isinstance(given, KafkaSource):
@@ -145,12 +145,12 @@ def batch_of(
 
 
 def _read_by(stream: Flow, given: KafkaSource) -> KafkaSource:
-    """Return the topics as they are read by `stream`, with its consumer group."""
+    """Return the topics of `stream` with its consumer group."""
     return given.model_copy(update={"group": given.group or f"millrace-{stream.name}"})
 
 
 def _topic_start(moment: Moment) -> Start | int:
-    """Return where a stream begins in its topics; 0 is the beginning, as of a collection."""
+    """Return where a stream begins in its topics; 0 is the beginning, as for a collection."""
     if moment in ("earliest", 0):
         return "earliest"
     return "latest" if moment == "now" else tick_physical_ms(resolve_tick(moment))
@@ -170,7 +170,7 @@ def _topic_options(stream: Flow, given: KafkaSource, first: Place, undecoded: Fo
 
 
 def _asked(given: CollectionSource) -> tuple[str, ...]:
-    """The columns that the source is asked for: those of the stream, and what the watermark's is made of."""
+    """Return the columns to request from the source: the stream's, and the watermark's input."""
     made = given.columns and given.watermark is not None and given.watermark.column == LOG_TIME
     return (*given.columns, TICK) if made and TICK not in given.columns else given.columns
 
@@ -197,7 +197,7 @@ def transformed(spark: SparkSession, settings: Settings, stream: Flow, rows: Dat
     except PySparkException as error:
         raise InvalidStream(f"the transform of {stream.name!r}: {str(error).splitlines()[0]}") from error
     if not isinstance(found, DataFrame):
-        raise InvalidStream(f"the transform of {stream.name!r} gives {type(found).__name__} and no DataFrame")
+        raise InvalidStream(f"the transform of {stream.name!r} returns {type(found).__name__}, not a DataFrame")
     return found
 
 
@@ -250,22 +250,22 @@ def sink_of(settings: Settings, stream: Flow, folder: Folder, into: RowSink | No
 
 
 def repeats_rows(stream: Flow, into: RowSink) -> bool:
-    """Whether rows of a batch may be written again under its number, so that parts of a batch may be written."""
+    """Return whether rows of a batch may be written again under its number, so that parts of it may be written."""
     return not isinstance(into, CollectionDeclared) and guarantee_in(stream, into) != "exactly once"
 
 
 def guarantee_in(stream: Flow, into: RowSink) -> Guarantee:
-    """Return the guarantee of `into`, the sink or that of late rows, which may not offer the chosen one."""
+    """Return the guarantee of `into`, a stream's sink or that of late rows, which may not offer the chosen one."""
     return level(promise_of(stream.source, into, rows=True, chosen=stream.chosen_guarantee))
 
 
 def late_letters(stream: str) -> str:
-    """Return the name under which letters of a stream's late rows are kept: they go to another sink."""
+    """Return the name in letters of a stream's late rows, which are written to another sink."""
     return f"{stream}/late"
 
 
 def plain_sink_of(settings: Settings, stream: Flow, folder: Folder, into: RowSink, named: str) -> Sink:
-    """Return a sink of the stream without dead letters but for a collection, which keeps them under `named`."""
+    """Return a sink of the stream without dead letters, except for a collection, which stores them under `named`."""
     guarantee = guarantee_in(stream, into)
     if isinstance(into, CollectionDeclared):
         return CollectionSink(
@@ -300,7 +300,7 @@ def _topic_letters(stream: Flow, folder: Folder, named: str) -> RowLetters | Non
 
 
 def found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tuple[str, list[Finding]]:
-    """Return the query's plan as text, and findings: columns that the sink does not take, state without a bound."""
+    """Return the query's plan as text, and findings: columns that do not fit the sink, unbounded state."""
     plan, findings = _found_by_spark(spark, settings, stream)
     return plan, as_written(stream, findings)
 
@@ -313,7 +313,7 @@ def _found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tu
     if not frame.isStreaming:
         return "", [
             Finding(
-                "error", "transform.function", "it gives no streaming DataFrame: it must be made from the one it gets"
+                "error", "transform.function", "it returns no streaming DataFrame: derive the result from its argument"
             )
         ]
     analyzed = _analyzed(frame)
@@ -335,7 +335,7 @@ def _found_by_spark(spark: SparkSession, settings: Settings, stream: Flow) -> tu
 
 
 def _operated(settings: Settings, stream: Flow, columns: pa.Schema) -> tuple[pa.Schema, list[Finding], str]:
-    """The answers' columns of the stream's operator, what is found in it, and what it does in words."""
+    """Return the result columns of the stream's operator, findings about it, and a description of it."""
     operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
@@ -358,9 +358,9 @@ def _analyzed(frame: DataFrame) -> Any:
 
 
 def _unbounded(node: Any) -> Iterator[str]:
-    """Yield the operators of a plan whose state grows without a bound: no watermarked event time in key or condition.
+    """Yield the operators of a plan with unbounded state: no watermarked event time in key or condition.
 
-    A join with a table has no state, nor has work on tables alone.
+    Joins with a table and operations on tables only have no state.
     """
     children = [node.children().apply(each) for each in range(node.children().size())]
     for each in children:

@@ -1,9 +1,8 @@
-"""An operator with a sink after it: its answers go there, and its late rows to a sink of their own if there is one.
+"""An operator with sinks: its results go to one, and its late rows to another if there is one.
 
 The operator's table takes a micro-batch first, in one commit. Then the sinks get the batch's results, read from the
-table, under the same number. A micro-batch that Spark repeats finds its answers in the table and passes on the same
-ones, so that the sink's guarantee is the stream's: whatever crashes in between, the sink sees equal rows under an equal
-number.
+table, under the same number. A micro-batch that Spark repeats finds its results in the table and passes on the same
+ones, so that the sink's guarantee is the stream's: after any crash, the sink sees equal rows under an equal number.
 """
 
 from __future__ import annotations
@@ -28,33 +27,34 @@ def _as_they_are(names: Iterable[str]) -> Mapping[str, str]:
 
 @dataclass
 class KeyedInto:
-    """Takes micro-batches of a streaming DataFrame into an operator: a sink of the Spark host."""
+    """Writes micro-batches of a streaming DataFrame into an operator: a sink of the Spark host."""
 
     keyed: KeyedFrames
     sink: Sink
-    """Takes the answers."""
+    """The sink of the results."""
     late: Sink | None = None
-    """Takes the rows put aside; without one they lie in the operator's table alone."""
+    """The sink of rows put aside; without one they are only in the operator's table."""
     names: Names = _as_they_are
-    """Maps the answers' columns to their names in `sink`; columns that it leaves out are not handed on."""
+    """Maps the results' columns to their names in `sink`. Columns that it omits are not written."""
     late_names: Names = _as_they_are
-    """The same of late rows and `late`."""
+    """Maps columns of late rows to their names in `late`."""
 
     def check(self, schema: pa.Schema, /) -> None:
-        """The operator has checked its columns; those of its answers were checked when the sinks were made."""
+        """Do nothing: the operator checked its columns, and those of its results were checked when the sinks were
+        created."""
 
     def open(self) -> None:
-        """The sinks are opened by their first batch."""
+        """Do nothing: the first batch opens the sinks."""
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return the positions of the sink for the answers."""
+        """Return the positions of the sink for the results."""
         return self.sink.standing(lanes)
 
     def write(self, batch: Batch, /) -> Taken:
-        """Take a micro-batch. Raises what the operator and the sinks raise."""
+        """Write a micro-batch. Raises the errors of the operator and the sinks."""
         operated = self.keyed.write(batch)
         found = self.keyed.answers_of(batch.start)
-        if found is None:  # a later one was taken, which began when this one had ended
+        if found is None:  # a later one was written, which began when this one had ended
             return Taken(again=True)
         hit("into.operated")
         answers, late = found
@@ -65,14 +65,14 @@ class KeyedInto:
             beside = self.late.write(_following(batch, _named(late, self.late_names)))
             failures += beside.failures
             late_letters = beside.rejected
-        # A function counts no rows.
+        # A function does not count rows.
         out = taken.acknowledged if taken.again else answers.num_rows - taken.rejected - len(taken.failures)
         assert batch.frame is not None, "an operator's host is Spark"
         counted = operated.operated or self.keyed.counted(batch.frame(), late)
         return Taken(out, taken.rejected, taken.again, failures=failures, operated=counted, late_letters=late_letters)
 
     def close(self) -> None:
-        """Release what the sinks hold."""
+        """Release the sinks' resources."""
         self.sink.close()
         if self.late is not None:
             self.late.close()
@@ -84,7 +84,7 @@ def _named(rows: pa.Table, names: Names) -> pa.Table:
 
 
 def _following(batch: Batch, rows: pa.Table) -> Batch:
-    """Return the operator's `rows` as what follows from `batch`, under its number."""
+    """Return the operator's `rows` as the result of `batch`, under its number."""
 
     def frame() -> Any:
         assert batch.frame is not None, "an operator's host is Spark"

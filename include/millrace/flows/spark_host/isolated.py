@@ -45,15 +45,15 @@ FILE: Final = "aside.json"
 _REASON: Final = 500
 
 Skip = Callable[[int], frozenset[int]]
-"""Returns the numbers of a micro-batch's rows that are to be skipped."""
+"""Returns the numbers of a micro-batch's rows to be skipped."""
 
 
 @runtime_checkable
 class Probed(Protocol):
-    """A sink that can tell which rows it refuses without taking any."""
+    """A sink that can tell which rows it refuses without writing any."""
 
     def fits(self, rows: pa.Table, /) -> None:
-        """Raise InvalidArgument if the sink takes no batch with these rows. Has no effect on the sink's rows."""
+        """Raise InvalidArgument if the sink refuses a batch with these rows. Has no effect on the sink's rows."""
         ...
 
 
@@ -62,7 +62,7 @@ class _Aside:
     """A row that is put aside."""
 
     digest: str
-    """Of its content."""
+    """A digest of its content."""
     kind: str
     reason: str
     attempts: int = 1
@@ -70,16 +70,16 @@ class _Aside:
 
 @dataclass(slots=True)
 class _Note:
-    """What is noted of the newest batch that put rows aside, or in which the sink took none."""
+    """The stored facts of the newest batch that put rows aside, or of which the sink accepted none."""
 
     batch: int = -1
     before: int = 0
-    """Rows that were refused one after another before the batch, with none taken between (`errors.in_a_row`)."""
+    """Rows refused in a row before the batch, with none accepted in between (`errors.in_a_row`)."""
     after: int = 0
-    """The same after it."""
+    """The same count after the batch."""
     rows: dict[int, _Aside] = field(default_factory=dict)
     resets: int = 0
-    """How often the count had begun anew (millrace.flows.spark_host.error_window)."""
+    """Resets of the count before it (millrace.flows.spark_host.error_window)."""
 
     @classmethod
     def load(cls, memory: Folder) -> _Note:
@@ -95,7 +95,7 @@ class _Note:
 
 
 class IsolatedSink:
-    """A sink of rows with a place for those that fail. One thread at a time."""
+    """A sink of rows with a place for failed ones. One thread at a time."""
 
     def __init__(
         self,
@@ -108,28 +108,28 @@ class IsolatedSink:
         parts: bool,
         skip: Skip = lambda batch: frozenset(),
     ) -> None:
-        """`parts`: repeating rows of a batch under its number has no effect that the sink's guarantee excludes."""
+        """With `parts`, rows of a batch may be written again under its number, by the sink's guarantee."""
         self._sink, self._letters, self._errors = sink, letters, errors
         self._memory, self._lane, self._parts, self._skip = memory, lane, parts, skip
         self._note = _Note.load(self._memory)
 
     def check(self, schema: pa.Schema, /) -> None:
-        """As the sink does."""
+        """Check `schema` against the sink."""
         self._sink.check(schema)
 
     def open(self) -> None:
-        """As the sink does."""
+        """Open the sink."""
         self._sink.open()
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """As the sink does."""
+        """Return the sink's positions."""
         return self._sink.standing(lanes)
 
     def write(self, batch: Batch, /) -> Verdicts:
-        """Take a batch; rows that are put aside are letters when this returns, and count as rejected.
+        """Write a batch. On return, rows that are put aside are letters, and count as rejected.
 
-        Raises what the sink raises if no row is at fault, SinkRefused for more than MOST rows, and what the letters'
-        place raises.
+        Raises the sink's errors if no row is at fault, SinkRefused for more than MOST rows, and the errors of the
+        letters' place.
         """
         rows = _Rows(batch.rows or (), batch.numbers)
         self._begin(batch.start)
@@ -156,13 +156,13 @@ class IsolatedSink:
         return verdicts
 
     def close(self) -> None:
-        """As the sink does."""
+        """Close the sink and the letters' place."""
         self._sink.close()
         self._letters.close()
 
     @property
     def aside(self) -> Set[int]:
-        """The numbers of the rows of the newest batch that are put aside."""
+        """The numbers of the newest batch's rows that are put aside."""
         return self._note.rows.keys()
 
     # --- what is put aside -------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class IsolatedSink:
             self._note.resets = resets
 
     def _placed(self, rows: _Rows) -> dict[int, _Aside]:
-        """Return the noted rows of the batch by their numbers today."""
+        """Return the stored rows of the batch by their present numbers."""
         noted = self._note.rows
         if not noted or all(rows.digest(number) == each.digest for number, each in noted.items()):
             return dict(noted)
@@ -186,7 +186,7 @@ class IsolatedSink:
         return {places[each.digest].pop(): each for each in noted.values() if places[each.digest]}
 
     def _put(self, batch: Batch, rows: _Rows, found: Sequence[RefusedRow]) -> dict[int, _Aside]:
-        """Make letters of rows, note them, and return them."""
+        """Write letters of rows, store the rows' digests, and return them."""
         ordered = sorted(found, key=lambda each: each.number)
         require_few(batch.start, ordered)
         self._letters.put(batch.start, ordered)
@@ -201,7 +201,7 @@ class IsolatedSink:
         return new
 
     def _took(self) -> None:
-        """Note that the sink took a row, if rows were refused one after another before."""
+        """Record that the sink accepted a row, if rows were refused in a row before."""
         if self._note.after:
             self._note.after = 0
             self._note.keep(self._memory)
@@ -209,7 +209,7 @@ class IsolatedSink:
     # --- a batch that is refused as a whole --------------------------------------------------------------------------
 
     def _isolated(self, batch: Batch, rows: _Rows, aside: Mapping[int, _Aside], error: Exception) -> Verdicts:
-        """Put the rows aside that are the cause of `error`, and write the rest. Raises `error` if none is."""
+        """Put the rows aside that cause `error`, and write the rest. Raises `error` if no row does."""
         probe = self._sink if isinstance(self._sink, Probed) else None
         if probe is None and not self._parts:
             raise error
@@ -217,7 +217,7 @@ class IsolatedSink:
             try:
                 probe.fits(rows.table([]))
             except InvalidArgument:
-                raise error from None  # the columns are at fault, and no row
+                raise error from None  # the columns are at fault, not a row
         lane, number = batch.lane, batch.start
         documents = [
             Action(Record(lane, number, each, None, None, -1), str(each), None, None)
@@ -253,12 +253,12 @@ class IsolatedSink:
 
 
 class _Rows:
-    """The rows of a micro-batch: they are read when they are asked for, and again as often as they are."""
+    """The rows of a micro-batch, read on each access."""
 
     def __init__(self, given: Iterable[pa.RecordBatch], numbers: Sequence[int] | None) -> None:
         self._given = iter(given)
         self.broken = False
-        """Whether the rows themselves cannot be read: what fails then is no row's fault, and is never written less."""
+        """Whether the rows themselves cannot be read: no row is at fault then, and nothing may be left out."""
         self._seen: list[pa.RecordBatch] = []
         self._whole: pa.Table | None = None
         self._places = None if numbers is None else {number: place for place, number in enumerate(numbers)}
@@ -267,7 +267,7 @@ class _Rows:
         place = 0
         while True:
             if place == len(self._seen):
-                # Once a task has failed, its generator has ended: what was seen is then a part of the batch.
+                # After a task has failed, its generator has ended, so the rows so far are only a part of the batch.
                 broken, self.broken = self.broken, True
                 if broken:
                     raise RuntimeError("the rows of the micro-batch cannot be read")
@@ -287,21 +287,21 @@ class _Rows:
         return self._all().slice(number if self._places is None else self._places[number], 1)
 
     def digest(self, number: int) -> str:
-        """Return what tells the row from others by its content; "" if there is no such row."""
+        """Return a digest that identifies the row by its content; empty if there is no such row."""
         if number not in (self.numbers() if self._places is None else self._places):
             return ""
         found = self.row(number).to_pylist()[0]
         return hashlib.sha256(json.dumps(found, default=str).encode()).hexdigest()[:32]
 
     def table(self, numbers: Sequence[int]) -> pa.Table:
-        """Return the rows of these numbers, which are in the rows' order."""
+        """Return the rows with these numbers, which must be in the rows' order."""
         places = numbers if self._places is None else [self._places[each] for each in numbers]
         if places and places[-1] - places[0] + 1 == len(places):
             return self._all().slice(places[0], len(places))
         return self._all().take(pa.array(places, pa.int64()))
 
     def chunks(self, numbers: Sequence[int]) -> list[pa.RecordBatch]:
-        """Return the same as a sink gets rows: the first batch has none, and gives the columns."""
+        """Return the rows in the form for sinks: the first batch is empty, and defines the columns."""
         found = self.table(numbers)
         return [pa.RecordBatch.from_pylist([], found.schema), *found.to_batches()]
 

@@ -46,26 +46,26 @@ _REPORT: Final = StructType([StructField("shard", LongType()), StructField("repo
 
 @dataclass(frozen=True, slots=True)
 class Operated(Counts):
-    """What an operator (docs/operators.md) did with a micro-batch, and the state that it left."""
+    """The results of an operator (docs/operators.md) for a micro-batch, and the state after it."""
 
     state_rows: int = 0
-    """Of all shards, after the micro-batch; bytes as they lie in memory."""
+    """Rows in the state of all shards after the micro-batch; bytes are those in memory."""
     state_bytes: int = 0
     watermark: str | int | None = None
-    """By which the next micro-batch is taken: a time in ISO 8601, or a number."""
+    """The watermark for the next micro-batch: a time in ISO 8601, or a number."""
 
 
 @dataclass(slots=True)
 class Taken(Verdicts):
-    """What became of a micro-batch whose rows went through an operator."""
+    """The outcome of a micro-batch whose rows went through an operator."""
 
     operated: Operated | None = None
     late_letters: int = 0
-    """Rows put aside that the sink of late rows made letters of."""
+    """Late rows that the sink of late rows refused and turned into letters."""
 
 
 class KeyedFrames:
-    """Takes micro-batches of a streaming DataFrame of `schema` into an operator's table: a sink of the Spark host."""
+    """Writes micro-batches of a streaming DataFrame of `schema` into an operator's table: a sink of the Spark host."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class KeyedFrames:
         shards: int,
         max_ahead: timedelta | None = None,
     ) -> None:
-        """`folder` belongs to the query's checkpoint. `warnings` say what lets the state grow.
+        """`folder` belongs to the query's checkpoint. `warnings` describe causes of growing state.
 
-        Raises InvalidArgument for a column, the operator, or a table at `uri` of another query.
+        Raises InvalidArgument for a wrong column or operator, or if the table at `uri` belongs to another query.
         """
         if shards < 1:
-            raise InvalidArgument(f"{shards} shards hold no key: there is at least one")
+            raise InvalidArgument(f"{shards} shards cannot hold keys: use at least one")
         self.warnings = operator.check(schema)
         self._clock = Clock(delay, max_ahead)
         self._clock.check(operator, schema)
@@ -94,31 +94,31 @@ class KeyedFrames:
         self._shards = shards if operator.keys else 1
 
     def check(self, schema: pa.Schema, /) -> None:
-        """The operator has checked its columns."""
+        """Do nothing: the operator has checked its columns."""
 
     def open(self) -> None:
-        """The table is open."""
+        """Do nothing: the table is open."""
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
         """Return the number after the last micro-batch in the table."""
         return dict.fromkeys(lanes, self._table.base().batch + 1)
 
     def write(self, batch: Batch, /) -> Taken:
-        """Take a micro-batch. Raises CommitFenced if another driver of the query was first, and the errors of tasks."""
+        """Write a micro-batch. Raises CommitFenced if another driver of the query was first, and the tasks' errors."""
         base = self._table.base()
         if batch.start <= base.batch:
             return Taken(again=True)
         assert batch.frame is not None, "an operator's host is Spark"
         advanced = self._advanced(batch.frame(), base)
         self._table.commit(base, batch.start, advanced)
-        return Taken(advanced.counts.taken, operated=self._told(base, advanced))
+        return Taken(advanced.counts.taken, operated=self._operated(base, advanced))
 
     def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:
-        """Answers and late rows of the micro-batch that was taken last, where that is it."""
+        """Return results and late rows of the micro-batch if it was the last one written, else None."""
         return self._table.answers_of(batch_id)
 
     def counted(self, frame: DataFrame, late: pa.Table) -> Operated:
-        """Count the rows of a micro-batch that an earlier process took without reporting, from the rows it put aside.
+        """Count the rows of a micro-batch that an earlier process wrote without a report, from its rows put aside.
 
         Rows that an operator drops count as taken.
         """
@@ -132,11 +132,11 @@ class KeyedFrames:
         reports: dict[int, Advanced] = {row["shard"]: pickle.loads(row["report"]) for row in found}
         none = self._opened[2].empty_table()
         for shard in range(self._shards):
-            if shard not in reports:  # no row came, and Spark left its task out: time goes on there all the same
+            if shard not in reports:  # Spark skipped a task without rows: its shard's time advances all the same
                 reports[shard] = self._table.advance(base, shard, none, self._clock)
         return sum(reports.values(), Advanced())
 
-    def _told(self, base: Base, advanced: Advanced) -> Operated:
+    def _operated(self, base: Base, advanced: Advanced) -> Operated:
         schema = self._opened[2]
         kind = schema.field(column_of(schema, self._operator.time)).type
         at = self._clock.watermark(self._operator, base.newest | advanced.newest)
@@ -149,11 +149,11 @@ class KeyedFrames:
         )
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def answered(frame: DataFrame, operator: Operator, shards: int, *, max_ahead: timedelta | None = None) -> DataFrame:
-    """Return the operator's answers over all rows of a batch: those of the finished stream, as nothing is late."""
+    """Return the operator's results over all rows of a batch: those of the finished stream, without late rows."""
     schema = columns_of(frame)
     operator.check(schema)
     clock = Clock(0, max_ahead)
@@ -163,13 +163,13 @@ def answered(frame: DataFrame, operator: Operator, shards: int, *, max_ahead: ti
 
 
 def _placed(frame: DataFrame, operator: Operator, shards: int) -> DataFrame:
-    """The rows of each shard in a partition of its own."""
+    """Return the rows with each shard in its own partition."""
     keys = [functions.col(f"`{each.replace('`', '``')}`") for each in operator.keys]
     return frame.repartition(shards, *keys) if keys else frame.coalesce(1)
 
 
 class _Answer:
-    """What a task of :func:`answered` does with its shard's rows."""
+    """The work of a task of :func:`answered` on its shard's rows."""
 
     def __init__(self, operator: Operator, schema: pa.Schema, clock: Clock) -> None:
         self._operator, self._schema, self._clock = operator, schema, clock
@@ -186,7 +186,7 @@ def _table(uri: str, operator: Operator, schema: pa.Schema, placement: str, stre
 
 
 class _Advance:
-    """What a task does with its shard's rows."""
+    """The work of a task on its shard's rows."""
 
     def __init__(self, opened: tuple[str, Operator, pa.Schema, str, str], base: Base, clock: Clock) -> None:
         self._opened, self._base, self._clock = opened, base, clock

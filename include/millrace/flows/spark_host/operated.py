@@ -1,4 +1,4 @@
-"""A declared stream's operator at work: its right side beside its rows, its table, and its sinks behind it."""
+"""A declared stream's operator: its right side combined with its rows, its table, and its sinks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millrace.streams.operators.declared import GONE, ORDER, RIGHT, AsOfOf, dura
 
 
 def operator_of(stream: Flow, frame: DataFrame) -> Operator:
-    """The stream's operator over `frame` (of an as-of join: over its left side). Raises InvalidArgument."""
+    """Return the stream's operator over `frame` (for an as-of join, its left side). Raises InvalidArgument."""
     operation, mark = stream.transform.operator, stream.row_source.watermark
     assert operation is not None
     assert mark is not None
@@ -50,12 +50,12 @@ def right_rows(
 
 
 def log_time() -> Column:
-    """When a row became visible, by its time tick."""
+    """Return the column of when a row became visible, by its time tick."""
     return F.timestamp_millis(F.shiftright(TICK, LOGICAL_BITS))
 
 
 def both_sides(stream: Flow, left: DataFrame, right: DataFrame | None) -> DataFrame:
-    """Both sides of an as-of join as one; of another operator, `left`."""
+    """Return both sides of an as-of join as one DataFrame; for another operator, `left`."""
     joined = None if stream.transform.operator is None else stream.transform.operator.as_of
     mark = stream.row_source.watermark
     if joined is None or right is None or mark is None:
@@ -66,18 +66,19 @@ def both_sides(stream: Flow, left: DataFrame, right: DataFrame | None) -> DataFr
 
 
 def _versions(joined: AsOfOf, right: DataFrame, time: str, ticks: list[str]) -> DataFrame:
-    """The right side's rows, as the stream of both sides has them; with `ticks`, each has its own."""
+    """Return the right side's rows in the form of the combined stream; with `ticks`, each has its tick."""
     change = F.col("_change")
     if joined.versioned:
         words = (
-            f"{joined.collection}: a partition or the collection was dropped, replaced or restored: begin the join anew"
+            f"{joined.collection}: a partition or the collection was dropped, replaced or"
+            " restored: start the join again"
         )
-        kept = F.when(change == "retract", F.raise_error(F.lit(words)).cast("boolean")).otherwise(F.lit(True))
-        right = right.where(kept)
+        unretracted = F.when(change == "retract", F.raise_error(F.lit(words)).cast("boolean")).otherwise(F.lit(True))
+        right = right.where(unretracted)
         at = log_time()
     else:
         at = F.col(_quoted(joined.time))
-    # An upsert is the delete of its key and the row behind it, at one tick.
+    # An upsert is the delete of its key and then the row, at one tick.
     order = F.col("_write_tick") * 2 + F.when(change == "insert", 1).otherwise(0)
     return right.select(
         *(F.col(_quoted(each)).alias(each) for each in joined.keys),

@@ -40,7 +40,7 @@ from millrace.storage.store import store_at
 
 _NOTE: Final = "redrive.json"
 MOST_AT_ONCE: Final = 50_000
-"""Letters of a place that one redrive looks at, the oldest: it holds them in memory."""
+"""The most letters of a place that one redrive reads, the oldest, since it holds them in memory."""
 
 
 def redrive(
@@ -51,15 +51,15 @@ def redrive(
     again: bool = False,
     dry_run: bool = False,
 ) -> Redriven:
-    """Send the letters of a stopped stream again that `selection` takes, those of its late rows too.
+    """Send the letters of a stopped stream that `selection` takes again, including those of late rows.
 
-    Of an error topic, those after the last redrive, or `again` from the beginning.
+    From an error topic, send those after the last redrive, or with `again` from the beginning.
 
-    `dry_run` only counts them. Records of its source that did not decode are `queued`: the stream reads them again when
-    it runs next, through its transform, and their letters go when they decode.
+    `dry_run` only counts them. Records of its source that could not be decoded are `queued`: the stream reads them
+    again in its next run, through its transform, and their letters are deleted when they decode.
 
-    Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached, and what the
-    sinks raise.
+    Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached, and the errors
+    of the sinks.
     """
     targets = [(stream.row_sink, stream.name)]
     if stream.late is not None:
@@ -70,9 +70,9 @@ def redrive(
         raise InvalidStream(
             f"the stream {stream.name!r} has no dead letters: declare errors.collection or errors.topic"
         )
-    kept = Kept(settings, stream.name)
+    incarnations = Kept(settings, stream.name)
     done = Redriven()
-    with kept.locked(), connect(settings=settings) as db:
+    with incarnations.locked(), connect(settings=settings) as db:
         for into, named in targets:
             collection = letters_of(stream, into)
             if collection is None:
@@ -81,9 +81,9 @@ def redrive(
             looked, chosen = _chosen(letters, named, selection)
             sent = 0
             if not dry_run and isinstance(into, Declared):
-                sent = _into_collection(settings, into, named, kept, chosen)
+                sent = _into_collection(settings, into, named, incarnations, chosen)
             elif not dry_run:
-                for ids in _one_by_one(settings, stream, into, named, kept, chosen):
+                for ids in _one_by_one(settings, stream, into, named, incarnations, chosen):
                     letters.delete(ids)
                     sent += len(ids)
             failed = 0 if dry_run else len(chosen) - sent
@@ -93,7 +93,9 @@ def redrive(
             queued = 0 if dry_run else queue(settings, stream.name, chosen)
             done = _sum(done, Redriven(looked_at=looked, selected=len(chosen), queued=queued))
         if stream.errors_in_topic:
-            done = _sum(done, _from_topic(settings, stream, targets, kept, selection, again=again, dry_run=dry_run))
+            done = _sum(
+                done, _from_topic(settings, stream, targets, incarnations, selection, again=again, dry_run=dry_run)
+            )
     return done
 
 
@@ -105,14 +107,14 @@ def _from_topic(
     settings: Settings,
     stream: Flow,
     targets: Sequence[tuple[RowSink, str]],
-    kept: Kept,
+    incarnations: Kept,
     selection: Selection,
     *,
     again: bool,
     dry_run: bool,
 ) -> Redriven:
-    """Redrive the letters of the error topic, MOST_AT_ONCE of them."""
-    folder = kept.folder
+    """Redrive the letters of the error topic, at most MOST_AT_ONCE of them."""
+    folder = incarnations.folder
     moves = selection.whole and not dry_run
     note: dict[str, Any] = {}
     if moves and (found_note := read_note(folder, _NOTE)) is not None:
@@ -134,7 +136,7 @@ def _from_topic(
         note = {"again": again, "ends": found.places, "queue": next_number(settings, stream.name), "batches": {}}
         for named, (into, _) in sinks.items():
             if isinstance(into, Declared):
-                with _collection_sink(settings, into, named, kept) as sink:
+                with _collection_sink(settings, into, named, incarnations) as sink:
                     note["batches"][named] = sink.standing([named]).get(named, 0)
         keep_note(folder, _NOTE, note)
     for named, (into, letters) in sinks.items():
@@ -142,9 +144,9 @@ def _from_topic(
             continue
         if isinstance(into, Declared):
             batch, whose = note.get("batches", {}).get(named), stream if moves else None
-            sent = _into_collection(settings, into, named, kept, letters, batch=batch, stream=whose)
+            sent = _into_collection(settings, into, named, incarnations, letters, batch=batch, stream=whose)
         else:
-            sent = sum(map(len, _one_by_one(settings, stream, into, named, kept, letters, stay=moves)))
+            sent = sum(map(len, _one_by_one(settings, stream, into, named, incarnations, letters, stay=moves)))
         counts["written"] += sent
         counts["failed_again"] += letters.num_rows - sent
     hit("redrive.sent")
@@ -158,9 +160,9 @@ def _from_topic(
 
 
 def _chosen(letters: Collection, named: str, selection: Selection) -> tuple[int, pa.Table]:
-    """Return how many letters of `named` there are, and those that `selection` takes, the oldest MOST_AT_ONCE of all.
+    """Return the number of letters of `named`, and those of the oldest MOST_AT_ONCE that `selection` takes.
 
-    A redrive is repeated for more.
+    Repeat the redrive for more.
     """
     found = letters.read(where=f"stream = '{named}'", order_by=["batch", "id"], limit=MOST_AT_ONCE)
     mask = [selection.takes_letter(each) for each in of_collection(found.to_pylist())]
@@ -168,18 +170,18 @@ def _chosen(letters: Collection, named: str, selection: Selection) -> tuple[int,
 
 
 class _Stay:
-    """Letters whose rows fail again are there already."""
+    """A place that writes nothing: the letters of rows that fail again exist already."""
 
     def put(self, batch: int, rows: Sequence[RefusedRow]) -> None: ...
 
     def close(self) -> None: ...
 
 
-def _collection_sink(settings: Settings, into: Declared, named: str, kept: Kept) -> CollectionSink:
+def _collection_sink(settings: Settings, into: Declared, named: str, incarnations: Kept) -> CollectionSink:
     return CollectionSink(
         settings,
         into.collection,
-        memory=_memory(kept, named),
+        memory=_memory(incarnations, named),
         mode=into.mode,
         partition=into.partition,
         partition_by=into.partition_by,
@@ -188,23 +190,23 @@ def _collection_sink(settings: Settings, into: Declared, named: str, kept: Kept)
     )
 
 
-def _memory(kept: Kept, named: str) -> Folder:
-    return below(kept.folder, "redrive-late" if named.endswith(LATE) else "redrive")
+def _memory(incarnations: Kept, named: str) -> Folder:
+    return below(incarnations.folder, "redrive-late" if named.endswith(LATE) else "redrive")
 
 
 def _into_collection(
     settings: Settings,
     into: Declared,
     named: str,
-    kept: Kept,
+    incarnations: Kept,
     found: pa.Table,
     *,
     batch: int | None = None,
     stream: Flow | None = None,
 ) -> int:
-    """Return how many of the letters went in: all, if the sink has the `batch` that a killed redrive sent them as.
+    """Return how many letters succeeded: all, if the sink has the `batch` that a killed redrive sent them as.
 
-    With `stream`, those that do not fit are produced to its error topic again before.
+    With `stream`, letters that do not fit are first produced to its error topic again.
     """
 
     def stay(letters: pa.Table) -> None:
@@ -217,27 +219,34 @@ def _into_collection(
                 place.put(
                     batch.start,
                     [
-                        RefusedRow(each, rows.slice(at, 1), "REDRIVE", "it still does not fit")
+                        RefusedRow(each, rows.slice(at, 1), "REDRIVE", "the row still does not fit")
                         for at, each in enumerate(numbers)
                     ],
                 )
             finally:
                 place.close()
 
-    with _collection_sink(settings, into, named, kept) as sink:
+    with _collection_sink(settings, into, named, incarnations) as sink:
         if batch is not None and sink.standing([named]).get(named, 0) > batch:
             return len(found)
         return sink.redrive(found, stay=stay)
 
 
 def _one_by_one(
-    settings: Settings, stream: Flow, into: RowSink, named: str, kept: Kept, found: pa.Table, *, stay: bool = False
+    settings: Settings,
+    stream: Flow,
+    into: RowSink,
+    named: str,
+    incarnations: Kept,
+    found: pa.Table,
+    *,
+    stay: bool = False,
 ) -> Iterator[list[str]]:
-    """Send the letters again, batch by batch, and yield the ids of those that went in.
+    """Send the letters again, batch by batch, and yield the ids of those that succeeded.
 
-    With `stay`, those that fail again are produced to the error topic again.
+    With `stay`, letters that fail again are produced to the error topic again.
     """
-    folder = _memory(kept, named)
+    folder = _memory(incarnations, named)
     for began, batch, ids in resent(found, named):
         memory = below(folder, str(began))
         begun(memory, at=began)
@@ -252,5 +261,5 @@ def _one_by_one(
         hit("redrive.resent")
         if gone:
             yield gone
-    # The next redrive is another stream to a topic's readers: what failed again comes after what was sent now.
+    # The next redrive is another stream to a topic's readers, so letters that failed again come after those sent now.
     remove_folder(folder)

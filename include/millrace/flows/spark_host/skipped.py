@@ -1,9 +1,9 @@
-"""Records that somebody named to be put aside by a flow on Spark: a declaration (`errors.skip`), or a command.
+"""Records to be put aside by a flow on Spark, named by its declaration (`errors.skip`) or by a command.
 
 - A record of a topic, by its partition and offset (``flights-0`` and 17), is put aside before it is decoded.
-- A row that the sink gets, by its micro-batch and its number there (lane ``stream-NAME``), before the sink gets it.
+- A row, by its micro-batch and its number there (lane ``stream-NAME``), is put aside before the sink gets it.
 
-    skip.json    beside the checkpoints: those that a command named, until the flow has passed them
+    skip.json    next to the checkpoints: those named by commands, until the flow has passed them
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Skipped:
     """Named records."""
 
     records: dict[str, set[int]] = field(default_factory=dict)
-    """By lane of the source, positions."""
+    """Positions, by lane of the source."""
     rows: dict[str, dict[int, set[int]]] = field(default_factory=dict)
-    """By lane of a sink and micro-batch, numbers of rows."""
+    """Numbers of rows, by lane of a sink and micro-batch."""
 
     def add(self, lane: str, position: int, row: int | None) -> None:
         if row is None:
@@ -57,13 +57,13 @@ class Skipped:
 
 
 def read_skipped(folder: Folder) -> Skipped:
-    """Return what commands named, of the stream with this folder."""
+    """Return the records that commands named, for the stream with this folder."""
     found = read_note(folder, FILE)
     return Skipped() if found is None else Skipped.from_json(found)
 
 
 def skipped_rows(settings: Settings, stream: Flow, lane: str, batch: int) -> frozenset[int]:
-    """Return the numbers of the rows of a micro-batch that the sink with this lane is not to get."""
+    """Return the numbers of a micro-batch's rows that the sink with this lane must not get."""
     found = set(read_skipped(Kept(settings, stream.name).folder).rows.get(lane, {}).get(batch, ()))
     declared = (each for each in stream.errors.skip if each.lane == lane and each.position == batch)
     return frozenset(found | {each.row for each in declared if each.row is not None})
@@ -79,18 +79,20 @@ def declared_records(stream: Flow) -> dict[str, list[int]]:
 
 
 def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int | None = None) -> None:
-    """Have a record of a topic, or the `row` of the micro-batch `at`, put aside when the stream comes to it.
+    """Put a record of a topic, or the `row` of the micro-batch `at`, aside when the stream reaches it.
 
-    Raises InvalidArgument if the stream has no such lane, has passed the place, or has no place for the letter, or if
-    MAX_SKIPPED records wait to be skipped.
+    Raises InvalidArgument if the stream has no such lane, has passed the position, or has no place for the letter, or
+    if MAX_SKIPPED records wait to be skipped.
     """
-    kept = Kept(settings, stream.name)
-    checkpoint = kept.checkpoint(kept.state)
+    incarnations = Kept(settings, stream.name)
+    checkpoint = incarnations.checkpoint(incarnations.state)
     standing, newest = position(checkpoint) or {}, newest_batch(checkpoint)
     if row is not None:
         _require_row(stream, lane)
         if at <= newest:
-            raise InvalidArgument(f"{stream.name!r} has passed the micro-batch {at}: it has done {newest}")
+            raise InvalidArgument(
+                f"{stream.name!r} has passed the micro-batch {at}: the last completed one is {newest}"
+            )
     else:
         if not isinstance(stream.source, KafkaSource):
             raise InvalidArgument(
@@ -104,12 +106,12 @@ def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int |
             raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r}: it has {lanes}")
         if at < standing.get(lane, 0):
             raise InvalidArgument(f"{stream.name!r} has passed {at} of {lane}: it is at {standing[lane]}")
-    waiting = _waiting(read_skipped(kept.folder), standing, newest)
+    waiting = _waiting(read_skipped(incarnations.folder), standing, newest)
     waiting.add(lane, at, row)
     if len(waiting) > MAX_SKIPPED:
         raise InvalidArgument(f"{MAX_SKIPPED} records of {stream.name!r} wait to be skipped: set the position instead")
-    create_folder(kept.folder)
-    keep_note(kept.folder, FILE, waiting.to_json())
+    create_folder(incarnations.folder)
+    keep_note(incarnations.folder, FILE, waiting.to_json())
 
 
 def _require_row(stream: Flow, lane: str) -> None:
@@ -119,7 +121,9 @@ def _require_row(stream: Flow, lane: str) -> None:
     if lane not in sinks:
         raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r} of rows: it has {', '.join(sinks)}")
     if isinstance(sinks[lane], FunctionSink):
-        raise InvalidArgument(f"{stream.name!r} hands a whole DataFrame to a function: leave the row out there")
+        raise InvalidArgument(
+            f"{stream.name!r} passes a whole DataFrame to a function: leave out the row in the function"
+        )
     if not has_letters(stream, sinks[lane]):
         raise InvalidArgument(f"{stream.name!r} has no place for the letter: declare errors.collection")
 

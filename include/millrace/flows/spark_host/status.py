@@ -1,6 +1,6 @@
-"""How declared streams are doing, from the files that they write. Imports no Spark.
+"""The status of declared streams, from the files that they write. Imports no Spark.
 
-`flow_status` is a stream's status as that of any flow; :class:`StreamStatus` is the form of it that the API gives.
+`flow_status` is a stream's status in the form for all flows; :class:`StreamStatus` is the form of the API.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from millrace.flows.spark_host.incarnations import Kept
 from millrace.flows.status import FlowState, FlowStatus, process_began, processes_of, scheduled_dag_id
 
 DAG_PREFIX: Final = "stream_"
-"""Of the DAGs that keep jobs of streams alive; who starts one runs code of its transform, and writes into its sink."""
+"""Prefix of the DAGs that keep jobs of streams running. Starting one runs a transform's code and writes into a sink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
-    """A stream and how it is doing. Rows are those since its process began."""
+    """A stream's state and counts. Rows are counted since its process started."""
 
     name: str
     words: str
     source: str
     sink: str
     reads: tuple[str, ...]
-    """All that it reads, with their kinds, its source first."""
+    """All inputs, with their kinds, its source first."""
     writes: tuple[str, ...]
-    """All that it writes: its sink, and that of late rows."""
+    """All outputs: its sink, and that of late rows."""
     guarantee: str
     job: str
     dag_id: str
-    """The DAG that keeps its job alive."""
+    """The DAG that keeps its job running."""
     state: str
     """running, paused, stopped, failed, lost or new."""
     incarnation: int
@@ -46,9 +46,9 @@ class StreamStatus:
     late: int
     rows_per_second: float
     lag_seconds: float | None
-    """Of a collection's rows, in log time."""
+    """The lag behind a collection's rows, in log time."""
     lag_records: int | None = None
-    """Of topics: records that were not read yet."""
+    """Unread records of topics."""
     watermark: str | None
     state_rows: int
     state_bytes: int
@@ -56,7 +56,7 @@ class StreamStatus:
     """The outcome of an operator's input rows: taken + late + rejected are all of them.
 
     Rejected rows have no event time, or are ahead of the log. Extra counts are partly_late (taken, but too late for one
-    of their windows), corrected (answers given again) and evicted (rows of state that the watermark has passed).
+    of their windows), corrected (results written again) and evicted (rows of state that the watermark has passed).
     """
     at: float | None
     error: str | None
@@ -79,38 +79,38 @@ _OWN_NAMES: Final = {
 
 
 def dag_id(job: str) -> str:
-    """The DAG that keeps a job of streams alive."""
+    """Return the DAG that keeps a job of streams running."""
     return f"{DAG_PREFIX}{job}"
 
 
 def run_id(job: str) -> str:
-    """The run id of a job of streams, the same for every starter."""
+    """Return the run id of a job of streams, the same whatever starts it."""
     return f"stream-{job}"
 
 
 def app_name(job: str) -> str:
-    """Under which a job of streams writes its heartbeat."""
+    """Return the name under which a job of streams writes its heartbeat."""
     return f"millrace-stream-{job}"
 
 
 def progress_name(stream: str) -> str:
-    """The name of a stream's query, and of its progress file."""
+    """Return the name of a stream's query, and of its progress file."""
     return f"stream-{stream}"
 
 
 def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
-    """Return a stream's status as that of any flow."""
-    kept = Kept(settings, stream.name).state
-    told = _told(settings, stream.name)
+    """Return a stream's status in the form for all flows."""
+    stored = Kept(settings, stream.name).state
+    report = _report(settings, stream.name)
     run = processes_of(settings, run_id(stream.job))
     state = run.state
-    pid, at = int(told.get("pid", 0)), float(told.get("at", 0.0))
-    lives = bool(told) and is_report_live(settings.run_path, pid, at)
-    if kept.paused:
+    pid, at = int(report.get("pid", 0)), float(report.get("at", 0.0))
+    lives = bool(report) and is_report_live(settings.run_path, pid, at)
+    if stored.paused:
         state = FlowState.PAUSED
     elif lives:
         state = FlowState.RUNNING
-    elif state is FlowState.NEW and kept.fingerprint:
+    elif state is FlowState.NEW and stored.fingerprint:
         state = FlowState.STOPPED
     return FlowStatus(
         name=stream.name,
@@ -127,25 +127,25 @@ def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
         state=state,
         error=run.error,
         since=process_began(pid) if lives else None,
-        at=told.get("at"),
+        at=report.get("at"),
         workers=int(lives),
         restarts=run.restarts,
         last_end=run.last_end.cause,
         lanes=1,
         failed_lanes=int(state is FlowState.FAILED),
-        rows_in=told.get("rows", 0),
-        rows_out=told.get("out", 0),
-        rows_error=told.get("rejected", 0),
-        rows_late=told.get("late", 0),
-        rate=told.get("rows_per_second", 0.0) if lives else 0.0,
-        lag_seconds=told.get("lag_seconds"),
-        lag_records=told.get("lag_records"),
-        watermark=told.get("watermark"),
-        state_rows=told.get("state_rows", 0),
-        state_bytes=told.get("state_bytes", 0),
-        incarnation=kept.incarnation,
-        batches=told.get("batches", 0),
-        operated=told.get("operated"),
+        rows_in=report.get("rows", 0),
+        rows_out=report.get("out", 0),
+        rows_error=report.get("rejected", 0),
+        rows_late=report.get("late", 0),
+        rate=report.get("rows_per_second", 0.0) if lives else 0.0,
+        lag_seconds=report.get("lag_seconds"),
+        lag_records=report.get("lag_records"),
+        watermark=report.get("watermark"),
+        state_rows=report.get("state_rows", 0),
+        state_bytes=report.get("state_bytes", 0),
+        incarnation=stored.incarnation,
+        batches=report.get("batches", 0),
+        operated=report.get("operated"),
     )
 
 
@@ -159,7 +159,7 @@ def flow_statuses(settings: Settings) -> list[FlowStatus]:
     return [flow_status(settings, each) for _, each in sorted(declared_flows(settings, host="spark").items())]
 
 
-def _told(settings: Settings, stream: str) -> dict[str, Any]:
+def _report(settings: Settings, stream: str) -> dict[str, Any]:
     try:
         value = json.loads(settings.progress_path(progress_name(stream)).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
