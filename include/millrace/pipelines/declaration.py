@@ -17,30 +17,30 @@ _PIPELINE: Final = (
     "description", "account", "labels", "source", "steps", "sink", "errors", "failure_threshold", "flush", "recovery",
     "resources", "deployment",
 )  # fmt: skip
-"""Fields of a pipeline beside its id and name, in their order."""
+"""Fields of a pipeline besides its id and name, in their order."""
 _FLOW: Final = frozenset({"transform", "title", "host", "schedule", "group", "late", "seconds"})
-"""Fields that a flow has and a pipeline has not."""
+"""Fields that flows have and pipelines do not."""
 
 
 def pipeline_of(value: Any, *, secrets: Mapping[str, str] | None = None, compiled: bool = True) -> Flow:
-    """Return the flow that the JSON of a pipeline declares. Raises and takes the same as :meth:`Flow.parse`."""
+    """Return the flow that the JSON of a pipeline declares. Arguments and errors are those of :meth:`Flow.parse`."""
     return Flow.parse(value, spelling="pipeline", secrets=secrets, compiled=compiled)
 
 
 def spelling_asked(declared: Mapping[str, Any]) -> Spelling:
-    """Return the form of a declaration that came through the API, where the name may be in the address alone."""
+    """Return the form of a declaration that came through the API, where the name may be only in the URL."""
     return "flow" if _FLOW & set(declared) and not {"id", "steps"} & set(declared) else "pipeline"
 
 
 def named(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a declaration that came through the API with its name, which is in the address.
+    """Return a declaration that came through the API with its name, which is in the URL.
 
-    Raises PipelineInvalid if it has another name, or is a flow that the service cannot keep.
+    Raises PipelineInvalid if it has another name, or is a flow that the service cannot store.
     """
     spelling = spelling_asked(declared)
     found = {NAME[spelling]: name, **declared}
     if found[NAME[spelling]] != name:
-        raise invalid([Problem(NAME[spelling], f"is {name!r}, as in the address", "id")])
+        raise invalid([Problem(NAME[spelling], f"is {name!r}, as in the URL", "id")])
     if spelling == "flow":
         if problems := list(_unfit(found)):
             raise invalid(problems)
@@ -50,7 +50,7 @@ def named(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unfit(declared: Mapping[str, Any]) -> Iterator[Problem]:
     if declared.get("host") not in (None, "range"):
-        yield Problem("host", "is range: the service runs no code of yours; declare a flow on Spark in a file", "host")
+        yield Problem("host", "is range: the service does not run user code; declare a flow on Spark in a file", "host")
     for field in ("schedule", "version"):
         if field in declared and declared[field] != Flow.model_fields[field].default:
             yield Problem(field, "is for flows that a file declares (the setting flow_declarations)", "misplaced")
@@ -59,7 +59,7 @@ def _unfit(declared: Mapping[str, Any]) -> Iterator[Problem]:
 def as_pipeline(flow: Flow) -> dict[str, Any]:
     """Return a flow of the range loop as the JSON of a pipeline, with defaults and without secrets.
 
-    Of one declaration always the same text.
+    The text is always the same for one declaration.
     """
     every = flow.model_dump(mode="json", by_alias=True, exclude_none=True)
     every["steps"] = every["transform"]["steps"]
@@ -76,5 +76,5 @@ def as_pipeline(flow: Flow) -> dict[str, Any]:
 
 
 def restarts_of(was: Flow, asked: Flow) -> list[str]:
-    """Return the fields of the JSON for which a running pipeline has to start again, if `was` becomes `asked`."""
+    """Return the fields of the JSON whose changes from `was` to `asked` require a restart of a running pipeline."""
     return sorted(as_written(each, None, "pipeline") for each in was.restarts(asked))

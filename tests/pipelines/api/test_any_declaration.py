@@ -217,7 +217,7 @@ def test_one_that_was_left_half_made_can_be_deleted(service: Service, declared: 
     assert service.ask("DELETE", "pipelines/any")[0] == 204
     # One whose process died in the middle is somebody's who makes it, until it is old enough.
     management._store.create({"id": "any"}, secrets={}, who="ada", saga=Saga(who="ada").to_json())
-    with pytest.raises(PipelineBusy, match="being made"):
+    with pytest.raises(PipelineBusy, match="being created"):
         management.delete(LOCAL_ADMIN, "any")
     before, management._clock = management._clock, lambda: before() + 61
     management.delete(LOCAL_ADMIN, "any")

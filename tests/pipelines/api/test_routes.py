@@ -193,8 +193,8 @@ def test_what_is_wrong_is_said_by_field_and_nothing_is_made(service: Service) ->
         assert (status, found["error"]["code"]) == (422, "PIPELINE_INVALID")
         assert {each["field"]: each["message"] for each in found["error"]["problems"]} == {
             "flush.items": "is at least 1",
-            "source.topics": "name the topics, or say topics_regex; one of the two",
-            "nonsense": "is no field of this",
+            "source.topics": "give either topics or topics_regex",
+            "nonsense": "is not a field here",
         }
     assert service.ask("PUT", "pipelines/flights/validate", {**DECLARED, "id": "other"})[0] == 422
     assert service.ask("PUT", "pipelines/flights/validate", DECLARED)[0] == 200
@@ -620,7 +620,7 @@ def test_what_a_call_does_not_have_is_refused_and_nothing_is_done(service: Servi
     assert service.ask("GET", "pipelines/flights/offsets") == (200, {"in-0": 50})
     assert service.redrives.asked == {}
     status, found = service.ask("DELETE", "pipelines/flights/offsets?at=latest")
-    assert found["error"]["message"] == "at is no parameter of this call: it takes to"
+    assert found["error"]["message"] == "at is not a parameter of this call: its parameters are to"
     assert service.ask("DELETE", "pipelines/flights/offsets?at=latest", token="wrong")[0] == 401, "not to a stranger"
 
 

@@ -1,1 +1,1 @@
-"""The management of pipelines: what people ask of them, as calls, and those calls as routes."""
+"""The management of pipelines: calls, and the HTTP routes of these calls."""

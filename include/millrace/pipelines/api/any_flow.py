@@ -1,7 +1,7 @@
-"""The calls on any flow, of any host and any manager: list, show, resume, pause and stop.
+"""The calls on any flow, on either host and under any manager: list, show, resume, pause and stop.
 
-A flow is a resource ``pipeline:NAME``. A pipeline of the service is moved by the service's own calls. A stream, or a
-pipeline of a file, is moved by millrace.flows.control; a stream runs the code of its transform, so its caller
+A flow is a resource ``pipeline:NAME``. The service's own calls control a pipeline of the service.
+millrace.flows.control controls a stream or a pipeline of a file; a stream runs the code of its transform, so its caller
 needs the role operate on the whole deployment.
 """
 
@@ -36,11 +36,11 @@ Move = Literal["resume", "pause", "stop"]
 
 
 class FlowView(FlowStatus):
-    """A flow, whole."""
+    """A flow with its declaration, positions and tasks."""
 
-    promise: str = Field(default="", description="its guarantee, and how; empty: its declaration is not known")
+    promise: str = Field(default="", description="its guarantee and how it is met; empty: its declaration is unknown")
     declaration: dict[str, Any] = Field(
-        default_factory=dict, description="in the form of flows, without secrets and defaults; empty: not known"
+        default_factory=dict, description="in the form of flows, without secrets and defaults; empty: unknown"
     )
     positions: dict[str, int] = Field(
         default_factory=dict, description="the next position of each lane: an offset, or a time tick"
@@ -49,20 +49,20 @@ class FlowView(FlowStatus):
 
 
 class FlowErrors(BaseModel):
-    """Dead letters of a flow, the newest first."""
+    """Dead letters of a flow, newest first."""
 
-    place: str = Field(description="the collection or topic that holds them; empty: the flow has none")
+    place: str = Field(description="the collection or topic with the letters; empty: the flow has none")
     letters: list[Letter]
 
 
 class FlowRedriven(BaseModel):
-    """What became of the dead letters of a flow."""
+    """The result of a redrive."""
 
     looked_at: int
     selected: int
     written: int
     failed_again: int
-    queued: int = Field(description="records of its source, which it reads again when it runs next")
+    queued: int = Field(description="records of its source, which it reads again in its next run")
 
 
 class AnyFlow:
@@ -100,12 +100,12 @@ class AnyFlow:
         flow = self._named(name) if record is None else NamedFlow(name, managed=True)
         status = status_of(settings, flow) if record is None else self.managed_status(record)
         if flow.stream is not None:
-            kept = Kept(settings, name)
+            incarnations = Kept(settings, name)
             return FlowView(
                 **status.model_dump(),
                 promise=flow.stream.promise,
                 declaration=flow.stream.to_json(),
-                positions=position(kept.checkpoint(kept.state)) or {},
+                positions=position(incarnations.checkpoint(incarnations.state)) or {},
             )
         declared = _declared(settings, flow) if record is None else self._pipeline(record)
         return FlowView(
@@ -134,7 +134,7 @@ class AnyFlow:
         return self.show_flow(caller, name)
 
     def flow_errors(self, caller: Caller, name: str, selection: Selection, *, limit: int = 50) -> FlowErrors:
-        """Return dead letters of a flow, which are rows and records of what it reads.
+        """Return dead letters of a flow, with rows and records of its source.
 
         Raises PermissionDenied, PipelineNotFound, CollectionNotFound, LogUnavailable, ChannelNotFound.
         """
@@ -154,7 +154,7 @@ class AnyFlow:
         """Send dead letters of a stopped stream again.
 
         Raises PermissionDenied, PipelineNotFound, StreamBusy while it runs, InvalidArgument for a flow of the range
-        loop, and what the sink raises.
+        loop, and the errors of the sink.
         """
         from millrace.flows.spark_host.redrive import redrive
 
@@ -170,7 +170,7 @@ class AnyFlow:
         return FlowRedriven(**{each: getattr(found, each) for each in FlowRedriven.model_fields})
 
     def reset_flow_errors(self, caller: Caller, name: str) -> FlowView:
-        """Begin the count of a flow's failed records anew (`errors.limit`).
+        """Reset the count of a flow's failed records (`errors.limit`).
 
         Raises PermissionDenied, PipelineNotFound.
         """
@@ -211,11 +211,11 @@ class AnyFlow:
             start_flow(settings, flow)
 
     def _named(self, name: str) -> NamedFlow:
-        """Return a flow that the service does not manage; a name is never read as a file's. Raises PipelineNotFound."""
+        """Return a flow that the service does not manage. A name is never read as a file. Raises PipelineNotFound."""
         try:
             if not name.endswith(SUFFIXES):
                 return find_flow(self._settings, name)
-        except StreamNotFound:  # its words name all flows
+        except StreamNotFound:  # its message lists all flows
             pass
         raise PipelineNotFound(f"no flow {name[:100]!r}")
 

@@ -1,7 +1,7 @@
 """The calls on pipelines, without HTTP: routes and commands are thin layers over them. `admit` checks permissions.
 
-A new pipeline is STOPPED. A request is stored first and carried out afterwards; `tend` completes what a process that
-died left unfinished.
+A new pipeline is STOPPED. A request is stored first and carried out afterwards; `tend` completes requests that a
+crashed process left unfinished.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from millrace.flows.samples.trying import Trying
 from millrace.flows.status import FlowStatus
 from millrace.pipelines.api.any_flow import AnyFlow, Move
 from millrace.pipelines.api.reprocessing import Reprocessing
-from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
+from millrace.pipelines.api.rights import may_declare, may_look_up, retained_secrets, sees
 from millrace.pipelines.declaration import as_pipeline, named, restarts_of, spelling_asked
 from millrace.pipelines.deploy.airflow import by_airflow
 from millrace.pipelines.deploy.deployment import Deployment
@@ -71,12 +71,12 @@ if TYPE_CHECKING:
     from millrace.flows.sources.source import Source
 
 MAX_SAMPLES: Final = 100
-"""Documents of one dry run."""
+"""The most documents of one dry run."""
 _FROM_ENVIRONMENT: Final = re.compile(r"\$\{(env|sealed|connection):")
 _PATIENCE_SECONDS: Final = 60.0
-"""One that is younger may still be being made by another process of the service."""
+"""Seconds for which another process of the service may still be creating a pipeline."""
 _SERVICE: Final = "service"
-"""Who did it, where nobody asked."""
+"""The actor of changes that nobody requested."""
 _TURNS: Final = 64
 _RETRY_SECONDS: Final = 5.0
 _READY_SECONDS: Final = 1.0
@@ -85,7 +85,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Management(Reprocessing, AnyFlow, Closeable):
-    """The calls. Thread-safe."""
+    """The calls on pipelines. Thread-safe."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         """Create the management of pipelines.
 
         `store` may be a function that returns the open store; it is called in each call. `configuration` has the
-        defaults of declarations. `world`, `deployment`, `redrives`, `places` (where a source begins and ends) and
+        defaults of declarations. `world`, `deployment`, `redrives`, `places` (which returns a flow's source) and
         `trying` default to the real ones.
         """
         super().__init__(
@@ -115,20 +115,21 @@ class Management(Reprocessing, AnyFlow, Closeable):
         self._kafka = BrokersLook()
         self._trying = trying or Trying()
         self._moving: set[str] = set()
-        """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
+        """Pipelines that a call of this process is creating or deleting. `tend` skips them."""
         self._asking = threading.Lock()
         self._answered = (-math.inf, False)
         self._turns = tuple(threading.Lock() for _ in range(_TURNS))
-        """By whose id's digest: a worker is started and stopped by one at a time, and by what is asked for then."""
+        """Locks by the digest of an id: one thread at a time starts or stops a worker, by the wanted state at that
+        time."""
 
     def close(self) -> None:
-        """End what tries steps for this. Idempotent; not the store, which is another's."""
+        """Close the sandbox for steps. Idempotent. The store stays open, since the caller owns it."""
         self._trying.close()
 
     def admit(self, calls: Mapping[str, Requirement], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
-        """Return the caller with his roles on pipelines if he may make this call.
+        """Return the caller with their roles on pipelines if they may make this call.
 
-        Raises PermissionDenied, or PipelineNotFound if he may not even know whether the pipeline exists.
+        Raises PermissionDenied, or PipelineNotFound if they may not know whether the pipeline exists.
         """
         caller.require_valid()
         caller = self.known(caller)
@@ -142,7 +143,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return caller
 
     def known(self, caller: Caller) -> Caller:
-        """The caller with their roles on pipelines. The local administrator's name gives no roles."""
+        """Return the caller with their roles on pipelines. The local administrator's name has no such roles."""
         name = caller.principal.name
         own = () if name == LOCAL_ADMIN.principal.name else self._store.grants_of(name)
         return Caller(Principal(name, (*caller.principal.grants, *own)), caller.key, caller.is_valid)
@@ -150,7 +151,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
     # --- to make, change, and look -----------------------------------------------------------------------------------
 
     def check(self, pipeline: str, declared: Any) -> Flow:
-        """As create would take it, or update where there is one. Raises PipelineInvalid."""
+        """Validate a declaration as `create` would, or `update` if the pipeline exists. Raises PipelineInvalid."""
         try:
             was = self._pipeline(self._store.get(pipeline))
         except PipelineNotFound:
@@ -159,10 +160,10 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return self.validate(pipeline, declared, was=was)
 
     def _require_free(self, pipeline: str) -> None:
-        """Raise PipelineInvalid if a declared flow has that name: both would be one in lists and metrics."""
+        """Raise PipelineInvalid if a declared flow has that name, since lists and metrics would merge the two."""
         try:
             taken = pipeline in declared_flows(self._settings)
-        except InvalidStream as error:  # the operator's matter, which `flows check` shows
+        except InvalidStream as error:  # an operator must fix it; `flows check` shows it
             _log.warning("declared flows cannot be read: %s", error)
             return
         if taken:
@@ -179,14 +180,14 @@ class Management(Reprocessing, AnyFlow, Closeable):
         declared = named(pipeline, declared)
         _check_environment(declared, "")
         whole = self._configuration.with_defaults(declared)
-        made = self._parsed(whole, None if was is None else kept_secrets(was, whole))
+        made = self._parsed(whole, None if was is None else retained_secrets(was, whole))
         if (unordered := made.unordered()) is not None and (was is None or was.unordered() is None):
             raise invalid([unordered])
         require_allowed(made, self._configuration.reach)
         return made
 
     def _parsed(self, whole: dict[str, Any], secrets: Mapping[str, str] | None) -> Flow:
-        """With all that is wrong with it; what its writer would have compiled is compiled apart."""
+        """Parse a declaration and report all problems. The user's expressions are compiled in a sandbox."""
         spelling = spelling_asked(whole)
         transform = whole.get("transform")
         steps = transform.get("steps") if isinstance(transform, dict) else transform
@@ -203,10 +204,10 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return made
 
     def create(self, caller: Caller, pipeline: str, declared: Any) -> Record:
-        """Create a pipeline, STOPPED, and everything that it needs, or nothing at all.
+        """Create a pipeline, STOPPED, with everything that it needs, or nothing at all.
 
-        Raises PipelineInvalid, PipelineExists, PermissionDenied (a collection, somebody else's account),
-        QuotaExceeded, and the error of a step that failed.
+        Raises PipelineInvalid, PipelineExists, PermissionDenied (a collection, another user's account), QuotaExceeded,
+        and the error of a step that failed.
         """
         who = caller.principal.name
         self._require_free(pipeline)
@@ -233,11 +234,11 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return self._store.get(pipeline)
 
     def seen_by(self, caller: Caller) -> list[Record]:
-        """Those that the caller may see, by id."""
+        """Return the pipelines that the caller may see, by id."""
         return [record for record in self._store.all() if sees(caller, record.id)]
 
     def update(self, caller: Caller, pipeline: str, declared: Any, *, version: int) -> tuple[Record, list[str]]:
-        """Replace the declaration of that `version`; return the fields for which a running worker was restarted.
+        """Replace the declaration of `version`; return the fields for which a running worker was restarted.
 
         Omitted secrets stay, unless the address that they are sent to changes. Raises PipelineInvalid,
         PipelineConflict, PipelineBusy, PermissionDenied, QuotaExceeded.
@@ -264,7 +265,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return changed, restarts
 
     def delete(self, caller: Caller, pipeline: str, *, force: bool = False) -> None:
-        """Remove the pipeline with everything that was created for it, including its topics and index.
+        """Delete the pipeline with everything that was created for it, including its topics and index.
 
         With `force`, whatever cannot be removed now stays, and the history records it. Raises PipelineBusy unless it is
         stopped and complete, and the error of a step that cannot be undone.
@@ -282,9 +283,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
             saga = Saga.from_json(record.saga)
             young = self._clock() - record.created_at <= _PATIENCE_SECONDS
             if pipeline in self._moving or (young and not (saga.back or force)):
-                raise PipelineBusy(
-                    f"{pipeline!r} is being made: wait until it is, or is not, for {_PATIENCE_SECONDS:.0f} s at most"
-                )
+                raise PipelineBusy(f"{pipeline!r} is being created: wait for up to {_PATIENCE_SECONDS:.0f} s")
             if not saga.back:
                 who = caller.principal.name
                 back = saga.deleting(who).to_json()
@@ -309,39 +308,39 @@ class Management(Reprocessing, AnyFlow, Closeable):
     # --- to run ------------------------------------------------------------------------------------------------------
 
     def status(self, pipeline: str) -> PipelineStatus:
-        """How it is, by its worker's own words."""
+        """Return the status that the pipeline's worker reported."""
         self._store.get(pipeline)
         return self.deployment.status(pipeline)
 
-    def flow(self, record: Record, told: PipelineStatus) -> FlowStatus:
-        """Return the status of `record` as that of any flow; `told` is what `status` gives."""
-        found = flow_status(self._settings, record.id, told)
+    def flow(self, record: Record, status: PipelineStatus) -> FlowStatus:
+        """Return the status of `record` in the form for all flows; `status` is the result of `status`."""
+        found = flow_status(self._settings, record.id, status)
         if found.reads:
             return found
-        return with_description(found, self._pipeline(record))  # created, and never deployed
+        return with_description(found, self._pipeline(record))  # it was created, but never deployed
 
     def managed_status(self, record: Record) -> FlowStatus:
-        """Return the status of `record` as that of any flow."""
+        """Return the status of `record` in the form for all flows."""
         return self.flow(record, self.status(record.id))
 
     def move_managed(self, caller: Caller, pipeline: str, move: Move) -> None:
-        """Resume, pause or stop it."""
+        """Resume, pause or stop a pipeline."""
         {"resume": self.resume, "pause": self.pause, "stop": self.stop}[move](caller, pipeline)
 
     def trend(self, pipeline: str) -> Trend:
-        """How it did over the last quarter of an hour, by samples of its worker."""
+        """Return the rates of the last quarter of an hour, from samples of its worker."""
         self._store.get(pipeline)
         return read_trend(self._settings, pipeline, now=self._clock())
 
     def resume(self, caller: Caller, pipeline: str) -> Record:
-        """Have it run: its worker is started where there is none."""
+        """Run a pipeline: start its worker if it does not run."""
         self._ready(pipeline)
         record = self._store.want(pipeline, RUNNING, who=caller.principal.name, what="resume")
         self._align(pipeline, asked=True)
         return record
 
     def pause(self, caller: Caller, pipeline: str) -> Record:
-        """Have its worker take nothing, but stay. Raises PipelineBusy where it is stopped."""
+        """Pause a pipeline: its worker runs and reads nothing. Raises PipelineBusy if it is stopped."""
         if self._ready(pipeline).wanted == STOPPED:
             raise PipelineBusy(f"{pipeline!r} is STOPPED: resume it first")
         record = self._store.want(pipeline, PAUSED, who=caller.principal.name, what="pause")
@@ -349,14 +348,14 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return record
 
     def stop(self, caller: Caller, pipeline: str) -> Record:
-        """End its worker between two micro-batches. No effect where it is stopped."""
+        """Stop a pipeline's worker between two micro-batches. No effect if it is stopped."""
         self._ready(pipeline)
         record = self._store.want(pipeline, STOPPED, who=caller.principal.name, what="stop")
         self._align(pipeline, asked=True)
         return record
 
     def restart(self, caller: Caller, pipeline: str, *, only_failed: bool) -> Record:
-        """Start all tasks again, or those that failed. Raises PipelineBusy where it is stopped."""
+        """Restart all tasks, or only those that failed. Raises PipelineBusy if the pipeline is stopped."""
         record = self._ready(pipeline)
         if record.wanted == STOPPED:
             raise PipelineBusy(f"{pipeline!r} is STOPPED: resume it")
@@ -366,7 +365,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return record
 
     def tend(self) -> None:
-        """Complete unfinished work: sagas of a process that died, workers in the wrong state. Call it periodically.
+        """Complete unfinished work: sagas of a crashed process, workers in the wrong state. Call it periodically.
 
         An error of one pipeline is logged and does not affect the others.
         """
@@ -385,7 +384,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
                 _tended(record.id, partial(run, self._store, record, self._world))
 
     def _align(self, pipeline: str, *, asked: bool = False) -> None:
-        """Bring its worker into the wanted state; restart one that its supervisor gave up only if `asked`."""
+        """Bring the worker into the wanted state. A worker that failed for good is restarted only if `asked`."""
         with self._turn(pipeline):
             record = self._store.get(pipeline)
             if record.phase is not Phase.READY:
@@ -396,7 +395,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
                     self.deployment.stop(pipeline)
                 return
             self.deployment.ask(pipeline, paused=record.wanted == PAUSED)
-            if by_airflow(record):  # its DAG starts it, by the store's record
+            if by_airflow(record):  # its DAG starts the worker, by the wanted state in the store
                 self.deployment.write(self._pipeline(record))
                 return
             if runs or (not asked and self.deployment.gave_up(pipeline)):
@@ -421,11 +420,11 @@ class Management(Reprocessing, AnyFlow, Closeable):
         keys: Sequence[str] = (),
         newest: int = 0,
     ) -> list[dict[str, Any]]:
-        """Return what each step makes of sample documents, by the stored pipeline or as `declared`. Writes nothing.
+        """Return the result of each step for sample documents, by the stored pipeline or by `declared`. Writes nothing.
 
         `keys` are the keys of their records, in order; the default is ``sample-0`` and so on. The `newest` records of
-        the topics of the stored pipeline follow, whatever is declared. Lookups read collections, which the caller must
-        be allowed to read.
+        the stored pipeline's topics follow, whatever is declared. Lookups read collections, which the caller must be
+        allowed to read.
 
         Raises PipelineInvalid, PermissionDenied, LogUnavailable, ChannelNotFound, TooMuchWork, ServiceBusy.
         """
@@ -434,7 +433,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         from millrace.flows.range_host.newest import newest_records
 
         if len(documents) > MAX_SAMPLES:
-            raise InvalidArgument(f"a dry run takes at most {MAX_SAMPLES} documents, not {len(documents)}")
+            raise InvalidArgument(f"a dry run has at most {MAX_SAMPLES} documents, not {len(documents)}")
         known = self._store.get(pipeline)
         own = self._pipeline(known)
         made = own if declared is None else self.validate(pipeline, declared)
@@ -446,7 +445,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
                 value = None if document is None else msgspec.json.encode(document)
                 records.append(TopicRecord("sample", 0, place, key.encode(), value, 0))
             except (ValueError, OverflowError, RecursionError) as error:
-                raise InvalidArgument(f"document {place} is none that a record may hold: {str(error)[:200]}") from None
+                raise InvalidArgument(f"document {place} cannot be a record's value: {str(error)[:200]}") from None
         records += newest_records(own, newest) if newest else []
         samples = self._trying.show(made, records, partial(CollectionRows, self._settings))
         found = []
@@ -471,7 +470,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return [asdict(event) for event in self._store.events(pipeline, before=before, limit=limit)]
 
     def audit(self, *, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Who did what to any pipeline, those that are gone, quotas and keys too; newest first."""
+        """Return the changes of all pipelines, also of deleted ones, and of quotas and keys, newest first."""
         return [asdict(event) for event in self._store.events(None, before=before, limit=limit)]
 
     def quotas(self) -> list[tuple[Quota, Quota]]:
@@ -493,7 +492,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return self._store.secret_names(pipeline)
 
     def dependencies(self) -> dict[str, str]:
-        """Return the state of what the service needs: ``ok`` or the problem. Checks Kafka if `mq` names brokers."""
+        """Return the state of the service's dependencies: ``ok`` or the problem. Checks Kafka if `mq` names brokers."""
         try:
             found = {"store": "ok", "pipelines": str(len(self._store.all()))}
         except MillraceError as error:
@@ -503,7 +502,7 @@ class Management(Reprocessing, AnyFlow, Closeable):
         return found
 
     def ready(self) -> bool:
-        """Whether the store answers, asked once a second at most: anybody may ask."""
+        """Return whether the store responds, checked at most once a second, since anybody may call this."""
         with self._asking:
             at, said = self._answered
             if time.monotonic() - at > _READY_SECONDS:
@@ -531,16 +530,16 @@ def _tended(pipeline: str, do: Callable[[], object]) -> None:
     try:
         do()
     except (PipelineConflict, PipelineNotFound):
-        pass  # somebody else is at it
+        pass  # another process or call is doing it
     except MillraceError as error:
         _log.warning("%s: %s: %s", pipeline, error.code, error)
     except Exception:
-        _log.exception("%s cannot be looked after; it is tried again", pipeline)
+        _log.exception("%s cannot be tended; this is retried", pipeline)
 
 
 def _not_made(pipeline: str, code: str, cause: str) -> MillraceError:
-    """What kept it from being made, as an error of its kind."""
-    words = f"{pipeline!r} was not made, and nothing of it is left: {cause}"
+    """Return the error that prevented a pipeline's creation, as an error of its kind."""
+    words = f"{pipeline!r} was not created, and everything was undone: {cause}"
     if code == SinkBusy.code:
         return SinkBusy(words, retry_after=_RETRY_SECONDS)
     kinds = (LogUnavailable, SinkRefused, InvalidSettings, SecretUnreadable, TableUnavailable)
@@ -548,7 +547,7 @@ def _not_made(pipeline: str, code: str, cause: str) -> MillraceError:
 
 
 def _check_environment(value: Any, path: str) -> None:
-    """Raise PipelineInvalid for references to a worker's environment, which only its operator's files may contain."""
+    """Raise PipelineInvalid for references to the worker's environment, which only the operator's files may contain."""
     waiting = [(path, value)]
     while waiting:
         path, value = waiting.pop()

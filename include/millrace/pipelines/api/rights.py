@@ -1,6 +1,6 @@
-"""What a declaration takes from others, and whether its writer may: collections, somebody else's account, old secrets.
+"""Checks whether a user may declare what a pipeline uses: collections, another user's account, stored secrets.
 
-A pipeline's worker has the rights of its machine. So a declaration may only read and write what its writer may.
+A pipeline's worker has the rights of its machine. So a declaration may read and write only what its author may.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PLACES: Final = (
     "kind", "bootstrap", "hosts", "host", "port", "url", "engine", "endpoint", "address",
     "protocol", "mechanism", "ca", "tls", "tls_ca",
 )  # fmt: skip
-"""Fields that say where secrets beside them, or below, are sent, how, and to whom."""
+"""Fields that decide where secrets next to them, or below them, are sent, how, and to whom."""
 
 
 def sees(caller: Caller, pipeline: str) -> bool:
-    """Whether he may know that there is such a pipeline."""
+    """Return whether the caller may know that the pipeline exists."""
     return caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PIPELINE, pipeline),))
 
 
 def may_declare(caller: Caller, asked: Flow, *, was: Flow | None = None) -> None:
-    """Raise PermissionDenied for a collection that the caller may not read or write, and for somebody else's account.
+    """Raise PermissionDenied for a collection that the caller may not read or write, and for another user's account.
 
-    What was in the declaration `was` already stays allowed.
+    Parts that the declaration `was` already had stay allowed.
     """
     known = set() if was is None else set(_taken(was))
     for role, collection in _taken(asked):
@@ -39,16 +39,20 @@ def may_declare(caller: Caller, asked: Flow, *, was: Flow | None = None) -> None
             caller.principal.require_role(
                 (role,), (Resource(ResourceKind.COLLECTION, collection),), f"pipeline {asked.name}"
             )
-    kept = was is not None and was.account == asked.account
+    same_account = was is not None and was.account == asked.account
     everybody = (Resource(ResourceKind.PIPELINE, "*"),)
-    if not kept and asked.account != caller.principal.name and not caller.principal.has_role((Role.ADMIN,), everybody):
+    if (
+        not same_account
+        and asked.account != caller.principal.name
+        and not caller.principal.has_role((Role.ADMIN,), everybody)
+    ):
         raise PermissionDenied(
-            f"the account {asked.account!r} is not yours: omit it, or ask somebody with the role admin on pipeline:*"
+            f"the account {asked.account!r} is not yours: omit it, or ask a user with the role admin on pipeline:*"
         )
 
 
 def may_look_up(caller: Caller, asked: Flow) -> None:
-    """Raises PermissionDenied for a collection that its lookups would show to the caller, who may not read it."""
+    """Raise PermissionDenied for a collection that lookups would show to a caller who may not read it."""
     for step in asked.transform.steps:
         if isinstance(step, Lookup):
             caller.principal.require_role(
@@ -69,17 +73,17 @@ def _taken(pipeline: Flow) -> Iterator[tuple[Role, str]]:
             yield Role.READ, step.collection
 
 
-def kept_secrets(was: Flow, declared: Any) -> dict[str, str]:
+def retained_secrets(was: Flow, declared: Any) -> dict[str, str]:
     """Return the secrets of `was` that remain valid under `declared`.
 
-    A part with another address, or another certificate authority, keeps none: otherwise a user who may change a
+    A part with another address, or another certificate authority, retains none: otherwise a user who may change a
     pipeline could read its secrets.
     """
     return {path: text for path, text in was.secrets().items() if _one_place(was, declared, path.split(".")[:-1])}
 
 
 def _one_place(part: Any, new: Any, path: list[str]) -> bool:
-    """Whether the parts of a declaration that a secret is in, one in another along `path`, lead where they led."""
+    """Return whether the parts along `path` that contain a secret still have the same addresses."""
     for name in path:
         part, new = getattr(part, name, None), new.get(name) if isinstance(new, dict) else None
         if not isinstance(part, Part) or not isinstance(new, dict):

@@ -1,6 +1,6 @@
-"""The calls as routes, in Kafka Connect's vocabulary, and the permission that each needs.
+"""The HTTP routes of the calls, in Kafka Connect's vocabulary, with the permission that each needs.
 
-Calls that change something are PUT or DELETE, since a browser sends neither on behalf of a page from another site.
+Calls that change something are PUT or DELETE, since a browser never sends these for a page of another site.
 """
 
 from __future__ import annotations
@@ -42,53 +42,49 @@ CALLS: Final[Mapping[str, Requirement]] = {
         (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipeline service and the servers that it needs"
     ),
     "pipelines_audit": Requirement(
-        (Role.READ,), Scope.EVERYTHING, description="who did what to any pipeline, quota or key"
+        (Role.READ,), Scope.EVERYTHING, description="the changes of all pipelines, quotas and keys"
     ),
-    "pipelines_quotas": Requirement(
-        (Role.READ,), Scope.EVERYTHING, description="what the pipelines of each account may take, and do"
-    ),
-    "set_quota": Requirement(
-        (Role.ADMIN,), Scope.EVERYTHING, description="say what the pipelines of an account may take together"
-    ),
-    "drop_quota": Requirement((Role.ADMIN,), Scope.EVERYTHING, description="take an account's own quota away"),
+    "pipelines_quotas": Requirement((Role.READ,), Scope.EVERYTHING, description="quota and usage of each account"),
+    "set_quota": Requirement((Role.ADMIN,), Scope.EVERYTHING, description="set the quota of an account"),
+    "drop_quota": Requirement((Role.ADMIN,), Scope.EVERYTHING, description="remove an account's own quota"),
     "pipelines_kinds": Requirement(
         (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the kinds of sources and sinks that are installed"
     ),
     "pipelines": Requirement((Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipelines that one may read"),
-    "create_pipeline": _over(Role.OPERATE, "make a pipeline, and become its owner"),
-    "validate_pipeline": _over(Role.OPERATE, "check a declaration; nothing is made"),
+    "create_pipeline": _over(Role.OPERATE, "create a pipeline, and become its owner"),
+    "validate_pipeline": _over(Role.OPERATE, "check a declaration without creating anything"),
     "pipeline": _over(Role.READ, "one pipeline, without its secrets"),
     "flows": Requirement(
-        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the flows that one may read, whichever host runs them"
+        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the flows that one may read, on either host"
     ),
-    "flow": _over(Role.READ, "one flow: its declaration without secrets, status, promise, lanes and positions"),
+    "flow": _over(Role.READ, "one flow: its declaration without secrets, status, guarantee, lanes and positions"),
     "resume_flow": _over(Role.OPERATE, "run a flow; a stream needs operate on everything"),
-    "pause_flow": _over(Role.OPERATE, "have a flow take nothing; a stream needs operate on everything"),
-    "stop_flow": _over(Role.OPERATE, "end a flow's processes; a stream needs operate on everything"),
+    "pause_flow": _over(Role.OPERATE, "pause a flow; a stream needs operate on everything"),
+    "stop_flow": _over(Role.OPERATE, "stop a flow's processes; a stream needs operate on everything"),
     "flow_errors": _over(Role.READ, "a flow's dead letters; those of a stream need read on everything"),
-    "redrive_flow": _over(Role.OPERATE, "send a stream's dead letters again, which needs operate on everything"),
-    "reset_flow_errors": _over(Role.OPERATE, "begin a flow's count of failed records anew; a stream: on everything"),
+    "redrive_flow": _over(Role.OPERATE, "send a stream's dead letters again; needs operate on everything"),
+    "reset_flow_errors": _over(Role.OPERATE, "reset a flow's count of failed records; a stream: on everything"),
     "update_pipeline": _over(Role.OPERATE, "change a pipeline's declaration"),
-    "delete_pipeline": _over(Role.ADMIN, "delete a pipeline, and what was made for it"),
-    "pipeline_status": _over(Role.READ, "how a pipeline and its tasks are"),
-    "pipeline_trend": _over(Role.READ, "how a pipeline did over the last quarter of an hour"),
-    "pause_pipeline": _over(Role.OPERATE, "take nothing for a while"),
+    "delete_pipeline": _over(Role.ADMIN, "delete a pipeline, and everything that was created for it"),
+    "pipeline_status": _over(Role.READ, "the status of a pipeline and its tasks"),
+    "pipeline_trend": _over(Role.READ, "the rates of a pipeline over the last quarter of an hour"),
+    "pause_pipeline": _over(Role.OPERATE, "pause a pipeline"),
     "resume_pipeline": _over(Role.OPERATE, "run"),
-    "stop_pipeline": _over(Role.OPERATE, "end the worker"),
-    "restart_pipeline": _over(Role.OPERATE, "start all or only failed tasks again"),
-    "clone_pipeline": _over(Role.OPERATE, "make another pipeline of the same declaration"),
+    "stop_pipeline": _over(Role.OPERATE, "stop the worker"),
+    "restart_pipeline": _over(Role.OPERATE, "restart all or only failed tasks"),
+    "clone_pipeline": _over(Role.OPERATE, "create another pipeline from the same declaration"),
     "pipeline_offsets": _over(Role.READ, "the next offset of each task"),
     "change_offsets": _over(Role.OPERATE, "set offsets of a stopped pipeline"),
-    "reset_offsets": _over(Role.OPERATE, "begin a stopped pipeline anew"),
-    "dry_run": _over(Role.READ, "what each step makes of sample documents"),
-    "pipeline_errors": _over(Role.READ, "what lies in the error topic"),
+    "reset_offsets": _over(Role.OPERATE, "reset the offsets of a stopped pipeline"),
+    "dry_run": _over(Role.READ, "the result of each step for sample documents"),
+    "pipeline_errors": _over(Role.READ, "the content of the error topic"),
     "redrive": _over(Role.OPERATE, "send the error topic through the pipeline again"),
-    "redrive_status": _over(Role.READ, "how the newest redrive is"),
-    "cancel_redrive": _over(Role.OPERATE, "end a redrive"),
-    "pipeline_history": _over(Role.READ, "who did what to a pipeline"),
-    "pipeline_roles": _over(Role.READ, "who is what to a pipeline"),
-    "set_pipeline_role": _over(Role.ADMIN, "give somebody a role on a pipeline"),
-    "remove_pipeline_role": _over(Role.ADMIN, "take somebody's role on a pipeline away"),
+    "redrive_status": _over(Role.READ, "the status of the newest redrive"),
+    "cancel_redrive": _over(Role.OPERATE, "cancel a redrive"),
+    "pipeline_history": _over(Role.READ, "the history of a pipeline"),
+    "pipeline_roles": _over(Role.READ, "the roles on a pipeline"),
+    "set_pipeline_role": _over(Role.ADMIN, "give a user a role on a pipeline"),
+    "remove_pipeline_role": _over(Role.ADMIN, "remove a user's role on a pipeline"),
 }
 
 Id = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="A pipeline's id.")]
@@ -117,10 +113,10 @@ class PipelineRow(BaseModel):
 
 
 class PipelineView(PipelineRow):
-    """A pipeline, whole."""
+    """A pipeline with its declaration."""
 
     declaration: dict[str, Any]
-    secrets: list[str] = Field(description="where secrets are set; what they are is never shown")
+    secrets: list[str] = Field(description="the paths of secrets that are set; their values are never shown")
 
 
 class FlowPage(BaseModel):
@@ -135,13 +131,13 @@ class PipelinePage(BaseModel):
 
 class Changed(BaseModel):
     pipeline: PipelineView
-    restarted_for: list[str] = Field(description="fields that a running worker started again for")
+    restarted_for: list[str] = Field(description="fields for which a running worker was restarted")
 
 
 class Valid(BaseModel):
     declaration: dict[str, Any] = Field(description="with all defaults, without secrets")
     flow: dict[str, Any] = Field(description="the same in the form of flows (docs/flows.md), without defaults")
-    guarantee: str = Field(description="what its pair of source and sink promises, and how")
+    guarantee: str = Field(description="the guarantee of its source and sink, and how it is met")
 
 
 class DryRun(BaseModel):
@@ -149,43 +145,47 @@ class DryRun(BaseModel):
 
     documents: list[Any] = Field(default_factory=list, max_length=MAX_SAMPLES, description="null is a tombstone")
     keys: list[Annotated[str, Field(max_length=1024)]] = Field(
-        default_factory=list, max_length=MAX_SAMPLES, description="of their records, in turn; without: sample-0, …"
+        default_factory=list,
+        max_length=MAX_SAMPLES,
+        description="keys of their records, in order; default: sample-0, …",
     )
-    newest: int = Field(default=0, ge=0, le=20, description="behind them so many of the newest records of its topics")
-    declaration: dict[str, Any] | None = Field(default=None, description="another than the pipeline's own")
+    newest: int = Field(default=0, ge=0, le=20, description="the number of newest records of its topics that follow")
+    declaration: dict[str, Any] | None = Field(
+        default=None, description="a declaration to use instead of the pipeline's own"
+    )
 
 
 class Redrive(BaseModel):
-    """All that lies in the error topic behind the last redrive of all of it, or what everything given here fits."""
+    """A selection of the error topic: everything after the last full redrive, or what matches all given conditions."""
 
     model_config = ConfigDict(extra="forbid")
 
-    step: str = Field(default="", max_length=100, description="it failed in this step")
-    kind: str = Field(default="", max_length=100, description="of this kind of fault")
+    step: str = Field(default="", max_length=100, description="the step in which it failed")
+    kind: str = Field(default="", max_length=100, description="the kind of the cause")
     reason: str = Field(default="", max_length=200, description="words of the reason")
     first: str = Field(
-        default="", max_length=40, description="from this place of the error topic on (partition-offset)"
+        default="", max_length=40, description="the first position in the error topic (partition-offset)"
     )
-    last: str = Field(default="", max_length=40, description="up to this one")
+    last: str = Field(default="", max_length=40, description="the last position")
     ids: list[Annotated[str, Field(max_length=40)]] = Field(
-        default_factory=list, max_length=MAX_IDS, description="just these places"
+        default_factory=list, max_length=MAX_IDS, description="exactly these positions"
     )
-    lane: str = Field(default="", max_length=512, description="of this lane of the source, such as flights-0")
-    low: int | None = Field(default=None, ge=0, le=_MOST, description="from this position of the lane on")
-    high: int | None = Field(default=None, ge=0, le=_MOST, description="up to this one")
-    again: bool = Field(default=False, description="of all of it: from the beginning")
+    lane: str = Field(default="", max_length=512, description="the lane of the source, such as flights-0")
+    low: int | None = Field(default=None, ge=0, le=_MOST, description="the first position in the lane")
+    high: int | None = Field(default=None, ge=0, le=_MOST, description="the last position in the lane")
+    again: bool = Field(default=False, description="for a full redrive: from the beginning")
     dry_run: bool = Field(default=False, description="count alone")
 
 
 class RedriveLetters(BaseModel):
-    """All dead letters of a stream, or those that everything given here fits."""
+    """A selection of a stream's dead letters: all, or those that match all given conditions."""
 
     model_config = ConfigDict(extra="forbid")
 
     reason: str = Field(default="", max_length=200, description="words of the reason")
-    lane: str = Field(default="", max_length=512, description="of its source; of rows, stream-NAME")
-    low: int | None = Field(default=None, ge=0, le=_MOST, description="from this position of the lane on")
-    high: int | None = Field(default=None, ge=0, le=_MOST, description="up to this one")
+    lane: str = Field(default="", max_length=512, description="the lane of its source; for rows, stream-NAME")
+    low: int | None = Field(default=None, ge=0, le=_MOST, description="the first position in the lane")
+    high: int | None = Field(default=None, ge=0, le=_MOST, description="the last position in the lane")
     dry_run: bool = Field(default=False, description="count alone")
 
 
@@ -198,7 +198,7 @@ class QuotaValues(BaseModel):
 
 
 class QuotaRow(BaseModel):
-    """An account's quota, and what it takes of it."""
+    """An account's quota and usage."""
 
     account: str
     quota: QuotaValues
@@ -206,7 +206,7 @@ class QuotaRow(BaseModel):
 
 
 class ServiceFacts(BaseModel):
-    """What the service is."""
+    """The service's name, version, language and architecture."""
 
     service: str
     version: str
@@ -224,16 +224,16 @@ class KindRow(BaseModel):
     part: str = Field(description="source or sink")
     kind: str = Field(description="its name in a declaration")
     package: str = Field(description="the distribution that it comes from")
-    promise: str = Field(description="what it promises, in words")
+    promise: str = Field(description="its guarantee or properties, in words")
     declaration: dict[str, Any] = Field(description="the JSON schema of its declaration")
 
 
 class ServiceHealth(ServiceFacts):
-    ready: bool = Field(description="its store answers")
+    ready: bool = Field(description="whether its store responds")
 
 
 def service_facts() -> dict[str, str]:
-    """The fields of ServiceFacts."""
+    """Return the fields of ServiceFacts."""
     return {
         "service": SERVICE,
         "version": VERSION,
@@ -243,12 +243,12 @@ def service_facts() -> dict[str, str]:
 
 
 def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> APIRouter:
-    """Routes under /api/v1; `answers` describes what is not a success."""
-    told: dict[int | str, dict[str, Any]] = {
+    """Return the routes under /api/v1; `answers` describes the errors."""
+    conflict: dict[int | str, dict[str, Any]] = {
         409: {**answers.get(404, {}), "description": "Not in this state, or of another version."}
     }
     only_known = [Depends(_known_parameters)]
-    made = APIRouter(prefix="/api/v1", tags=["pipelines"], responses={**answers, **told}, dependencies=only_known)
+    made = APIRouter(prefix="/api/v1", tags=["pipelines"], responses={**answers, **conflict}, dependencies=only_known)
 
     _look(made, management)
     _service(made, management)
@@ -264,8 +264,8 @@ def _known_parameters(request: Request) -> None:
     known = {each.alias for each in request.scope["route"].dependant.query_params}
     unknown = sorted(set(request.query_params) - known)
     if unknown:
-        takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-        raise InvalidArgument(f"{', '.join(unknown)[:200]} is no parameter of this call: {takes}")
+        takes = f"its parameters are {', '.join(sorted(known))}" if known else "it has none"
+        raise InvalidArgument(f"{', '.join(unknown)[:200]} is not a parameter of this call: {takes}")
 
 
 def _any_flow(made: APIRouter, management: Management) -> None:
@@ -278,7 +278,7 @@ def _any_flow(made: APIRouter, management: Management) -> None:
         offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> FlowPage:
-        """The flows that one may read: declared ones, those that have run here, and those that the service manages."""
+        """List the flows that the caller may read: declared ones, those that ran here, and those of the service."""
         found = [
             each
             for each in management.flows(_caller(request))
@@ -288,22 +288,22 @@ def _any_flow(made: APIRouter, management: Management) -> None:
 
     @made.get("/flows/{pipeline}")
     def flow(request: Request, pipeline: FlowName) -> FlowView:
-        """One flow: declaration, status, guarantee, lanes with positions and lag, dead letters."""
+        """Show one flow: declaration, status, guarantee, lanes with positions and lag, dead letters."""
         return management.show_flow(_caller(request), pipeline)
 
     @made.put("/flows/{pipeline}/resume")
     def resume_flow(request: Request, pipeline: FlowName) -> FlowView:
-        """Have it run: it is no longer paused, and is started where it does not run."""
+        """Run the flow: end its pause, and start it if it does not run."""
         return management.move_flow(_caller(request), pipeline, "resume")
 
     @made.put("/flows/{pipeline}/pause")
     def pause_flow(request: Request, pipeline: FlowName) -> FlowView:
-        """Have it take nothing until it is resumed."""
+        """Pause the flow until it is resumed."""
         return management.move_flow(_caller(request), pipeline, "pause")
 
     @made.put("/flows/{pipeline}/stop")
     def stop_flow(request: Request, pipeline: FlowName) -> FlowView:
-        """End its processes between two batches. The job of a group of streams ends as a whole."""
+        """Stop its processes between two batches. The job of a group of streams stops as a whole."""
         return management.move_flow(_caller(request), pipeline, "stop")
 
     @made.get("/flows/{pipeline}/errors")
@@ -316,7 +316,7 @@ def _any_flow(made: APIRouter, management: Management) -> None:
         high: Annotated[int | None, Query(ge=0, le=_MOST, description="up to this one")] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> FlowErrors:
-        """Dead letters of a flow, the newest first: what it could not process, with the reason and the place."""
+        """List dead letters of a flow, newest first, with the reason and the position."""
         chosen = Selection(reason=reason, lane=lane, low=low, high=high)
         return management.flow_errors(_caller(request), pipeline, chosen, limit=limit)
 
@@ -329,7 +329,7 @@ def _any_flow(made: APIRouter, management: Management) -> None:
 
     @made.put("/flows/{pipeline}/errors/reset")
     def reset_flow_errors(request: Request, pipeline: FlowName) -> FlowView:
-        """Begin its count of failed records anew (errors.limit). Its dead letters stay."""
+        """Reset its count of failed records (errors.limit). Its dead letters stay."""
         return management.reset_flow_errors(_caller(request), pipeline)
 
 
@@ -341,12 +341,12 @@ def _view(management: Management, record: Record) -> PipelineView:
 def _look(made: APIRouter, management: Management) -> None:
     @made.get("/pipelines-health")
     def pipelines_health() -> Health:
-        """Service, version, language, architecture, dependencies."""
+        """Show service, version, language, architecture and dependencies."""
         return Health(**service_facts(), dependencies=management.dependencies())
 
     @made.get("/pipelines-kinds")
     def pipelines_kinds() -> list[KindRow]:
-        """The kinds of sources and sinks that are installed, each with the JSON schema of its declaration."""
+        """List the installed kinds of sources and sinks, each with the JSON schema of its declaration."""
         models = {("source", name): each.model for name, each in source_kinds().items()}
         models |= {("sink", name): each.model for name, each in sink_kinds().items()}
         return [
@@ -365,7 +365,7 @@ def _look(made: APIRouter, management: Management) -> None:
         offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> PipelinePage:
-        """The pipelines that one may read, filtered, sorted, a page of them."""
+        """List the pipelines that the caller may read, filtered, sorted and paged."""
         found = [
             each
             for each in management.seen_by(_caller(request))
@@ -385,12 +385,12 @@ def _service(made: APIRouter, management: Management) -> None:
         before: Annotated[int | None, Query(ge=0, le=1 << 62)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> list[dict[str, Any]]:
-        """Who did what to which pipeline, newest first; of those that are gone, too, and of quotas and keys."""
+        """List the changes of all pipelines, also of deleted ones, and of quotas and keys, newest first."""
         return management.audit(before=before, limit=limit)
 
     @made.get("/pipelines-quotas")
     def pipelines_quotas() -> list[QuotaRow]:
-        """Quota and usage of each account; ``*`` is for each account without a quota of its own."""
+        """List quota and usage of each account. ``*`` applies to each account without its own quota."""
         return [
             QuotaRow(account=quota.account, quota=_values(quota), used=_values(used))
             for quota, used in management.quotas()
@@ -398,12 +398,12 @@ def _service(made: APIRouter, management: Management) -> None:
 
     @made.put("/pipelines-quotas/{account}", status_code=204)
     def set_quota(request: Request, account: Account, quota: QuotaValues) -> None:
-        """From now on; what an account has beyond it stays. 0 is nothing at all."""
+        """Set a quota from now on. Usage beyond it stays. 0 allows nothing."""
         management.set_quota(_caller(request), Quota(account=account, **quota.model_dump()))
 
     @made.delete("/pipelines-quotas/{account}", status_code=204)
     def drop_quota(request: Request, account: Account) -> None:
-        """It has the quota of ``*`` again, or the default."""
+        """Remove the account's own quota. The quota of ``*``, or the default, applies again."""
         management.drop_quota(_caller(request), account)
 
 
@@ -414,7 +414,7 @@ def _values(quota: Quota) -> QuotaValues:
 def _declare(made: APIRouter, management: Management) -> None:
     @made.put("/pipelines/{pipeline}", status_code=201)
     def create_pipeline(request: Request, pipeline: Id, declaration: Declaration) -> PipelineView:
-        """Create it with its index base, topics, policy and deployment; STOPPED. All of it is created, or nothing."""
+        """Create a pipeline, STOPPED, with its index base, topics, policy and deployment, or nothing at all."""
         return _view(management, management.create(_caller(request), pipeline, declaration))
 
     @made.put("/pipelines/{pipeline}/validate")
@@ -425,7 +425,7 @@ def _declare(made: APIRouter, management: Management) -> None:
 
     @made.get("/pipelines/{pipeline}")
     def pipeline(pipeline: Id) -> PipelineView:
-        """One pipeline."""
+        """Show one pipeline."""
         return _view(management, management.get(pipeline))
 
     @made.put("/pipelines/{pipeline}/declaration")
@@ -444,11 +444,11 @@ def _declare(made: APIRouter, management: Management) -> None:
     def delete_pipeline(
         request: Request,
         pipeline: Id,
-        force: Annotated[bool, Query(description="leave what cannot be taken away now")] = False,
+        force: Annotated[bool, Query(description="leave what cannot be removed now")] = False,
     ) -> None:
         """Delete it with the topics and the index that were created for it; older ones stay. 409 unless it is STOPPED.
 
-        With `force`, whatever cannot be reached stays, too, and the history records it.
+        With `force`, whatever cannot be removed now stays, too, and the history records it.
         """
         management.delete(_caller(request), pipeline, force=force)
 
@@ -456,46 +456,46 @@ def _declare(made: APIRouter, management: Management) -> None:
 def _operate(made: APIRouter, management: Management) -> None:
     @made.get("/pipelines/{pipeline}/status")
     def pipeline_status(pipeline: Id) -> PipelineStatus:
-        """State, tasks, lag, counts, causes."""
+        """Show state, tasks, lag, counts and causes."""
         return management.status(pipeline)
 
     @made.get("/pipelines/{pipeline}/trend")
     def pipeline_trend(pipeline: Id) -> Trend:
-        """Rates, lag and latency over the last quarter of an hour."""
+        """Show rates, lag and latency over the last quarter of an hour."""
         return management.trend(pipeline)
 
     @made.put("/pipelines/{pipeline}/pause")
     def pause_pipeline(request: Request, pipeline: Id) -> PipelineView:
-        """Its worker stays and takes nothing."""
+        """Pause it: its worker runs and reads nothing."""
         return _view(management, management.pause(_caller(request), pipeline))
 
     @made.put("/pipelines/{pipeline}/resume")
     def resume_pipeline(request: Request, pipeline: Id) -> PipelineView:
-        """Run it; its worker is started where there is none."""
+        """Run it: start its worker if it does not run."""
         return _view(management, management.resume(_caller(request), pipeline))
 
     @made.put("/pipelines/{pipeline}/stop")
     def stop_pipeline(request: Request, pipeline: Id) -> PipelineView:
-        """End its worker, between two micro-batches."""
+        """Stop its worker, between two micro-batches."""
         return _view(management, management.stop(_caller(request), pipeline))
 
     @made.put("/pipelines/{pipeline}/restart")
     def restart_pipeline(request: Request, pipeline: Id, only_failed: bool = False) -> PipelineView:
-        """Start its tasks again: all, or those that failed."""
+        """Restart its tasks: all, or those that failed."""
         return _view(management, management.restart(_caller(request), pipeline, only_failed=only_failed))
 
     @made.put("/pipelines/{pipeline}/clone/{to}", status_code=201)
     def clone_pipeline(
         request: Request, pipeline: Id, to: Id, changes: Annotated[dict[str, Any] | None, Body()] = None
     ) -> PipelineView:
-        """Another one like it, with `changes` over its declaration; secrets are to be given anew."""
+        """Create another pipeline from its declaration and `changes`. Secrets must be set again."""
         caller = _caller(request)
         management.admit(CALLS, caller, "create_pipeline", {"pipeline": to})
         return _view(management, management.clone(caller, pipeline, to, changes or {}))
 
     @made.get("/pipelines/{pipeline}/offsets")
     def pipeline_offsets(pipeline: Id) -> dict[str, int]:
-        """The next offset by task (topic-partition)."""
+        """List the next offset by task (topic-partition)."""
         return management.offsets(pipeline)
 
     @made.put("/pipelines/{pipeline}/offsets")
@@ -511,12 +511,12 @@ def _operate(made: APIRouter, management: Management) -> None:
         pipeline: Id,
         to: Annotated[str, Query(max_length=60, description="earliest, latest, or a moment (ISO 8601)")] = "earliest",
     ) -> dict[str, int]:
-        """Begin at the earliest record that is kept, behind the latest, or at a moment; 409 unless it is STOPPED."""
+        """Begin at the earliest retained record, after the latest, or at a moment; 409 unless it is STOPPED."""
         return management.reset_offsets(_caller(request), pipeline, to)
 
     @made.put("/pipelines/{pipeline}/dry-run")
     def dry_run(request: Request, pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
-        """What each step makes of sample documents; nothing is written."""
+        """Show the result of each step for sample documents, without writing anything."""
         return management.dry_run(
             _caller(request), pipeline, asked.documents, asked.declaration, keys=asked.keys, newest=asked.newest
         )
@@ -529,10 +529,10 @@ def _operate(made: APIRouter, management: Management) -> None:
         reason: Annotated[str, Query(max_length=200, description="words of it")] = "",
         first: Annotated[str, Query(max_length=40, description="a place: partition-offset")] = "",
         last: Annotated[str, Query(max_length=40)] = "",
-        before: Annotated[str, Query(max_length=20_000, description="`next` of the page before")] = "",
+        before: Annotated[str, Query(max_length=20_000, description="`next` of the previous page")] = "",
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> ErrorPage:
-        """What failed, newest first: reason, headers as Kafka Connect names them, where it came from, the record."""
+        """List failed records, newest first: reason, Kafka Connect's headers, origin, and the record."""
         chosen = Selection(step=step, kind=kind, reason=reason, first=first, last=last)
         return management.errors(pipeline, chosen, before=before, limit=limit)
 
@@ -545,12 +545,12 @@ def _operate(made: APIRouter, management: Management) -> None:
 
     @made.get("/pipelines/{pipeline}/redrive")
     def redrive_status(pipeline: Id) -> RedriveStatus:
-        """How far its newest redrive is, and what became of what it looked at."""
+        """Show the progress and the counts of its newest redrive."""
         return management.redrive_status(pipeline)
 
     @made.delete("/pipelines/{pipeline}/redrive")
     def cancel_redrive(request: Request, pipeline: Id) -> RedriveStatus:
-        """End it between two batches; completed batches remain."""
+        """Cancel it between two batches. Completed batches remain."""
         return management.cancel_redrive(_caller(request), pipeline)
 
 
@@ -561,24 +561,24 @@ def _people(made: APIRouter, management: Management) -> None:
         before: Annotated[int | None, Query(ge=0, le=1 << 62)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> list[dict[str, Any]]:
-        """Who did what, newest first."""
+        """List its history, newest first."""
         return management.history(pipeline, before=before, limit=limit)
 
     @made.get("/pipelines/{pipeline}/roles")
     def pipeline_roles(pipeline: Id) -> dict[str, PipelineRole]:
-        """Who is what to it."""
+        """List the roles on it."""
         return management.roles(pipeline)
 
     @made.put("/pipelines/{pipeline}/roles/{principal}")
     def set_pipeline_role(
         request: Request, pipeline: Id, principal: Principal, role: PipelineRole
     ) -> dict[str, PipelineRole]:
-        """Make somebody owner, operator or viewer."""
+        """Make a user owner, operator or viewer."""
         return management.set_role(_caller(request), pipeline, principal, role)
 
     @made.delete("/pipelines/{pipeline}/roles/{principal}")
     def remove_pipeline_role(request: Request, pipeline: Id, principal: Principal) -> dict[str, PipelineRole]:
-        """Take somebody's role away; the last owner stays."""
+        """Remove a user's role. The last owner stays."""
         return management.set_role(_caller(request), pipeline, principal, None)
 
 

@@ -1,1 +1,1 @@
-"""A pipeline's parts made and unmade (a saga over real topics, indexes, workers), and its worker as a launched run."""
+"""Creation and removal of a pipeline's parts (a saga over topics, indexes, workers), and its worker as a run."""

@@ -28,22 +28,22 @@ from millrace.runtime.launch.launcher import RunStatus
 
 
 class Deployment:
-    """The workers of one data folder. Holds nothing itself."""
+    """The workers of one data folder. Stateless."""
 
     def __init__(self, settings: Settings, *, config: Path | None = None) -> None:
-        """`config`: the pipeline-config.yaml that workers read (how they log), in place of the settings' own."""
+        """`config` is the pipeline-config.yaml that workers read (for their log), instead of the settings' own."""
         self._settings = settings
         self._config = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
         self._keys = Keys(settings.data_dir)
 
     def write(self, pipeline: Flow) -> None:
-        """Put the declaration where its worker reads it at its start, for its owner alone. Raises InvalidSettings."""
+        """Write the declaration to its worker's file, readable by its owner only. Raises InvalidSettings."""
         path = declaration_path(self._settings, pipeline.name)
         replace_json(path, with_sealed(as_pipeline(pipeline), pipeline.secrets(), self._keys), synced=True)
         note_flow(self._settings, pipeline, file=path, config=self._config)
 
     def seal_anew(self, store: PipelineStore) -> None:
-        """Seal the secrets of existing files with the newest key: supervisors restart workers from them.
+        """Seal the secrets of existing files by the newest key, since supervisors restart workers from them.
 
         Raises SecretUnreadable.
         """
@@ -59,15 +59,15 @@ class Deployment:
         return start_workers(self._settings, pipeline, declaration_path(self._settings, pipeline), config=self._config)
 
     def stop(self, pipeline: str) -> None:
-        """End its worker between two micro-batches; no effect where there is none."""
+        """Stop its worker between two micro-batches. No effect if there is none."""
         stop_flow(self._settings, run_id(pipeline))
 
     def ask(self, pipeline: str, *, paused: bool | None = None, restart: str = "") -> None:
-        """Have its worker pause, go on, or start tasks again."""
+        """Command its worker to pause, to resume, or to restart tasks."""
         want(self._settings, pipeline, paused=paused, restart=restart)
 
     def running(self, pipeline: str) -> bool:
-        """Whether its worker's supervisor lives."""
+        """Return whether the supervisor of the pipeline's worker runs."""
         return processes_of(self._settings, run_id(pipeline)).active
 
     def gave_up(self, pipeline: str) -> bool:
@@ -80,7 +80,7 @@ class Deployment:
         return observed(self._settings, pipeline)
 
     def release(self, pipeline: Flow) -> None:
-        """Remove what its stopped worker made at its source: a replication slot must not outlive it.
+        """Remove what its stopped worker created at its source, such as a replication slot.
 
         Raises InvalidSettings, LogUnavailable.
         """

@@ -1,11 +1,11 @@
-"""Where a declaration may lead this service and its workers: its writer chooses the addresses that they connect to.
+"""Checks of a declaration's addresses and files: its author chooses where this service and its workers connect.
 
 Link-local addresses are always refused: there a cloud serves the machine's keys (169.254.169.254), and no Kafka or
-OpenSearch. ``reach.hosts`` of pipeline-config.yaml restricts the others to those that it names. The connection to
-OpenSearch checks the resolved address again (sinks/opensearch/connection.py), and so does flows/kafka/brokers.py
-before it creates a client of Kafka.
+OpenSearch. ``reach.hosts`` of pipeline-config.yaml restricts the others to those that it lists. The connection to
+OpenSearch checks the resolved address again (sinks/opensearch/connection.py), and so does flows/kafka/brokers.py before
+it creates a Kafka client.
 
-Files are refused, apart from those below ``reach.folders``: a worker may read what no writer of a declaration may.
+Files are refused, except those below ``reach.folders``: a worker may read files that the author may not.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from millrace.flows.declare.part import Part, Problem, invalid
 
 
 def require_allowed(pipeline: Flow, reach: Reach) -> None:
-    """Raise PipelineInvalid if an address is link-local or not in `reach`, or a file is in none of its folders."""
+    """Raise PipelineInvalid if an address is link-local or not in `reach`, or a file is not in one of its folders."""
     wrong, hosts = [], reach.hosts
     for path, part in _parts(pipeline):
         for field, file in part.local_paths():
             if not any(_is_below(file, folder) for folder in reach.folders):
-                words = "is in no folder that this service lets flows read or write (reach.folders)"
+                words = "is not in a folder that flows of this service may read or write (reach.folders)"
                 wrong.append(Problem(f"{path}.{field}", f"{file} {words}", "reach"))
     for path, host in _hosts(pipeline):
         if hosts and not any(_matches(host, pattern) for pattern in hosts):
@@ -35,23 +35,23 @@ def require_allowed(pipeline: Flow, reach: Reach) -> None:
                 Problem(path, f"{host} is not among the hosts that this service may reach (reach.hosts)", "reach")
             )
         elif is_forbidden(host):
-            wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
+            wrong.append(Problem(path, f"{host} is a forbidden address", "reach"))
     if wrong:
         raise invalid(wrong)
 
 
 def require_reachable(pipeline: Flow) -> None:
-    """Do as :func:`require_allowed` for the current addresses of the names. Raises PipelineInvalid."""
+    """Check the current addresses of the names like :func:`require_allowed`. Raises PipelineInvalid."""
     wrong = []
     for path, host in _hosts(pipeline):
         if leads_astray(host):
-            wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
+            wrong.append(Problem(path, f"{host} is a forbidden address", "reach"))
     if wrong:
         raise invalid(wrong)
 
 
 def _hosts(flow: Flow) -> Iterator[tuple[str, str]]:
-    """Field and host of each address."""
+    """Yield field and host of each address."""
     for path, part in _parts(flow):
         yield from ((f"{path}.{field}", host) for field, host in part.addresses())
 
@@ -63,7 +63,7 @@ def _parts(flow: Flow) -> Iterator[tuple[str, Part]]:
 
 
 def _is_below(file: str, folder: str) -> bool:
-    """Whether `file` lies in `folder`, wherever links lead. Both may be URIs of an object store."""
+    """Return whether `file` is in `folder`, after links are resolved. Both may be URIs of an object store."""
     file, folder = file.removeprefix("file://"), folder.removeprefix("file://")
     if "://" in file or "://" in folder:
         return ".." not in file.split("/") and file.startswith(f"{folder.rstrip('/')}/")

@@ -35,23 +35,23 @@ from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
 MAX_TRIES: Final = 10
 FIRST_PAUSE: Final = 5.0
 LONGEST_PAUSE: Final = 600.0
-_TOLD_SECONDS: Final = 0.2
-"""Between two notes of how far it is."""
+_REPORT_SECONDS: Final = 0.2
+"""Seconds between two reports of the progress."""
 
 
 class RedriveState(StrEnum):
     NONE = "NONE"
-    """There was none."""
+    """There was no redrive."""
     RUNNING = "RUNNING"
     WAITING = "WAITING"
-    """It ended early, and goes on at `retry_at`."""
+    """It ended early, and resumes at `retry_at`."""
     DONE = "DONE"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
 
 class RedriveStatus(BaseModel):
-    """The newest redrive of a pipeline. Its counts are of `Redriven` (millrace.flows.errors.redrive)."""
+    """The newest redrive of a pipeline. Its counts are those of `Redriven` (millrace.flows.errors.redrive)."""
 
     pipeline: str
     state: RedriveState
@@ -62,17 +62,17 @@ class RedriveStatus(BaseModel):
     selection: dict[str, Any] = Field(default_factory=dict)
     again: bool = False
     dry_run: bool = False
-    done: int = Field(default=0, description="places of the error topic that it is behind")
-    of: int = Field(default=0, description="places that it is to look at")
+    done: int = Field(default=0, description="positions of the error topic that it has processed")
+    of: int = Field(default=0, description="positions that it must process")
     counts: dict[str, int] = Field(default_factory=dict)
-    tries: int = Field(default=0, description="in a row without progress")
+    tries: int = Field(default=0, description="attempts in a row without progress")
     code: str = ""
     cause: str = ""
     retry_at: float | None = None
 
 
 class Redrives:
-    """The redrives of one data folder's pipelines. Holds nothing itself."""
+    """The redrives of one data folder's pipelines. Stateless."""
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._settings, self._clock = settings, clock
@@ -81,7 +81,10 @@ class Redrives:
     def start(
         self, pipeline: str, *, who: str, selection: Mapping[str, Any], again: bool, dry_run: bool
     ) -> RedriveStatus:
-        """Begin one; its declaration is written already. Raises PipelineBusy where one runs, or waits to go on."""
+        """Start a redrive; its declaration must be written already.
+
+        Raises PipelineBusy if one runs or waits to resume.
+        """
         known = self.status(pipeline)
         if known.state in (RedriveState.RUNNING, RedriveState.WAITING):
             raise PipelineBusy(
@@ -99,34 +102,34 @@ class Redrives:
         }
         run = self._start(pipeline, asked)
         if run.params.get("id") != asked["id"]:
-            raise PipelineBusy(f"a redrive of {pipeline!r} was begun by {run.params.get('who')} just now")
+            raise PipelineBusy(f"a redrive of {pipeline!r} was just started by {run.params.get('who')}")
         return self.status(pipeline)
 
     def status(self, pipeline: str) -> RedriveStatus:
-        """How the newest one is."""
+        """Return the status of the newest redrive."""
         try:
             run = self._launcher.poll(run_id(pipeline))
         except RunNotFound:
             return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE)
-        return self._told(pipeline, run)
+        return self._status_of(pipeline, run)
 
     def cancel(self, pipeline: str) -> RedriveStatus:
-        """End it between two batches; completed batches remain. No effect if none runs or waits."""
+        """Cancel the redrive between two batches. Completed batches remain. No effect if none runs or waits."""
         known = self.status(pipeline)
         if known.state is RedriveState.RUNNING:
             self._launcher.stop(run_id(pipeline))
         elif known.state is RedriveState.WAITING:
-            # A run that ended early has nobody to hear of it: this is its end.
+            # A run that ended early has no process to stop, so record its end here.
             replace_json(self._folder(pipeline) / "result.json", {"ok": True, "stopped": True})
         return self.status(pipeline)
 
     def tend(self, pipeline: str) -> None:
-        """Have one that ended early go on, when it is due."""
+        """Resume a redrive that ended early, when it is due."""
         try:
             run = self._launcher.poll(run_id(pipeline))
         except RunNotFound:
             return
-        known = self._told(pipeline, run)
+        known = self._status_of(pipeline, run)
         if known.state is RedriveState.WAITING and known.retry_at is not None and self._clock() >= known.retry_at:
             behind = run.progress or run.params.get("behind")
             self._start(pipeline, {**run.params, "tries": known.tries, "behind": behind})
@@ -136,13 +139,13 @@ class Redrives:
             "redrive", "millrace.pipelines.deploy.redriving", str(declaration_path(self._settings, pipeline))
         )
         with suppress(FileNotFoundError):
-            self._launcher.mark_collected(run_id(pipeline))  # one that finished would be given back
+            self._launcher.mark_collected(run_id(pipeline))  # otherwise a finished run would be returned
         return self._launcher.start(run_id(pipeline), job, params=asked)
 
     def _folder(self, pipeline: str) -> Path:
         return self._launcher.poll(run_id(pipeline)).log.parent
 
-    def _told(self, pipeline: str, run: RunStatus) -> RedriveStatus:
+    def _status_of(self, pipeline: str, run: RunStatus) -> RedriveStatus:
         asked = run.params
         progress = run.progress or asked.get("behind") or {}
         begins, places, ends = (progress.get(name, {}) for name in ("begins", "places", "ends"))
@@ -203,14 +206,14 @@ def main() -> int:
     options = parser.parse_args()
     restrict_umask()
     stop = stop_on_signals()
-    asked, told = options.params, 0.0
+    asked, reported_at = options.params, 0.0
 
     def tell(progress: Progress) -> bool:
-        nonlocal told
+        nonlocal reported_at
         over = progress.places == progress.ends or stop.is_set()
-        if over or time.monotonic() - told >= _TOLD_SECONDS:
+        if over or time.monotonic() - reported_at >= _REPORT_SECONDS:
             replace_json(options.progress, progress.to_json())
-            told = time.monotonic()
+            reported_at = time.monotonic()
         return stop.is_set()
 
     try:
@@ -229,8 +232,8 @@ def main() -> int:
         return 1
     if (
         stop.is_set() and not (options.result.parent / "stop.json").exists()
-    ):  # the machine goes down: it goes on afterwards
-        said = {"code": "STOPPED", "message": "its process was told to end", "retriable": True}
+    ):  # the machine shuts down: the redrive resumes afterwards
+        said = {"code": "STOPPED", "message": "its process was asked to stop", "retriable": True}
         replace_json(options.result, {"ok": False, "error": said})
         return 1
     replace_json(options.result, {"ok": True, "stopped": stop.is_set(), "report": counts._asdict()})

@@ -15,25 +15,25 @@ _log: Final = logging.getLogger(__name__)
 
 
 class World(Protocol):
-    """What steps do. Each call may be repeated, and has then the same effect as once. Raises MillraceError."""
+    """The actions of steps. Each call may be repeated without further effect. Raises MillraceError."""
 
     def plan(self, step: str, record: Record) -> tuple[str, ...]:
-        """What the step would make: what is not there. Changes nothing."""
+        """Return what the step would create, because it does not exist. Changes nothing."""
         ...
 
     def make(self, step: str, record: Record, things: tuple[str, ...]) -> None: ...
 
     def undo(self, step: str, record: Record, things: tuple[str, ...]) -> tuple[str, ...]:
-        """Take away what is there of `things`, and nothing else; those that it cannot reach any more, and leaves."""
+        """Remove those of `things` that exist, and nothing else; return those that it cannot reach and leaves."""
         ...
 
 
 def run(store: PipelineStore, record: Record, world: World, *, leave: bool = False) -> Record | None:
-    """Run to the end; return the pipeline READY, or None if it was removed. A step that fails undoes the others.
+    """Run the saga to its end; return the pipeline READY, or None if it was removed. A failed step undoes the others.
 
     A failed undo raises, and the next call repeats it. With `leave`, what it would have undone stays, and the history
-    records it. Raises PipelineConflict if another process continues the saga meanwhile, and PipelineBusy for an undo
-    that fails unexpectedly.
+    records it. Raises PipelineConflict if another process has continued the saga, and PipelineBusy for an undo that
+    fails unexpectedly.
     """
     while True:
         saga = Saga.from_json(record.saga)
@@ -50,8 +50,8 @@ def run(store: PipelineStore, record: Record, world: World, *, leave: bool = Fal
             behind, left = _do(world, do, record, saga)
         except (PipelineConflict, PipelineNotFound):
             raise
-        except Exception as error:  # a library's own errors too: what is half made can be deleted by nobody
-            code, cause = _told(error, record, do)
+        except Exception as error:  # also errors of libraries: nobody could delete a partly created pipeline
+            code, cause = _failure_of(error, record, do)
             if not saga.back:
                 behind = saga.failed(code, cause)
             elif leave:
@@ -68,8 +68,8 @@ def run(store: PipelineStore, record: Record, world: World, *, leave: bool = Fal
             store.note(record.id, who=saga.who or record.created_by, what="left", things=list(left))
 
 
-def _told(error: Exception, record: Record, do: Do) -> tuple[str, str]:
-    """Code and words of what kept a step from its end."""
+def _failure_of(error: Exception, record: Record, do: Do) -> tuple[str, str]:
+    """Return code and text of the error that ended a step."""
     if isinstance(error, MillraceError):
         return error.code, str(error)
     _log.error("%s: %s of %s", record.id, do.what, do.step, exc_info=error)
@@ -77,7 +77,7 @@ def _told(error: Exception, record: Record, do: Do) -> tuple[str, str]:
 
 
 def _do(world: World, do: Do, record: Record, saga: Saga) -> tuple[Saga, tuple[str, ...]]:
-    """The saga behind it, and what an undo leaves."""
+    """Execute the next action; return the saga after it, and the things that an undo leaves."""
     if do.what == "plan":
         return saga.done(world.plan(do.step, record)), ()
     left: tuple[str, ...] = ()

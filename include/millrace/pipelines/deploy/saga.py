@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 STEPS: Final = ("permission", "account", "index_base", "topics", "resource_policy", "deployment")
-"""As reference document 004 has them, section 3.1.1."""
+"""The steps of section 3.1.1 of reference document 004."""
 
 
 class Do(NamedTuple):
-    """What is next: `things` are what the step planned."""
+    """The next action. `things` are the step's plan."""
 
     what: Literal["plan", "make", "undo"]
     step: str
@@ -28,18 +28,18 @@ Finished: TypeAlias = Literal["ready", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """Where it is. `at` counts the steps that are made."""
+    """The state of a creation or deletion. `at` counts the completed steps."""
 
     at: int = 0
     back: bool = False
-    """It undoes: since a step failed (`cause`), or since the pipeline is deleted."""
+    """Whether it undoes, because a step failed (`cause`) or the pipeline is being deleted."""
     planned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cause: str = ""
     code: str = ""
     who: str = ""
 
     def next(self) -> Do | Finished:
-        """What is to be done now."""
+        """Return the next action, or how the saga ended."""
         if self.back:
             if self.at < 0:
                 return "gone"
@@ -51,7 +51,7 @@ class Saga:
         return Do("make", step, tuple(self.planned[step])) if step in self.planned else Do("plan", step)
 
     def done(self, things: tuple[str, ...] = ()) -> Self:
-        """Behind what was next; `things` are a plan's."""
+        """Return the saga after its next action. `things` are the result of a plan."""
         did = self.next()
         assert isinstance(did, Do)
         if did.what == "plan":
@@ -62,12 +62,12 @@ class Saga:
         return replace(self, at=self.at - 1, planned=left)
 
     def failed(self, code: str, cause: str) -> Self:
-        """The step cannot be planned or made: it, as far as it came, and those before it are undone."""
+        """Return the saga after a failure to plan or make a step. The step and those before it are then undone."""
         assert not self.back
         return replace(self, back=True, code=code, cause=cause[:2000])
 
     def deleting(self, who: str) -> Self:
-        """Undo all that was made."""
+        """Return the saga that undoes everything that was created."""
         return replace(self, at=min(self.at, len(STEPS) - 1), back=True, who=who, cause="", code="")
 
     def to_json(self) -> dict[str, Any]:

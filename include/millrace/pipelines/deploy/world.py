@@ -1,7 +1,7 @@
-"""What the steps of a pipeline's saga do: on its Kafka, its OpenSearch, and this machine.
+"""The actions of a pipeline's saga on its Kafka, its OpenSearch, and this machine.
 
-A created thing is recorded with its cluster (``input:flights <id>``): a pipeline may be sent elsewhere before it is
-deleted, and a thing of the same name there belongs to somebody else.
+A created thing is recorded with its cluster (``input:flights <id>``): a pipeline may be pointed to another cluster
+before it is deleted, and a thing of the same name there belongs to somebody else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RealWorld:
     """The protocol World of the runner."""
 
     def __init__(self, deployment: Deployment, pipeline_of: Callable[[Record], Flow]) -> None:
-        """`pipeline_of` gives a record's pipeline with its secrets."""
+        """`pipeline_of` returns a record's pipeline with its secrets."""
         self._deployment, self._pipeline_of = deployment, pipeline_of
 
     def plan(self, step: str, record: Record) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class RealWorld:
                 if indices.exists(client, sink):
                     return ()
             if not sink.create_index:
-                raise InvalidArgument(f"there is no index {sink.index_base!r}: make it, or say sink.create_index")
+                raise InvalidArgument(f"there is no index {sink.index_base!r}: create it, or set sink.create_index")
             return (f"{sink.index_base} {home}",)
         if step == "topics":
             require_reachable(pipeline)
@@ -55,7 +55,7 @@ class RealWorld:
                 there = topic_admin.look(cluster)
                 missing = [topic for topic in topics if topic not in there.topics]
                 if missing and kind == "error" and not pipeline.errors.create:
-                    raise InvalidArgument(f"there is no error topic {missing[0]!r}: make it, or say errors.create")
+                    raise InvalidArgument(f"there is no error topic {missing[0]!r}: create it, or set errors.create")
                 found += [f"{kind}:{topic} {there.cluster}" for topic in missing]
             return tuple(dict.fromkeys(found))
         return (record.id,) if step == "deployment" else ()
@@ -95,21 +95,21 @@ class RealWorld:
                         gone.add(thing)
         elif step == "topics":
             for kind, cluster, _ in _topics(pipeline):
-                told = _of(kind, things)
-                here = topic_admin.look(cluster).cluster if told else ""
-                topic_admin.delete(cluster, [name for name, home in told if home == here])
-                gone |= {f"{kind}:{name} {home}" for name, home in told if home == here}
+                recorded = _of(kind, things)
+                here = topic_admin.look(cluster).cluster if recorded else ""
+                topic_admin.delete(cluster, [name for name, home in recorded if home == here])
+                gone |= {f"{kind}:{name} {home}" for name, home in recorded if home == here}
         return tuple(thing for thing in things if thing not in gone)
 
 
 def _of(kind: str, things: Iterable[str]) -> list[tuple[str, str]]:
-    """Name and cluster of those of `kind`."""
+    """Return name and cluster of the things of `kind`."""
     found = [each.partition(":")[2].partition(" ") for each in things if each.startswith(f"{kind}:")]
     return [(name, home) for name, _, home in found]
 
 
 def _topics(pipeline: Flow) -> list[tuple[str, KafkaCluster, tuple[str, ...]]]:
-    """Kind, cluster, names."""
+    """Return kind, cluster and names of the pipeline's topics."""
     found: list[tuple[str, KafkaCluster, tuple[str, ...]]] = []
     if isinstance(pipeline.source, KafkaSource):
         found.append(("input", pipeline.source, pipeline.source.topics))

@@ -1,4 +1,4 @@
-"""What the store gives: one value for each row, whole and checked."""
+"""The values that the store returns, one for each row, complete and checked."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PAUSED: Final = "PAUSED"
 
 
 class Phase(StrEnum):
-    """Where a pipeline is in its life."""
+    """A pipeline's phase of life."""
 
     CREATING = "CREATING"
-    """Its parts are being made, or made undone since one could not be."""
+    """Its parts are being created, or undone because one could not be."""
     READY = "READY"
     DELETING = "DELETING"
-    """What was made for it is being undone."""
+    """Its parts are being removed."""
 
 
 class PipelineRole(StrEnum):
-    """What somebody is to a pipeline; the names stand for roles of millrace.access over it."""
+    """A user's role on a pipeline. Each stands for a role of millrace.access."""
 
     OWNER = "owner"
     OPERATOR = "operator"
@@ -44,14 +44,14 @@ _ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A pipeline as the store has it."""
+    """A stored pipeline."""
 
     id: str
     version: int
-    """Counts the changes of its declaration and secrets, from 1."""
+    """The number of changes of its declaration and secrets, from 1."""
     phase: Phase
     wanted: str
-    """RUNNING, PAUSED or STOPPED: what people asked for last."""
+    """RUNNING, PAUSED or STOPPED: the last requested state."""
     account: str
     name: str
     cpus: float
@@ -59,7 +59,7 @@ class Record:
     declaration: dict[str, Any]
     """Without secrets."""
     saga: dict[str, Any]
-    """How far its making or unmaking is (millrace.pipelines.deploy.saga)."""
+    """The progress of its creation or deletion (millrace.pipelines.deploy.saga)."""
     created_by: str
     created_at: float
     """Seconds since 1970."""
@@ -89,4 +89,4 @@ class Quota:
 
 
 DEFAULT_QUOTA: Final = Quota("*", 200, 400.0, 400 << 10)
-"""Of accounts for which nobody set another."""
+"""The quota of accounts without one."""

@@ -10,7 +10,7 @@ METADATA: Final = sa.MetaData()
 _NUMBER: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 TURN: Final = sa.Table("pipeline_turn", METADATA, sa.Column("id", sa.Integer, primary_key=True))
-"""One row, by whose lock writers take turns on MariaDB."""
+"""One row whose lock serialises writers on MariaDB."""
 
 PIPELINE: Final = sa.Table(
     "pipeline",
@@ -65,4 +65,4 @@ QUOTA: Final = sa.Table(
     sa.Column("cpus", sa.Float),
     sa.Column("memory_mib", sa.BigInteger),
 )
-"""What pipelines of an account may take together; the account ``*``: of each that has no row."""
+"""The quota of an account's pipelines; the account ``*`` stands for each account without a row."""

@@ -19,7 +19,7 @@ _TAKEN: Final = f"{PIPELINE.name}_taken_over"
 
 
 def was_taken_over(db: sa.Connection) -> bool:
-    """Whether what this database held lies in another one now."""
+    """Return whether the content of this database has been moved to another one."""
     return sa.inspect(db).has_table(_TAKEN)
 
 
@@ -28,14 +28,14 @@ def take_over(old: sa.Engine, new: sa.Engine, upgrade: Callable[[sa.Connection],
 
     Raises PipelineExists if both have a pipeline of the same id, MetaUnavailable, UnsupportedVersion.
     """
-    # As a writer of both: what another process still writes into the old one is waited for.
+    # Lock both as a writer, and so wait for writes of other processes to the old one.
     with transaction(old) as source:
         if was_taken_over(source):
             return
         upgrade_exclusively(source, upgrade)
         with transaction(new) as target:
             _copy(source, target)
-        hit("pipelines.taken")  # the next attempt finds them there
+        hit("pipelines.taken")  # the next attempt finds them in the new one
         source.exec_driver_sql(f"alter table {PIPELINE.name} rename to {_TAKEN}")
 
 
@@ -46,7 +46,7 @@ def _copy(source: sa.Connection, target: sa.Connection) -> None:
     if both := sorted(name for name, at in ours.items() if there.get(name, at) != at):
         raise PipelineExists(
             f"both the data folder and the database of MILLRACE_META_STORE have a pipeline {both[0]!r}: delete one,"
-            " by a service whose settings name the place that it is in"
+            " with a service whose settings name its database"
         )
     if ours and ours.keys() <= there.keys():
         return
@@ -54,10 +54,10 @@ def _copy(source: sa.Connection, target: sa.Connection) -> None:
     wanted: dict[sa.Table, sa.Select[Any]] = {
         PIPELINE: sa.select(PIPELINE),
         SECRET: sa.select(SECRET),
-        ROLE: sa.select(ROLE).where(
-            ROLE.c.pipeline.in_(ours)
-        ),  # and not of one that is gone, and may have a namesake there
-        EVENT: sa.select(*(each for each in EVENT.c if each is not EVENT.c.id)).order_by(EVENT.c.id),  # numbered there
+        ROLE: sa.select(ROLE).where(ROLE.c.pipeline.in_(ours)),  # and not a deleted one whose name may exist there
+        EVENT: sa.select(*(each for each in EVENT.c if each is not EVENT.c.id)).order_by(
+            EVENT.c.id
+        ),  # ids are assigned there
         QUOTA: sa.select(QUOTA).where(QUOTA.c.account.not_in(known)),
     }
     for table, rows in wanted.items():

@@ -1,1 +1,1 @@
-"""How the tables of pipelines came to be, step by step (alembic)."""
+"""The schema migrations of the pipelines' tables (alembic)."""

@@ -1,4 +1,4 @@
-"""What alembic runs: the steps that are missing, in the transaction of the connection that it was given."""
+"""The environment of alembic: runs missing migrations in the transaction of the given connection."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The steps, in the order of their `down_revision`."""
+"""The migrations, ordered by their `down_revision`."""
