@@ -20,7 +20,7 @@ from millrace_airflow.operators import JobOperator
 
 
 def must_be_confirmed(report: dict[str, Any]) -> None:
-    """Fail the task, for good, where a replay and the WAL differ: the same bytes differ again."""
+    """Fail the task for good if a replay and the WAL differ: the same bytes differ again."""
     problems = [f"{each['pchannel']}: {each['problem']}" for each in report["channels"] if each["problem"]]
     if problems:
         raise AirflowFailException(f"not confirmed: {'; '.join(problems)}. Run the DAG recovery.")

@@ -32,11 +32,11 @@ with operation_dag(
 
     @task.short_circuit(task_id="needed")
     def worth_its_cost(params: dict[str, Any] | None = None, dag_run: Any = None) -> bool:
-        """Go on where there is enough to do; says why in the log."""
+        """Continue if there is enough to do; log the reason."""
         from millrace.operations.compaction.need import need
 
         found = need(MillraceHook().settings, CompactionParams.parse(values(CompactionParams, params or {})))
-        logging.getLogger(__name__).info("%s", "; ".join(found.why) or "nothing that is worth a run")
+        logging.getLogger(__name__).info("%s", "; ".join(found.why) or "nothing worth a run")
         return found.needed or dag_run.run_type == "manual"
 
     worth_its_cost() >> JobOperator(task_id="compact", operation=COMPACTION)

@@ -1,4 +1,4 @@
-"""Pipelines: one DAG for each pipeline with `deployment: airflow`, which keeps its worker alive.
+"""Pipelines: one DAG for each pipeline with `deployment: airflow`, which keeps its worker running.
 
 The store of the pipeline service holds the declarations (docs/pipelines-api.md).
 """

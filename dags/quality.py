@@ -20,7 +20,7 @@ from millrace_airflow.operators import JobOperator
 
 
 def must_pass(report: dict[str, Any]) -> None:
-    """Fail the task, for good, where a critical expectation failed: the same data fail again."""
+    """Fail the task for good if a critical expectation failed: the same data fail again."""
     failed = [f"{each['table']} {each['expectation']}" for each in report["failed"] if each["critical"]]
     if failed:
         raise AirflowFailException(f"critical expectations failed: {', '.join(failed)}; blocks: {report['blocks']}")

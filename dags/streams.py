@@ -1,4 +1,4 @@
-"""Streams: one DAG for each declared stream or group of streams, which keeps its job alive (docs/declared-streams.md).
+"""Streams: one DAG for each declared stream or group of streams, keeping its job running (docs/declared-streams.md).
 
 The modules and YAML files of the setting `stream_declarations` declare the streams.
 """

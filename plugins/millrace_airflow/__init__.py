@@ -1,5 +1,5 @@
-"""Millrace in Airflow: operators, sensors, triggers, forms, assets and macros for its own DAGs and for those of users.
+"""Millrace in Airflow: operators, sensors, triggers, forms, assets and macros for its own DAGs and for users' DAGs.
 
-Nothing here imports Spark, Delta or a data frame library at module level: a DAG file that uses it stays quick to parse
+Nothing here imports Spark, Delta or a data frame library at module level, so that DAG files parse quickly
 (docs/airflow.md).
 """

@@ -1,8 +1,9 @@
-"""Who hears when a run fails or is late: the history of failures, which the UI shows, and the notifiers that
-``[millrace] notifiers`` in Airflow's configuration declares.
+"""Alerts when a run fails or is late.
 
-A notifier gets Airflow's context, and in it ``alert``: an :class:`Alert`. One that cannot deliver is in the history
-too, and the others still hear.
+The history of failures is for the UI. Airflow's configuration declares notifiers (``[millrace] notifiers``).
+
+A notifier gets Airflow's context with an :class:`Alert` as ``alert``. A failure to deliver is recorded in the history,
+and does not affect the other notifiers.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from millrace.base.errors import InvalidSettings
 RUN_FAILED: Final = "MillraceRunFailed"
 RUN_LATE: Final = "MillraceRunLate"
 MAX_TEXT: Final = 2000
-"""Characters of an error's message in an alert."""
+"""The most characters of an error's message in an alert."""
 _OPTION: Final = ("millrace", "notifiers")
 _SEVERITIES: Final = {RUN_FAILED: "critical", RUN_LATE: "warning"}
 _PATH: Final = "/api/v2/alerts"
 _TIMEOUT: Final = 5.0
-"""Seconds that Alertmanager has for an answer. The DAG processor, which delivers, reads no DAG meanwhile."""
+"""Time-out of a request to Alertmanager, in seconds. Meanwhile the DAG processor, which delivers, reads no DAG."""
 _RETRIES: Final = 2
-"""How often a connection is tried again."""
+"""The number of connection retries."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What a notifier reports about a run. It renders as its summary."""
+    """A notifier's report about a run. It renders as its summary."""
 
     name: str
     """:data:`RUN_FAILED` or :data:`RUN_LATE`; Alertmanager's ``alertname``."""
@@ -48,9 +49,9 @@ class Alert:
     run_id: str
     summary: str
     action: str
-    """What to do."""
+    """What the reader should do."""
     url: str
-    """The run in Airflow's UI."""
+    """The run's URL in Airflow's UI."""
 
     def __str__(self) -> str:
         return self.summary
@@ -73,11 +74,11 @@ class AlertmanagerNotifier(BaseNotifier):
         self.hours = hours
 
     def notify(self, context: Any) -> None:
-        """Post the alert of `context`. Raises RuntimeError with Alertmanager's answer."""
+        """Post the alert of `context`. Raises RuntimeError with Alertmanager's response."""
         self._post(self._firing(context["alert"]))
 
     async def async_notify(self, context: Any) -> None:
-        """As :meth:`notify`, in the triggerer."""
+        """Post the alert from the triggerer. See :meth:`notify`."""
         import httpx
         from airflow.sdk import Connection
 
@@ -87,7 +88,7 @@ class AlertmanagerNotifier(BaseNotifier):
             _check(await client.post(_PATH, json=self._firing(context["alert"])))
 
     def resolve(self, dag_id: str) -> None:
-        """End the DAG's alerts: a run succeeded."""
+        """Resolve the DAG's alerts after a successful run."""
         now = datetime.now(UTC).isoformat()
         self._post([{"labels": self._labels(name, dag_id), "endsAt": now} for name in _SEVERITIES])
 
@@ -134,7 +135,7 @@ def _check(answer: Any) -> None:
 def make_notifiers() -> list[BaseNotifier]:
     """Return the notifiers that ``[millrace] notifiers`` declares: a JSON list of ``{"class": path, argument: value}``.
 
-    Raises InvalidSettings that names the faulty one.
+    Raises InvalidSettings, naming the faulty entry.
     """
     text = conf.get(*_OPTION, fallback="").strip()
     if not text:
@@ -152,7 +153,7 @@ def make_notifiers() -> list[BaseNotifier]:
         try:
             notifier = pkgutil.resolve_name(each["class"])(**arguments)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise InvalidSettings(f"{where}: {each['class']} cannot be made: {error}") from None
+            raise InvalidSettings(f"{where}: {each['class']} cannot be created: {error}") from None
         if not isinstance(notifier, BaseNotifier):
             raise InvalidSettings(f"{where}: {each['class']} is not an Airflow notifier (airflow.sdk.BaseNotifier)")
         made.append(notifier)
@@ -160,7 +161,7 @@ def make_notifiers() -> list[BaseNotifier]:
 
 
 def run_callbacks() -> dict[str, Callable[[Any], None]]:
-    """Return the callbacks of a DAG for its runs' ends; none if no notifier is declared. Raises InvalidSettings."""
+    """Return a DAG's callbacks for the ends of its runs; empty if no notifier is declared. Raises InvalidSettings."""
     declared = make_notifiers()
     callbacks: dict[str, Callable[[Any], None]] = {}
     if declared:
@@ -171,7 +172,7 @@ def run_callbacks() -> dict[str, Callable[[Any], None]]:
 
 
 def run_failed(context: Any) -> None:
-    """Tell every notifier that a run failed. Called by the DAG processor."""
+    """Notify all notifiers that a run failed. Called by the DAG processor."""
     dag_id, run_id = context["dag"].dag_id, context["run_id"]
     error = _newest_error(dag_id, run_id) or str(context.get("reason") or "no error is on record")
     alert = Alert(
@@ -190,7 +191,7 @@ def run_failed(context: Any) -> None:
 
 
 def run_succeeded(context: Any) -> None:
-    """Tell the notifiers that resolve alerts that a run succeeded. Called by the DAG processor."""
+    """Notify the notifiers that resolve alerts that a run succeeded. Called by the DAG processor."""
     dag_id = context["dag"].dag_id
     for notifier in make_notifiers():
         if hasattr(notifier, "resolve"):
@@ -201,7 +202,10 @@ def run_succeeded(context: Any) -> None:
 
 
 async def deadline_missed(*, dag_id: str, seconds: float, **context: Any) -> None:
-    """Called by the triggerer when a run of `dag_id` has not ended `seconds` after it was queued."""
+    """Notify all notifiers that a run of `dag_id` has not ended `seconds` after it was queued.
+
+    Called by the triggerer.
+    """
     message = f"not ended {seconds:.0f} s after it was queued"
     _logger.warning("a run of %s has not ended after %.0f s", dag_id, seconds)
     given = context.get("context") or {}

@@ -21,10 +21,10 @@ segments_flushed: Final = Asset(
     group="millrace",
     watchers=[AssetWatcher(name="millrace_flusher", trigger=SegmentsFlushedTrigger())],
 )
-"""The flusher has brought more segments to an end (sealed and written to their collection)."""
+"""Updated when the flusher has completed segments (sealed and written to their collection)."""
 
 checkpoint_written: Final = Asset("checkpoint_written", uri="millrace://checkpoints", group="millrace")
-"""A checkpoint was written and verified by a replay."""
+"""Updated when a checkpoint was written and verified by a replay."""
 
 quality_passed: Final = Asset("quality_passed", uri="millrace://quality", group="millrace")
-"""The critical expectations of a quality run held."""
+"""Updated when the critical expectations of a quality run passed."""

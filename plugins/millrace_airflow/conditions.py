@@ -1,7 +1,8 @@
-"""What the sensors wait for, as functions of the settings: they run in a worker and in the triggerer, and change
-nothing.
+"""The conditions of the sensors, as functions of the settings.
 
-Each answers whether it is met, what was found, and in words how far it is.
+They run in workers and in the triggerer, and change nothing.
+
+Each returns whether it is met, the findings, and a description of the progress.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Whether a condition is met, what was found, and how far it is in words."""
+    """Whether a condition is met, the progress in words, and the findings."""
 
     met: bool
     words: str
@@ -25,17 +26,17 @@ class ConditionResult:
 
 
 def check(name: str, settings: Settings, arguments: Mapping[str, Any]) -> ConditionResult:
-    """Look at the condition `name` once. Raises MillraceError, and ValueError for a name that is none."""
+    """Evaluate the condition `name` once. Raises MillraceError, and ValueError for an unknown name."""
     if name not in _CONDITIONS:
         raise ValueError(f"no condition {name!r}; conditions are {', '.join(_CONDITIONS)}")
     return _CONDITIONS[name](settings, **arguments)
 
 
 def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) -> ConditionResult:
-    """The ``wal`` table holds everything up to `tick`: of one PChannel, or of all.
+    """Check that the ``wal`` table holds everything up to `tick`, of one PChannel or of all.
 
-    By the table alone: on a PChannel where nothing happens it comes only with the next message (:func:`fresh_as_of`
-    asks the log too).
+    It reads only the table: on an idle PChannel it is met only with the next message (:func:`fresh_as_of` also asks the
+    log).
     """
     from millrace.base.errors import ChannelNotFound
     from millrace.storage.table import open_table
@@ -64,8 +65,7 @@ def _tick(table: Any, name: str) -> int:
 
 
 def lag_below(settings: Settings, *, seconds: float) -> ConditionResult:
-    """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not
-    parked."""
+    """Check that the ``wal`` table lacks only log entries younger than `seconds`, on each unparked PChannel."""
     from millrace.base.errors import LogUnavailable
     from millrace.observe.observer import Observer
 
@@ -83,7 +83,7 @@ def lag_below(settings: Settings, *, seconds: float) -> ConditionResult:
 def segments_in_state(
     settings: Settings, *, collection: str, state: str = "flushed", count: int = 1, after_tick: int = 0
 ) -> ConditionResult:
-    """At least `count` segments of a collection came into `state` after `after_tick`."""
+    """Check that at least `count` segments of a collection came into `state` after `after_tick`."""
     import pyarrow.compute as pc
 
     from millrace.commands.parts.command_line import find_collection
@@ -101,10 +101,9 @@ def segments_in_state(
 
 
 def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> ConditionResult:
-    """A read of a collection at `tick` has all it needs: on each of its PChannels nothing at or before it is still to
-    come.
+    """Check that a read of a collection at `tick` is complete: its PChannels have no pending entries up to `tick`.
 
-    Asks the log, so a PChannel on which nothing happens does not hold it back.
+    It asks the log, so idle PChannels do not delay it.
     """
     from millrace.client.database import connect
     from millrace.tables.read.freshness import confirm_ticks

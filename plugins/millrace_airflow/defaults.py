@@ -1,5 +1,4 @@
-"""What every DAG of Millrace has: owner, tags, retries by fault class, a deadline alert, docs from its file's
-docstring.
+"""The common parts of Millrace's DAGs: owner, tags, retries by kind of error, deadline alert, docs from docstrings.
 
 with operation_dag(COMPACTION, doc=__doc__, deadline=timedelta(hours=1)) as dag:
     JobOperator(task_id="compact", operation=COMPACTION)
@@ -36,10 +35,9 @@ START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FaultClassPolicy(ExceptionRetryPolicy):
-    """Retries by fault class: a conflict soon, what does not answer after a while; what a retry cannot cure, never.
+    """Retries by kind of error: conflicts soon, unavailable services after a while, permanent errors never.
 
-    An exception of Millrace's own family is asked whether it is retriable; anything else gets the task's ordinary
-    retries.
+    A MillraceError says whether it is retriable. Any other exception gets the task's ordinary retries.
     """
 
     def __init__(self) -> None:
@@ -56,13 +54,13 @@ class FaultClassPolicy(ExceptionRetryPolicy):
     def evaluate(self, exception: BaseException, try_number: int, max_tries: int, context: Any = None) -> RetryDecision:
         if isinstance(exception, MillraceError):
             if not exception.retriable:
-                return RetryDecision.fail(f"{exception.code}: a retry cannot cure it")
-            return RetryDecision.retry(timedelta(seconds=15), f"{exception.code} may pass")
+                return RetryDecision.fail(f"{exception.code}: a retry cannot help")
+            return RetryDecision.retry(timedelta(seconds=15), f"{exception.code} may be transient")
         return super().evaluate(exception, try_number, max_tries, context)
 
 
 def default_args(**changes: Any) -> dict[str, Any]:
-    """Defaults of every task: owner, three retries with back-off, the policy above."""
+    """Return the defaults of every task: owner, three retries with back-off, and the policy above."""
     return {
         "owner": OWNER,
         "retries": 3,
@@ -100,11 +98,11 @@ def millrace_dag(
     paused: bool = False,
     **arguments: Any,
 ) -> DAG:
-    """A DAG with the defaults above; use it as a context manager. It runs from the start unless it begins `paused`.
+    """Return a DAG with the defaults above, for use as a context manager. It starts unpaused unless `paused`.
 
-    `doc` is the file's ``__doc__``: its first line is the description, all of it the docs page. `deadline`: how long
-    after a run was queued `on_deadline` is called where it has not ended (None: never). `task_defaults` go over the
-    default arguments; `arguments` go to DAG as they are (max_active_runs is 1 where it is not given).
+    `doc` is the file's ``__doc__``: its first line is the description, all of it the docs page. `on_deadline` is called
+    if a run has not ended `deadline` after it was queued (None: never). `task_defaults` override the default arguments;
+    `arguments` are passed to DAG (max_active_runs defaults to 1).
     """
     words = (doc or "").strip()
     alert = None
@@ -133,25 +131,25 @@ def millrace_dag(
 
 
 class WatchParams(OperationParams):
-    """Parameters of a DAG that keeps a streaming job alive."""
+    """Parameters of a DAG that keeps a streaming job running."""
 
     watch_seconds: int = Field(
         3600,
         ge=5,
         le=86400,
         title="Watch for (seconds)",
-        description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
+        description="How long this run watches the job before the next run takes over. The job keeps running.",
     )
 
 
 WATCH_FOR: Final = "{{ params.watch_seconds }}"
-"""What the form of :func:`supervising_dag` says, for the operator's `watch_for`."""
+"""The value of the form of :func:`supervising_dag`, for the operator's `watch_for`."""
 
 
 def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused: bool = True, **arguments: Any) -> DAG:
-    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says.
+    """Return a DAG that keeps one streaming job running. Each run watches it for as long as its form says.
 
-    `arguments` go to DAG.
+    `arguments` are passed to DAG.
     """
     return millrace_dag(
         dag_id,

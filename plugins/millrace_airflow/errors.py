@@ -1,7 +1,7 @@
-"""What a task of Millrace fails with: one class for each way in which a retry should behave.
+"""The errors of Millrace's tasks: one class for each retry behaviour.
 
-A job says `code` and `retriable` of its error itself; :func:`raise_for` turns them into an exception that Airflow and
-the retry policy of :mod:`millrace_airflow.defaults` understand.
+A job reports `code` and `retriable` of its error; :func:`raise_for` turns them into an exception that Airflow and the
+retry policy of :mod:`millrace_airflow.defaults` understand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 
 class JobError(AirflowException):
-    """A job failed with an error that a retry may cure."""
+    """A job failed with an error that a retry may fix."""
 
     def __init__(self, message: str, *, code: str = "JOB_FAILED") -> None:
         super().__init__(message)
@@ -20,15 +20,15 @@ class JobError(AirflowException):
 
 
 class JobConflict(JobError):
-    """Somebody else was first (another committer, another holder of the log): soon again."""
+    """Another process was first (another committer, another holder of the log). Retry soon."""
 
 
 class JobUnavailable(JobError):
-    """Something that the job needs does not answer, or has not come far enough: again after a while."""
+    """A service that the job needs does not respond, or is not ready. Retry after a while."""
 
 
 class JobLost(JobError):
-    """The job's process is gone without a word (killed, out of memory): again after a while."""
+    """The job's process ended without a report (killed, out of memory). Retry after a while."""
 
 
 _CLASSES: Final[dict[str, type[JobError]]] = {
@@ -44,7 +44,7 @@ _CLASSES: Final[dict[str, type[JobError]]] = {
 
 
 def raise_for(code: str, message: str, *, retriable: bool) -> NoReturn:
-    """Raise for a job's error: AirflowFailException where a retry cannot help, else a JobError of its class."""
+    """Raise for a job's error: AirflowFailException if a retry cannot help, else a JobError of its class."""
     words = f"{code}: {message}"
     if not retriable:
         raise AirflowFailException(words)

@@ -31,9 +31,9 @@ _REPORTED: Final = {"state", "rows_in", "rows_out", "rows_error", "rows_late", "
 
 
 class ScheduledFlowOperator(LaunchedOperator):
-    """Runs a flow to what its source has at the start, without holding a worker slot meanwhile; returns its counts.
+    """Runs a flow up to the source's end as of its start, without holding a worker slot; returns its counts.
 
-    A flow that runs already is waited for. One that is paused is skipped.
+    If the flow is running already, wait for it. If it is paused, skip the run.
 
     :param flow: its name.
     """
@@ -57,13 +57,13 @@ class ScheduledFlowOperator(LaunchedOperator):
         flow = find_flow(settings, self.flow)
         if is_paused(settings, flow):
             raise AirflowSkipException(f"{self.flow} is paused: `millrace flows resume {self.flow}`")
-        if flow.stream is not None:  # before a JVM starts: what cannot run fails at once
+        if flow.stream is not None:  # before a JVM starts, so that a flow that cannot run fails at once
             require_startable(settings, flow.stream)
         ended = self._ended_before(run_id_of(flow), context)
         return self.await_end(context, ended or start_flow(settings, flow, password_of=password_of))
 
     def ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
-        """Return how the flow is after its run."""
+        """Return the flow's status after its run."""
         from millrace.flows.directory import find_flow, status_of
 
         super().ended(status, late=late)
@@ -73,7 +73,7 @@ class ScheduledFlowOperator(LaunchedOperator):
         return counts
 
     def _ended_before(self, run_id: str, context: Context) -> RunStatus | None:
-        """Return the run that an earlier try of this task started, if it has done its work."""
+        """Return the run that an earlier try of this task started, if it has finished its work."""
         from millrace.base.errors import RunNotFound
         from millrace.runtime.launch.launcher import RunState
 
@@ -99,20 +99,20 @@ def password_of(connection: str) -> str:
         found = None
     if not found:
         raise InvalidSettings(
-            f"Airflow has no connection {connection} with a password, which the flow's declaration names: add it"
+            f"Airflow has no connection {connection} with a password, which the flow's declaration uses: add it"
             f" (`airflow connections add {connection} ...`, or Admin, Connections)"
         )
     return str(found)
 
 
 def scheduled_dags(settings: Settings | None = None) -> dict[str, DAG]:
-    """By id a DAG for each declared flow with a schedule. Raises InvalidStream: Airflow shows it as an import error."""
+    """Return a DAG, by id, for each declared flow with a schedule. Raises InvalidStream, which Airflow shows."""
     flows = declared_flows(settings or Settings.load()).values()
     return {scheduled_dag_id(each.name): scheduled_dag(each) for each in flows if each.scheduled}
 
 
 def scheduled_dag(flow: Flow) -> DAG:
-    """The DAG that runs a flow by its schedule. It begins paused: unpause it to have the flow run."""
+    """Return the DAG that runs a flow by its schedule. It starts paused: unpause it to run the flow."""
     reads, writes = _tables(flow)
     with millrace_dag(
         scheduled_dag_id(flow.name),

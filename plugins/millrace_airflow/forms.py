@@ -1,10 +1,9 @@
-"""Trigger forms from parameter classes: one field of the class is one field of the form, with its type, bounds and
-words.
+"""Trigger forms from parameter classes: each field becomes a field of the form, with its type, bounds and description.
 
     DAG(..., params=form(CompactionParams))
 
-The class stays the only place where a parameter is described; the form shows what its JSON schema says, Airflow checks
-against the same schema, and the job checks again.
+The class is the only description of a parameter: the form shows its JSON schema, Airflow validates against the same
+schema, and the job validates again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from airflow.sdk import Param
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-_KEPT: Final = (
+_SUPPORTED: Final = (
     "type",
     "format",
     "enum",
@@ -44,11 +43,11 @@ _KEPT: Final = (
 
 
 def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any) -> dict[str, Param]:
-    """The Airflow params of a parameter class, in the order of its fields.
+    """Return the Airflow params of a parameter class, in the order of its fields.
 
-    `defaults` go over the defaults of the class for this DAG alone. A field goes to the section that its
+    `defaults` override the defaults of the class for this DAG. A field belongs to the section that its
     ``json_schema_extra={"section": ...}`` names, else to `section`. A field without a default must be filled in, so its
-    DAG cannot have a schedule. Raises TypeError for a default of no field.
+    DAG cannot have a schedule. Raises TypeError for a default of an unknown field.
     """
     unknown = defaults.keys() - params.model_fields.keys()
     if unknown:
@@ -74,9 +73,9 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
 
 
 def choices(what: str) -> list[str]:
-    """What there is to choose from now, as suggestions: what is made later can be typed in.
+    """Return the present choices as suggestions; values that are created later can be typed in.
 
-    None where it cannot be told.
+    Empty if they cannot be determined.
     """
     from millrace.base.errors import MillraceError
     from millrace.catalog.sqlite_file import collection_names
@@ -93,12 +92,12 @@ def choices(what: str) -> list[str]:
 
 
 def values(params: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a DAG run's params those that `params` has: several classes may share one form."""
+    """Return those params of a DAG run that `params` has, since several classes may share one form."""
     return {name: given[name] for name in params.model_fields if name in given}
 
 
 def _flat(raw: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """A field's schema in the form that Airflow's form reads: no references, ``X | None`` as a list of types."""
+    """Return a field's schema in the form that Airflow's form reads: no references, ``X | None`` as a list of types."""
     merged = dict(raw)
     reference = merged.pop("$ref", None)
     if reference is not None:
@@ -117,8 +116,8 @@ def _flat(raw: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, A
         merged["enum"] = [merged.pop("const")]
     if "items" in merged and isinstance(merged["items"], dict):
         merged["items"] = _flat(merged["items"], definitions)
-    kept = {key: merged[key] for key in _KEPT if key in merged}
-    return kept | ({"description": merged["description"]} if "description" in merged else {})
+    supported = {key: merged[key] for key in _SUPPORTED if key in merged}
+    return supported | ({"description": merged["description"]} if "description" in merged else {})
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:

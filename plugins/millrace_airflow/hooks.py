@@ -1,4 +1,4 @@
-"""The way to Millrace for tasks of one's own: its settings, a database, the launcher of jobs."""
+"""Access to Millrace for users' own tasks: its settings, a database, the launcher of jobs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class MillraceHook(BaseHook):
         return self.database(start=start).client
 
     def launcher(self) -> Launcher:
-        """The launcher of jobs on this data folder."""
+        """Return the launcher of jobs on this data folder."""
         from millrace.runtime.launch.launcher import Launcher
 
         return Launcher(self.settings)
 
 
 def load_settings(data_dir: str | None = None) -> Settings:
-    """The settings of this process, with `data_dir` over the one they name."""
+    """Return the settings of this process, with `data_dir` instead of theirs if given."""
     from millrace.base.settings import Settings
 
     found = Settings.load()

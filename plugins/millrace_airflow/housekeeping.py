@@ -1,16 +1,16 @@
-"""Trims Airflow's metadata database with `airflow db clean`, in a process of its own.
+"""Trims Airflow's metadata database with `airflow db clean`, in its own process.
 
     python -m millrace_airflow.housekeeping --before 2026-11-01T00:00:00+00:00 [--dry-run]
 
-Prints one line of JSON: rows by table, bytes given back, and what stayed. Not every table that `airflow db clean` knows
-may be trimmed by age:
+Prints one line of JSON: rows by table, freed bytes, and what was not removed. Not every table that `airflow db clean`
+supports may be trimmed by age:
 
-- ``trigger``: the watcher of the asset `segments_flushed` is a row as old as the installation, and what waits in the
-  triggerer is one, too. Airflow removes those that nothing uses.
-- ``dag``: it holds whether a person paused a DAG. After a month without Airflow, each row would be older than a month.
+- ``trigger``: the watcher of the asset `segments_flushed` is a row as old as the installation, and so is a long wait in
+  the triggerer. Airflow removes unused rows itself.
+- ``dag``: it stores whether a user paused a DAG. After a month without Airflow, each row would be older than a month.
 
-The DAGs whose runs are unfinished and that old (an approval waits) are left out until they end. The newest scheduled
-run of each DAG stays, so that its schedule continues.
+DAGs with unfinished runs of that age (which wait for an approval) are left out until they end. The newest scheduled run
+of each DAG stays, so that its schedule continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Final
 from millrace_airflow.sqlite import WAIT_SECONDS
 
 OF_DAGS: Final = ("dag_run", "dag_version", "job", "log")
-"""Tables to trim DAG by DAG. `airflow db clean` adds what depends on them: task instances, their history, XComs, ..."""
+"""Tables to trim DAG by DAG. `airflow db clean` adds their dependents: task instances, their history, XComs, ..."""
 OF_ALL: Final = (
     "asset_event",
     "callback",
@@ -41,16 +41,16 @@ OF_ALL: Final = (
     "partitioned_asset_key_log",
     "revoked_token",
 )
-"""Tables to trim by age alone."""
+"""Tables to trim by age only."""
 NOT_BY_DAG: Final = ["deadline"]
-"""What `airflow db clean` adds to OF_DAGS but cannot trim DAG by DAG: Airflow 3.3.2 names a column that it lacks.
-Its rows go with those of their runs."""
+"""Tables that `airflow db clean` adds to OF_DAGS but cannot trim DAG by DAG: Airflow 3.3.2 names a missing column.
+Their rows are removed with those of their runs."""
 BATCH_ROWS: Final = 5_000
 """Rows of one transaction. SQLite has one writer at a time, and the scheduler waits for it."""
 SPARE_SHARE: Final = 0.25
-"""Share of unused pages from which on an SQLite file is written anew."""
+"""The share of unused pages from which an SQLite file is rewritten."""
 SPARE_BYTES: Final = 16 << 20
-"""Bytes of unused pages below which it is not worth it."""
+"""The bytes of unused pages below which rewriting is not worthwhile."""
 
 _FOUND: Final = re.compile(r"^Checking table (\w+)\nFound (\d+) rows", re.MULTILINE)
 
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminated)
-    # Before Airflow's settings are imported: patience with another writer.
+    # Before Airflow's settings are imported: wait for other writers.
     os.environ.setdefault("AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS", "millrace_airflow.sqlite.CONNECT_ARGS")
     with redirect_stdout(sys.stderr):  # Airflow prints while it is imported
         found = trim(arguments.before, dry_run=arguments.dry_run)
@@ -78,7 +78,7 @@ def trim(before: datetime, *, dry_run: bool) -> dict[str, Any]:
     url = make_url(conf.get_mandatory_value("database", "sql_alchemy_conn"))
     file = Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
     if file is not None and not file.is_file():
-        words = f"no database at {file}: if an environment variable names another, name it in airflow.cfg"
+        words = f"no database at {file}: if an environment variable sets another one, set it in airflow.cfg"
         return {"rows": {}, "bytes": 0, "words": words}
     rows, busy = _clean(before, dry_run=dry_run)
     freed = 0 if file is None or dry_run else _give_back(file)
@@ -130,9 +130,9 @@ def _unfinished_since(before: datetime) -> list[str]:
 
 
 def _give_back(file: Path) -> int:
-    """Write an SQLite file anew if much of it is unused, and return the bytes by which it shrank.
+    """Rewrite an SQLite file if much of it is unused, and return the bytes by which it shrank.
 
-    A file that is busy, or a disk without room for a second copy, leaves it as it is: the pages are used again.
+    If the file is busy, or the disk has no room for a second copy, do nothing: unused pages are reused.
     """
     size = file.stat().st_size
     with closing(sqlite3.connect(file, timeout=WAIT_SECONDS)) as database:

@@ -1,4 +1,4 @@
-"""The page behind the button "Job log": what a run's job wrote, behind Airflow's login."""
+"""The page of the button "Job log": the output of a run's job, behind Airflow's login."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_app() -> FastAPI:
-    """The application: ``GET /<run id>/log?lines=2000``, the last lines of the run's log as text."""
+    """Return the application: ``GET /<run id>/log?lines=2000`` shows the last lines of the run's log as text."""
     from fastapi import FastAPI, HTTPException
     from fastapi.responses import PlainTextResponse
 
@@ -28,10 +28,10 @@ def make_app() -> FastAPI:
         except MillraceError as error:
             raise HTTPException(404, str(error)) from None
         if not folder.log.exists():
-            raise HTTPException(404, f"no log of run {run_id}: it was never started, or cleaned away")
+            raise HTTPException(404, f"no log of run {run_id}: it never started, or was removed")
         return log_tail(folder.log, lines=max(1, min(lines, 100_000)), max_bytes=4 << 20) + "\n"
 
-    # FastAPI reads a route's annotations by name in the module, where the lazy imports are not.
+    # FastAPI resolves a route's annotations by name in the module, which lacks the lazy imports.
     job_log.__annotations__ |= {"user": Reader}
     app.get("/{run_id}/log", response_class=PlainTextResponse)(job_log)
     app.add_middleware(SecurityHeaders)

@@ -1,6 +1,6 @@
-"""The monitor of a streaming job: how it is by its heartbeat, and when that is a fault.
+"""The monitor of a streaming job: its state by its heartbeat, and its faults.
 
-:class:`WatchedJob` is the job as a supervisor sees it (millrace.runtime.supervisor).
+:class:`WatchedJob` is the job for a supervisor (millrace.runtime.supervisor).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 LONGEST_PAUSE: Final = 300.0
 FIRST_PAUSE: Final = 2.0
 STABLE_SECONDS: Final = 300.0
-"""A job that has run this long without a fault has its failures forgiven."""
+"""Seconds without a fault after which a job's earlier failures are forgotten."""
 
 
 def restart_backoff(settings: Settings, run_id: str) -> RestartBackoff:
-    """Return the pauses before restarts of one run id, kept in a file, so that a new task continues them."""
+    """Return the pauses before restarts of one run id, stored in a file, so that a new task continues them."""
     from millrace.runtime.supervisor import RestartBackoff
 
     path = settings.run_path / "history" / f"{run_id}.restarts.json"
@@ -31,7 +31,7 @@ def restart_backoff(settings: Settings, run_id: str) -> RestartBackoff:
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """Why a job is to be started again."""
+    """Why a job must be restarted."""
 
     code: str
     message: str
@@ -42,7 +42,7 @@ class JobFault:
 
 
 class StreamingJobMonitor:
-    """Looks at one streaming job again and again."""
+    """Repeatedly checks one streaming job."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class StreamingJobMonitor:
         say_every: float,
         supervised: bool = False,
     ) -> None:
-        """`supervised`: the run is a flow's supervisor, which sees to hangs of the job itself."""
+        """With `supervised`, the run is a flow's supervisor, which handles hangs of the job itself."""
         from millrace.runtime.heartbeat import HeartbeatWatch
 
         self.backoff = backoff
@@ -67,11 +67,11 @@ class StreamingJobMonitor:
         self._say_every = say_every
         self._said = 0.0
         self.restarts = 0
-        """How often the job was started again after a fault."""
+        """Restarts of the job after a fault."""
         self._last: dict[str, Any] = {}
 
     def find_fault(self, status: RunStatus) -> JobFault | None:
-        """What is wrong with the job, if anything."""
+        """Return the job's fault, or None."""
         if not status.active:
             return (
                 _ended(status.error)
@@ -89,16 +89,16 @@ class StreamingJobMonitor:
         return None
 
     def foreign_process(self) -> int | None:
-        """The process id of a job that beats now and that the launcher did not start (`millrace jobs run`, say)."""
+        """Return the process id of a live job that the launcher did not start (`millrace jobs run`), or None."""
         from millrace.base.file_lock import is_report_live
 
-        beat = None if self._supervised else self._heartbeat.newest()  # a flow's supervisor sees to foreign ones
+        beat = None if self._supervised else self._heartbeat.newest()  # a flow's supervisor handles foreign jobs
         if beat is None or time.time() - beat["at"] > self._stale_after:
             return None
         return int(beat["pid"]) if is_report_live(self._run, beat["pid"], beat["at"]) else None
 
     def progress_line(self, status: RunStatus) -> str | None:
-        """How the job is, for the task's log; None where it was said not long ago."""
+        """Return the job's state for the task's log; None if it was logged recently."""
         now = time.monotonic()
         if now - self._said < self._say_every:
             return None
@@ -109,15 +109,15 @@ class StreamingJobMonitor:
         return "; ".join(f"{name}: {_query(each)}" for name, each in beat["queries"].items())
 
     def sleep(self, seconds: float) -> None:
-        """Sleep between two looks: nothing can wake us but the next look itself."""
+        """Sleep until the next check."""
         time.sleep(seconds)
 
     def summary(self) -> dict[str, Any]:
-        """What the task returns."""
+        """Return the result of the task: restarts and the last figures of the queries."""
         return {"restarts": self.restarts, "queries": self._last}
 
     def _beat(self, status: RunStatus) -> dict[str, Any] | None:
-        """The heartbeat of this very process, or of the one that it supervises."""
+        """Return the heartbeat of exactly this process, or of the one that it supervises."""
         if not self._supervised:
             return self._heartbeat.beat(status.pid, status.started_at)
         beat = self._heartbeat.newest()
@@ -125,7 +125,7 @@ class StreamingJobMonitor:
 
 
 class WatchedJob:
-    """The job of one run id: its monitor says how it is, the launcher stops it."""
+    """The job of one run id, which its monitor checks and the launcher stops."""
 
     def __init__(
         self, launcher: Launcher, run_id: str, monitor: StreamingJobMonitor, log: logging.Logger | Any
@@ -135,7 +135,7 @@ class WatchedJob:
         """The fault that ended the watch."""
 
     def fault(self) -> Fault | None:
-        """Return the job's fault, if any, and log how it is."""
+        """Return the job's fault, or None, and log its state."""
         from millrace.runtime.supervisor import Fault
 
         status = self._launcher.poll(self._run_id)
@@ -149,7 +149,7 @@ class WatchedJob:
         return None
 
     def stop(self, *, deadline: float) -> None:
-        """Stop the job if it still runs: one that hangs does."""
+        """Stop the job if it still runs, as one that hangs does."""
         if self._launcher.poll(self._run_id).active:
             self._launcher.stop(self._run_id, deadline=deadline)
 

@@ -1,7 +1,7 @@
 """Buttons on a task's page: the log of its job, Spark's own interface, the data docs of a quality run.
 
-A link is computed by the worker when the task has ended and kept as an XCom. Paths are relative to the address under
-which the person reached Airflow, so they hold behind a proxy.
+A link is computed by the worker when the task has ended, and stored as an XCom. Paths are relative to the address of
+Airflow, so they also work behind a proxy.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 JOB_LOGS_PATH: str = "/millrace-jobs"
-"""Where the plugin serves the logs of jobs (millrace_airflow.job_logs)."""
+"""The path under which the plugin serves the logs of jobs (millrace_airflow.job_logs)."""
 
 
 def base_path() -> str:
-    """The path of Airflow's address, without a slash at its end: empty, or what a proxy puts before it."""
+    """Return the path of Airflow's address, without a trailing slash: empty, or a proxy's prefix."""
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
 def job_log_path(run_id: str) -> str:
-    """The page of a run's log."""
+    """Return the path of a run's log page."""
     return f"{base_path()}{JOB_LOGS_PATH}/{quote(run_id, safe='')}/log"
 
 
 @attrs.define()
 class JobLogLink(BaseOperatorLink):
-    """The output of the task's job."""
+    """A link to the output of the task's job."""
 
     operators: ClassVar[list[type[BaseOperator]]] = []
 
@@ -47,7 +47,7 @@ class JobLogLink(BaseOperatorLink):
 
 @attrs.define()
 class ReportLink(BaseOperatorLink):
-    """What the task's operation did, for people."""
+    """A link to the report of the task's operation."""
 
     operators: ClassVar[list[type[BaseOperator]]] = []
 
@@ -62,8 +62,8 @@ class ReportLink(BaseOperatorLink):
 
 @attrs.define()
 class SparkUiLink(BaseOperatorLink):
-    """Spark's interface: the driver's while the job runs (with the setting ``spark_ui_url``), or the master's of a
-    cluster."""
+    """A link to Spark's interface: the driver's while the job runs (with the setting ``spark_ui_url``), or the master's
+    of a cluster."""
 
     operators: ClassVar[list[type[BaseOperator]]] = []
 
@@ -84,7 +84,7 @@ class SparkUiLink(BaseOperatorLink):
 
 @attrs.define()
 class DataDocsLink(BaseOperatorLink):
-    """The page that a quality task's report names under ``data_docs``."""
+    """A link to the page that a quality task's report names under ``data_docs``."""
 
     operators: ClassVar[list[type[BaseOperator]]] = []
 
@@ -98,7 +98,7 @@ class DataDocsLink(BaseOperatorLink):
 
 
 def spark_ui_url(run_id: str, *, data_dir: str | None = None) -> str:
-    """Where a run's Spark has its interface, as its progress says; empty where it says nothing."""
+    """Return the URL of a run's Spark interface from its progress; empty if there is none."""
     from millrace.runtime.launch.folder import RunFolder, read_json
     from millrace_airflow.hooks import load_settings
 
@@ -109,5 +109,5 @@ def spark_ui_url(run_id: str, *, data_dir: str | None = None) -> str:
 def _xcom(ti_key: TaskInstanceKey, key: str) -> object:
     from airflow.sdk.bases.xcom import BaseXCom
 
-    # A frozen key is one all the same; the protocol asks for attributes that could be set.
+    # A frozen key works, too; the protocol declares settable attributes.
     return BaseXCom.get_value(ti_key=ti_key, key=key)  # type: ignore[arg-type]

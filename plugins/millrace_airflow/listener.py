@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    """A task failed, or will be tried again; called by the worker, or by the API server where a person marked it."""
+    """Record a task's failure, final or not. Called by the worker, or by the API server if a person marked it."""
     task = getattr(task_instance, "task", None)
     if task is None or TAG not in (getattr(task.dag, "tags", None) or ()):
         return
@@ -37,9 +37,9 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
 
 
 def _code(error: Any) -> str:
-    """Our own code, or the name of the exception;
+    """Return Millrace's code or the name of the exception.
 
-    Airflow says some failures in words alone (a worker that was killed).
+    Airflow reports some failures only as text (a worker that was killed).
     """
     if error is None or isinstance(error, str):
         return "TASK_FAILED"
@@ -48,7 +48,7 @@ def _code(error: Any) -> str:
 
 @hookimpl
 def on_dag_run_failed(dag_run: Any, msg: str) -> None:
-    """A run failed as a whole; called by the scheduler."""
+    """Record the failure of a whole run. Called by the scheduler."""
     dag = getattr(dag_run, "dag", None)
     if TAG not in (getattr(dag, "tags", None) or ()):
         return

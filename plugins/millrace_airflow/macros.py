@@ -12,7 +12,7 @@ LOGICAL_BITS: Final = 18
 
 
 def tick_of(moment: datetime | str) -> int:
-    """The first time tick of a moment (a datetime, or ISO 8601 text; without a zone it is UTC)."""
+    """Return the first time tick of a moment (a datetime, or ISO 8601 text; without a zone it is UTC)."""
     value = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
@@ -20,10 +20,10 @@ def tick_of(moment: datetime | str) -> int:
 
 
 def moment_of(tick: int | str) -> datetime:
-    """The moment of a time tick, to the millisecond, in UTC."""
+    """Return the moment of a time tick, to the millisecond, in UTC."""
     return datetime.fromtimestamp((int(tick) >> LOGICAL_BITS) / 1000, tz=UTC)
 
 
 def ticks_between(start: datetime | str, end: datetime | str) -> tuple[int, int]:
-    """The ticks [from, to) of a range of time, such as a data interval."""
+    """Return the ticks [from, to) of a range of time, such as a data interval."""
     return tick_of(start), tick_of(end)

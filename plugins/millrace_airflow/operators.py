@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class LaunchedOperator(BaseOperator):
-    """Waits for a launched run to its end, without holding a worker slot meanwhile; returns its report.
+    """Waits for the end of a launched run without holding a worker slot; returns its report.
 
-    An error that a retry cannot cure fails the task at once, any other raises a JobError that the retry policy judges.
-    Marking the task failed, or clearing it, stops the job.
+    A permanent error fails the task at once; any other raises a JobError, to which the retry policy applies. Marking
+    the task failed, or clearing it, stops the job.
 
     :param timeout: the job is stopped, and the task fails, when it has run this long.
-    :param data_dir: another data folder than the settings name; templated.
-    :param poll_seconds: pause between two looks at the job.
+    :param data_dir: a data folder instead of the settings' own; templated.
+    :param poll_seconds: pause between two checks of the job.
     """
 
     template_fields: Sequence[str] = ("data_dir",)
@@ -74,12 +74,12 @@ class LaunchedOperator(BaseOperator):
         return self.ended(status, late=False)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Hand on what the job left."""
+        """Return the result of the ended job."""
         launcher = MillraceHook(data_dir=self.data_dir).launcher()
         return self.ended(launcher.poll(event["run_id"]), late=event["late"])
 
     def on_kill(self) -> None:
-        """Killed while it starts the job: a job that did start is found by the next try, or stopped by the trigger."""
+        """Log that the task was killed while it starts the job. The next try finds the job, or the trigger stops it."""
         self.log.warning("killed while it started its job")
 
     def ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class LaunchedOperator(BaseOperator):
     def _fail(self, status: RunStatus, *, late: bool) -> NoReturn:
         if late and self.timeout is not None:
             words = (
-                f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); give it longer, or"
+                f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); raise it, or give the job"
                 " less to do"
             )
             raise_for("DEADLINE_EXCEEDED", words, retriable=True)
@@ -105,15 +105,15 @@ class LaunchedOperator(BaseOperator):
 
 
 class JobOperator(LaunchedOperator):
-    """Runs an operation's job to its end, without holding a worker slot meanwhile; returns its report.
+    """Runs an operation's job to its end without holding a worker slot; returns its report.
 
-    The parameters are those of the DAG run's form that the operation has, with `job_params` (templated) over them; they
+    The parameters are those of the DAG run's form that the operation has, overridden by `job_params` (templated); they
     are checked before anything starts.
 
-    :param operation: its declaration. Who is not registered (millrace.operations.registry) is a file of jobs/ of that
-    name.
-    :param job_params: parameters that do not come from the form; templated. A value of None is left out.
-    :param check: called with the report; raise from it to fail the task after a job that ended well.
+    :param operation: its declaration. An operation that is not registered (millrace.operations.registry) is the file of
+    jobs/ with its name.
+    :param job_params: parameters that do not come from the form; templated. None values are left out.
+    :param check: called with the report; raise from it to fail the task although its job succeeded.
     """
 
     template_fields: Sequence[str] = ("job_params", "data_dir")
@@ -149,7 +149,7 @@ class JobOperator(LaunchedOperator):
         return self.await_end(context, status)
 
     def ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
-        """Return the job's report, if `check` takes it: where it raises, the next try runs the job again."""
+        """Return the job's report after `check`. If `check` raises, the next try runs the job again."""
         report = super().ended(status, late=late)
         if self.check is not None:
             self.check(report)
@@ -157,8 +157,7 @@ class JobOperator(LaunchedOperator):
 
 
 def run_id_of(context: Context) -> str:
-    """The run id of a task instance: the same for each of its tries, told from all others, short enough for a
-    folder."""
+    """Return the run id of a task instance: stable across its tries, unique, and short enough for a folder."""
     ti = context["ti"]
     index = getattr(ti, "map_index", -1)
     whole = f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{index}"

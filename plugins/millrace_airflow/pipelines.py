@@ -1,10 +1,9 @@
-"""DAGs of pipelines that are declared with ``deployment: airflow``: one each, keeping one worker alive under the run id
-of the pipeline.
+"""DAGs of pipelines with ``deployment: airflow``: each keeps one worker running under the pipeline's run id.
 
     globals().update(pipeline_dags())      # in a file of dags/
 
-Run, pause and stop such a pipeline as any other (docs/pipelines-api.md): the DAG's task starts the worker when it is to
-run. Pausing the DAG stops the worker, whatever is asked of the pipeline.
+Run, pause and stop such a pipeline like any other (docs/pipelines-api.md): the DAG's task starts the worker when the
+pipeline should run. Pausing the DAG stops the worker, whatever the pipeline's wanted state is.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LOOK_SECONDS = 5.0
 
 
 class PipelineOperator(StreamingJobOperator):
-    """Keeps the worker of one pipeline alive while it is to run; while it is STOPPED it only waits.
+    """Keeps the worker of one pipeline running while the pipeline should run; while it is STOPPED, only waits.
 
     :param pipeline: its id.
     """
@@ -42,10 +41,10 @@ class PipelineOperator(StreamingJobOperator):
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Watch the worker for a while; what it did meanwhile."""
+        """Watch the worker for a while; return its restarts and figures."""
         end = Deadline.after(float(self.watch_for))
         while self._stopped():
-            self.log.info("%s is STOPPED: nothing to do until somebody has it run", self.pipeline)
+            self.log.info("%s is STOPPED: waiting until it is resumed", self.pipeline)
             if not end.pause(_LOOK_SECONDS):
                 return {"restarts": 0, "queries": {}}
         return super().execute(context)
@@ -58,7 +57,7 @@ class PipelineOperator(StreamingJobOperator):
         until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Who stopped the pipeline stopped its worker: it is started when the pipeline is to run again."""
+        """Start the worker when the pipeline should run. Stopping the pipeline stopped its worker."""
         until = until or Deadline.after(float(self.watch_for))
         while self._stopped():
             if until.expired() or paused():
@@ -79,9 +78,9 @@ class PipelineOperator(StreamingJobOperator):
 
 
 def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
-    """By id a DAG for each pipeline that is declared so.
+    """Return a DAG, by id, for each pipeline with ``deployment: airflow``.
 
-    Raises MetaUnavailable: Airflow shows it as an import error, and keeps what it knew.
+    Raises MetaUnavailable, which Airflow shows as an import error while it keeps the known DAGs.
     """
     from millrace.flows.range_host.observed import dag_id
     from millrace.pipelines.deploy.airflow import airflow_pipelines
@@ -91,15 +90,15 @@ def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
 
 def pipeline_dag(record: Record) -> DAG:
-    """The DAG that keeps one pipeline's worker alive."""
+    """Return the DAG that keeps one pipeline's worker running."""
     from millrace.flows.range_host.observed import dag_id, run_id
     from millrace.pipelines.deploy.airflow import app_name
 
     doc = (
-        f"Pipeline {record.id}: keeps its worker alive"
+        f"Pipeline {record.id}: keeps its worker running"
         f" (jobs/pipeline.py).\n\n{record.declaration.get('description', '')}"
     )
-    # What is to run is said of the pipeline: nobody has to unpause its DAG as well.
+    # The pipeline's wanted state decides: nobody should have to unpause the DAG as well.
     with supervising_dag(dag_id(record.id), doc=doc, tags=["streaming", "pipeline"], paused=False) as dag:
         PipelineOperator(
             task_id="supervise",

@@ -1,4 +1,4 @@
-"""What Airflow registers: links, macros, the listener, the views and the logs of jobs."""
+"""Everything that the plugin registers with Airflow: links, macros, the listener, views and the logs of jobs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class MillracePlugin(AirflowPlugin):
             "middleware": plugin_middleware,
             "args": [],
             "kwargs": {},
-            "name": "Triggers, and the way to Millrace's pages",
+            "name": "Checks of triggers, and the redirect to Millrace's pages",
         },
-        {"middleware": LoginThrottle, "args": [], "kwargs": {}, "name": "Brake on failed logins"},
+        {"middleware": LoginThrottle, "args": [], "kwargs": {}, "name": "Throttle of failed logins"},
     ]
     external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]  # type: ignore[misc]

@@ -1,9 +1,9 @@
-"""Who may start what: Airflow's simple roles as Millrace's, and for each DAG of Millrace the role that may run it.
+"""Permissions to start DAGs: Airflow's simple roles as Millrace's, and the role that may run each DAG of Millrace.
 
-Airflow's own rule is that a *user* may trigger any DAG; but some of ours read paths of the service's user, give data
-up, or replace it. So they need *op*. The rule applies to everything that changes a DAG, its runs and its tasks
-(trigger, clear, mark, pause, approve), through pages, REST API and Millrace's own pages alike, since all of
-them ask the auth manager. DAGs of yours stay as Airflow has them.
+In Airflow, every *user* may trigger any DAG. But some of Millrace's DAGs read paths of the service's user, or remove or
+replace data, so they need *op*. The rule applies to everything that changes a DAG, its runs and its tasks (trigger,
+clear, mark, pause, approve), through Airflow's pages, the REST API and Millrace's own pages, since all of them ask the
+auth manager. Users' own DAGs have Airflow's permissions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ DAG_ROLES: Final = {
     "streaming": Role.OPERATE,
     **{operation.dag_id: operation.role for operation in operations().values()},
 }
-"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived.
+"""The role that starts each DAG of Millrace. The role *produce* may check, and rebuild derived data.
 
-Those of flows, whose ids begin with DAG_PREFIX, PIPELINES and SCHEDULED_PREFIX, need *op*, as `streaming` does. To
-delete the DAG `streaming` itself is for an *admin*: by that millrace_airflow.ui.access knows one, with whichever auth
-manager.
+DAGs of flows, whose ids begin with DAG_PREFIX, PIPELINES and SCHEDULED_PREFIX, need *op*, as `streaming` does. Deleting
+the DAG `streaming` needs *admin*: millrace_airflow.ui.access recognises admins by that, with any auth manager.
 """
 
 AIRFLOW_ROLES: Final = {
@@ -38,14 +37,14 @@ AIRFLOW_ROLES: Final = {
     Role.OPERATE: SimpleAuthManagerRole.OP,
     Role.ADMIN: SimpleAuthManagerRole.ADMIN,
 }
-"""By role of Millrace (millrace.access) the least of Airflow's that has it;
+"""The least Airflow role for each role of Millrace (millrace.access).
 
-Airflow's include one another in this order.
+Airflow's roles include one another in this order.
 """
 
 
 class RolesAuthManager(SimpleAuthManager):
-    """Airflow's simple auth manager with DAG_ROLES over it. What names no single DAG needs *op*."""
+    """Airflow's simple auth manager with DAG_ROLES. A request without a single DAG needs *op*."""
 
     def is_authorized_dag(
         self,

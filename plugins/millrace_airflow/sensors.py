@@ -1,7 +1,7 @@
-"""Sensors: wait for a time tick, for a small lag, for segments, for a collection to be fresh; without a worker slot.
+"""Sensors that wait for a time tick, for a small lag, for segments, or for a fresh collection, without a worker slot.
 
-Each looks once at its start and then waits in the triggerer. What it found is its result. `timeout` bounds the wait:
-the task fails then, and its retries apply.
+Each checks once at its start and then waits in the triggerer. Its result is the condition's findings. `timeout` bounds
+the wait: the task then fails, and its retries apply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MillraceSensor(BaseOperator):
-    """What the sensors share. A subclass names the condition and, where it takes arguments, gives them."""
+    """The base of all sensors. A subclass names the condition and, if it has arguments, returns them."""
 
     template_fields: Sequence[str] = ("data_dir",)
     condition: ClassVar[str]
@@ -42,11 +42,11 @@ class MillraceSensor(BaseOperator):
         self.data_dir = data_dir
 
     def condition_arguments(self) -> dict[str, Any]:
-        """The condition's arguments, from the rendered fields."""
+        """Return the condition's arguments, from the rendered fields."""
         return {}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look once; wait in the triggerer where it is not so yet."""
+        """Check once; wait in the triggerer if the condition is not met."""
         from millrace.base.errors import MillraceError
         from millrace_airflow.conditions import check
 
@@ -74,7 +74,7 @@ class MillraceSensor(BaseOperator):
         return found
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Hand on what was found."""
+        """Return the findings of the condition."""
         if "error" in event:
             raise_for(event["error"]["code"], event["error"]["message"], retriable=False)
         return dict(event["found"])
@@ -164,7 +164,7 @@ class FreshnessSensor(MillraceSensor):
 
 
 def _tick(value: int | str) -> int:
-    """A tick from a tick, its digits, or a moment."""
+    """Return a tick from a tick, its digits, or a moment."""
     if isinstance(value, str) and not value.strip().isdigit():
         return tick_of(value)
     return int(value)

@@ -1,9 +1,8 @@
-"""Airflow's metadata database, where it is SQLite: readers and a writer beside each other, and patience with another
-writer.
+"""Airflow's metadata database in SQLite: concurrent readers and one writer, and longer waits for another writer.
 
-With SQLite's own defaults each reader keeps the writer out, and a writer waits five seconds for another: dozens of
-Airflow's processes then end in "database is locked". Imported while Airflow's settings are: it imports nothing of
-Airflow.
+With SQLite's own defaults each reader blocks the writer, and a writer waits five seconds for another: dozens of
+Airflow's processes then fail with "database is locked". This module is imported together with Airflow's settings, so it
+imports nothing of Airflow.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CONNECT_ARGS: Final[dict[str, Any]] = {"timeout": WAIT_SECONDS}
 
 
 def enable_wal_mode(url: str) -> None:
-    """Have the SQLite database at `url` write ahead from now on; any other database is left as it is."""
+    """Set the SQLite database at `url` to write-ahead logging. Any other database is not changed."""
     found = make_url(url)
     if found.get_backend_name() != "sqlite" or not found.database:
         return

@@ -3,8 +3,8 @@
     python -m millrace_airflow.standalone
 
 Airflow's own command starts all components at once: on a busy machine the scheduler then runs overdue tasks, which
-cannot reach the web server yet and use up their tries. It also goes on when a component has ended, and it replaces the
-auth manager of the configuration by the simple one. This command does neither.
+cannot reach the web server yet and use up their tries. It also continues when a component has ended, and replaces the
+configured auth manager by the simple one. This command does neither.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VARIABLE = "AIRFLOW__CORE__AUTH_MANAGER"
 
 FIRST_COMPONENTS: Final = ("api-server", "dag-processor")
 LATER_COMPONENTS: Final = ("scheduler", "triggerer")
-"""Components that call the web server, or start what does."""
+"""Components that call the web server, or start processes that do."""
 POLL_SECONDS: Final = 0.1
 
 
@@ -42,14 +42,14 @@ class Standalone(StandaloneCommand):
     """How long the components may take to end after SIGINT, in seconds."""
 
     def calculate_env(self) -> dict[str, str]:
-        """What the components are started with."""
+        """Return the environment of the components."""
         chosen = conf.get("core", "auth_manager")
         env: dict[str, str] = super().calculate_env()  # type: ignore[no-untyped-call]
         env[_VARIABLE] = os.environ[_VARIABLE] = chosen
         return env
 
     def initialize_database(self) -> None:
-        """Make its tables, and let its readers and its writer go on beside each other."""
+        """Create the tables, and let readers and the writer run concurrently."""
         super().initialize_database()  # type: ignore[no-untyped-call]
         enable_wal_mode(conf.get("database", "sql_alchemy_conn"))
 
@@ -62,7 +62,7 @@ class Standalone(StandaloneCommand):
         self.initialize_database()
         supervisor = Supervisor(
             self._start_first,
-            backoff=RestartBackoff(0.0, 0.0),  # no restarts here: the keeper of the installation restarts all of them
+            backoff=RestartBackoff(0.0, 0.0),  # no restarts here: the installation's supervisor restarts all of them
             stop_deadline=self.stop_deadline,
             poll=POLL_SECONDS,
             on_fault=lambda fault: self.print_output("standalone", str(fault)),
@@ -70,7 +70,7 @@ class Standalone(StandaloneCommand):
         try:
             supervisor.run(self._pause)
         except KeyboardInterrupt:
-            self.stop(deadline=self.stop_deadline)  # it may have come while the components were started
+            self.stop(deadline=self.stop_deadline)  # SIGINT may have come while the components were starting
             self.print_output("standalone", "stopped")
             return 0
         return 1
@@ -80,7 +80,10 @@ class Standalone(StandaloneCommand):
         return self
 
     def fault(self) -> Fault | None:
-        """Return which component ended, if one did. Starts the others once the web server listens."""
+        """Return the fault of a component that ended, if any.
+
+        Start the later components once the web server listens.
+        """
         ended = next((name for name, each in self.subcommands.items() if _has_ended(each)), "")
         complete = LATER_COMPONENTS[0] in self.subcommands
         if ended:
@@ -119,7 +122,7 @@ class Standalone(StandaloneCommand):
             return False
 
     def _pause(self, seconds: float) -> bool:
-        """Show what the components print, and wait; never ends the supervision: SIGINT does."""
+        """Print the components' output and wait. Never ends the supervision; only SIGINT does."""
         self.update_output()  # type: ignore[no-untyped-call]
         time.sleep(seconds)
         return False

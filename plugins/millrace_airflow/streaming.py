@@ -1,9 +1,9 @@
-"""The operator that keeps a streaming job alive.
+"""The operator that keeps a streaming job running.
 
 It is an ordinary, synchronous task on airflow.sdk's ResumableJobMixin, and holds one worker slot. A deferred task would
-hold none, but a triggerer cannot ask whether its DAG is paused, and the scheduler wakes no task of a paused DAG: nobody
-would be left to stop the job. The job itself is detached and known by a fixed run id, so what dies with a worker is the
-watching alone: the next try finds the job running and goes on watching it.
+hold none, but a triggerer cannot ask whether its DAG is paused, and the scheduler wakes no task of a paused DAG, so
+nothing could stop the job. The job itself is detached and has a fixed run id, so only the watching ends with a worker:
+the next try finds the job running and continues to watch it.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         self._watching: StreamingJobMonitor | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Watch the job for a while; what it did meanwhile."""
+        """Watch the job for a while; return its restarts and figures."""
         context["ti"].xcom_push(key="millrace_run_id", value=self.job_run_id)
         MillraceHook(data_dir=self.data_dir).launcher().clean()
         return self.execute_resumable(context)
 
     def submit_job(self, context: Context) -> str:
-        """Start the job, or adopt the one that runs, once the pause after a failure is over."""
+        """Start the job, or adopt a running one, after the pause that follows a failure."""
         watch, launcher = self._watch(), MillraceHook(data_dir=self.data_dir).launcher()
         supervisor, ends = self._supervisor(watch, launcher, paused=_asks_whether_paused(context))
         self._say_pause(watch)
@@ -112,20 +112,20 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         return status == "running"
 
     def is_job_succeeded(self, status: str) -> bool:
-        """A streaming job that has ended is started again, however it ended."""
+        """Return False: a streaming job that has ended is always restarted."""
         return False
 
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
         return self._watch().summary()
 
     def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Watch until `watch_for` is over or the DAG is paused; start the job again where it ends or hangs."""
+        """Watch until `watch_for` has passed or the DAG is paused; restart the job if it ends or hangs."""
         watch, launcher = self._watch(), MillraceHook(data_dir=self.data_dir).launcher()
         paused = _asks_whether_paused(context)
         job = WatchedJob(launcher, self.job_run_id, watch, self.log)
         end = Deadline.after(float(self.watch_for))
         supervisor, ends = self._supervisor(watch, launcher, job, until=end, paused=paused)
-        if not ends(0):  # paused before it was started: there may be no run to look at
+        if not ends(0):  # paused before it was started: there may be no run
             supervisor.run(ends, job)
         watch.restarts = supervisor.restarts
         if job.last is not None and not job.last.retriable:
@@ -136,11 +136,11 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         return watch.summary()
 
     def on_kill(self) -> None:
-        """The task was marked failed or cleared, or Airflow stops: the job ends between two micro-batches."""
+        """Stop the job between two micro-batches: the task was marked failed or cleared, or Airflow stops."""
         self._stop(MillraceHook(data_dir=self.data_dir).launcher())
 
     def _watch(self) -> StreamingJobMonitor:
-        """The watch of this try, from its start on."""
+        """Return the monitor of this try, created at its start."""
         if self._watching is None:
             settings = MillraceHook(data_dir=self.data_dir).settings
             self._watching = StreamingJobMonitor(
@@ -163,7 +163,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         until: Deadline | None = None,
         paused: Callable[[], bool],
     ) -> tuple[Supervisor[WatchedJob], Callable[[float], bool]]:
-        """Return the job's supervisor, and what waits between its looks: until `until`, or the DAG is paused."""
+        """Return the job's supervisor, and a function that waits between checks until `until` or a pause of the DAG."""
         from millrace.runtime.supervisor import Supervisor
 
         watched = job or WatchedJob(launcher, self.job_run_id, watch, self.log)
@@ -195,7 +195,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Start the job, or adopt the one that runs; return False if `until` or a pause of the DAG came first."""
+        """Start the job, or adopt a running one; return False if `until` or a pause of the DAG came first."""
         if paused() or (until is not None and until.expired()):
             return False
         foreign = None if self._launched(launcher) else watch.foreign_process()
@@ -207,16 +207,16 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         return True
 
     def _job(self) -> JobSpec | str:
-        """What the launcher starts."""
+        """Return the job for the launcher."""
         return self.job
 
     def _stop(self, launcher: Launcher) -> None:
-        """Stop the job, if there is one: the pause before a restart may have been cut short."""
+        """Stop the job, if there is one: the pause before a restart may have been interrupted."""
         if self._launched(launcher):
             self._say(launcher.stop(self.job_run_id))
 
     def _launched(self, launcher: Launcher) -> bool:
-        """Whether a job that the launcher started runs: it is adopted."""
+        """Return whether a job that the launcher started runs and can be adopted."""
         from millrace.base.errors import RunNotFound
 
         try:
@@ -226,7 +226,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
     def _say_pause(self, watch: StreamingJobMonitor) -> None:
         if pause := watch.backoff.remaining_pause():
-            self.log.info("waiting %.0f s before the job is started again", pause)
+            self.log.info("waiting %.0f s before the job is restarted", pause)
 
     def _say(self, status: RunStatus) -> None:
         self.log.info(
@@ -241,8 +241,10 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
 
 def _asks_whether_paused(context: Context) -> Callable[[], bool]:
-    """A question to the execution API, asked at most every five seconds; where it cannot be answered, the last
-    answer."""
+    """Return a function that asks the execution API whether the DAG is paused, at most every five seconds.
+
+    If the API does not respond, the last answer is used.
+    """
     ti: Any = context["ti"]
     known = {"asked": 0.0, "paused": False}
 
@@ -252,7 +254,7 @@ def _asks_whether_paused(context: Context) -> Callable[[], bool]:
             known["asked"] = now
             try:
                 known["paused"] = bool(ti.get_dag(ti.dag_id).is_paused)
-            except AirflowRuntimeError as error:  # the API server restarts, say
+            except AirflowRuntimeError as error:  # for example, the API server restarts
                 ti.log.warning("cannot ask whether the DAG is paused: %s", error)
         return bool(known["paused"])
 

@@ -1,10 +1,9 @@
-"""DAGs of declared streams: one a stream or group, each keeping one job alive; and an asset for each table that they
-read or write.
+"""DAGs of declared streams: one for each stream or group, and an asset for each table that they read or write.
 
     globals().update(stream_dags())      # in a file of dags/
 
-A run of such a DAG watches its job for a while, as that of ``streaming`` does. Pausing the DAG stops the job; a stream
-that is paused by ``millrace flows pause`` stays so whatever its DAG does.
+A run of such a DAG watches its job for a while, as that of ``streaming`` does. Pausing the DAG stops the job. A stream
+that is paused by ``millrace flows pause`` stays paused whatever its DAG does.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def table_asset(target: str) -> Asset:
-    """The asset of what a stream reads or writes: ``collection:flights`` is ``millrace://collection/flights``."""
+    """Return the asset of a stream's input or output: ``collection:flights`` is ``millrace://collection/flights``."""
     kind, _, name = target.partition(":")
     return Asset(target, uri=f"millrace://{kind}/{name.strip('/') or kind}", group="millrace")
 
 
 def require_startable(settings: Settings, stream: Flow) -> None:
-    """Raise InvalidStream if a stream cannot run, or cannot go on from its state."""
+    """Raise InvalidStream if a stream cannot run, or cannot continue from its state."""
     # Loads pandas and Arrow, which a DAG file must not.
     from millrace.flows.declare.checks import check, require_runnable
 
@@ -46,9 +45,9 @@ def require_startable(settings: Settings, stream: Flow) -> None:
 
 
 class DeclaredStreamOperator(StreamingJobOperator):
-    """Keeps the job of one or more declared streams alive; while all of them are paused it only waits.
+    """Keeps the job of one or more declared streams running; while all of them are paused, only waits.
 
-    :param streams: their names; the job runs those of them that are not paused.
+    :param streams: their names; the job runs those that are not paused.
     """
 
     def __init__(self, *, stream_job: str, streams: Sequence[str], **arguments: Any) -> None:
@@ -64,14 +63,16 @@ class DeclaredStreamOperator(StreamingJobOperator):
         self.streams = list(streams)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Watch the job for a while; what it did meanwhile. Raises InvalidStream where a stream cannot run."""
+        """Watch the job for a while; return its restarts and figures. Raises InvalidStream if a stream cannot run."""
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))
         while all(Kept(settings, name).state.paused for name in self.streams):
             self.log.info("paused by `millrace flows pause`: %s", ", ".join(self.streams))
             if not end.pause(10.0):
                 return {"restarts": 0, "queries": {}}
-        for name in self.streams:  # before a JVM starts: what cannot run fails at once, and is not tried again
+        for (
+            name
+        ) in self.streams:  # before a JVM starts, so that a stream that cannot run fails at once, without retries
             stream = declared_flow(settings, name, host="spark")
             if not Kept(settings, name).state.paused:
                 require_startable(settings, stream)
@@ -84,9 +85,9 @@ class DeclaredStreamOperator(StreamingJobOperator):
 
 
 def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
-    """By id a DAG for each stream, or group of streams, that is declared to run always.
+    """Return a DAG, by id, for each stream or group of streams without a schedule.
 
-    Raises InvalidStream: Airflow shows it as an import error.
+    Raises InvalidStream, which Airflow shows as an import error.
     """
     by_job: dict[str, list[Flow]] = {}
     for each in declared_flows(settings or Settings.load(), host="spark").values():
@@ -97,8 +98,8 @@ def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
 
 def stream_dag(job: str, streams: Sequence[Flow]) -> DAG:
-    """The DAG that keeps one job of streams alive. It begins paused: unpause it to run the stream."""
-    # A run fails only of what no retry cures: Airflow then pauses the DAG, where another run would fail the same way.
+    """Return the DAG that keeps one job of streams running. It starts paused: unpause it to run the stream."""
+    # A run fails only with permanent errors: Airflow then pauses the DAG, since the next run would fail the same way.
     with supervising_dag(
         dag_id(job), doc=_words(job, streams), tags=["streaming", "stream"], max_consecutive_failed_dag_runs=1
     ) as dag:
@@ -115,7 +116,7 @@ def stream_dag(job: str, streams: Sequence[Flow]) -> DAG:
 
 
 def _words(job: str, streams: Sequence[Flow]) -> str:
-    lines = [f"Flow {job}: keeps its job alive (jobs/stream.py {job}).", ""]
+    lines = [f"Flow {job}: keeps its job running (jobs/stream.py {job}).", ""]
     for each in streams:
         lines.append(
             f"- `{each.name}`: {each.row_source.target} to {each.row_sink.target},"

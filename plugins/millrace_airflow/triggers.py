@@ -1,7 +1,7 @@
-"""Triggers: what waits in the triggerer, so that no worker slot is held.
+"""Triggers, which wait in the triggerer without a worker slot.
 
-They look at files and tables of the data folder in a thread, never in the event loop, and can be made again from their
-arguments anywhere: a triggerer that restarts goes on where it was. Settings are those of the triggerer's process.
+They read files and tables of the data folder in a thread, never in the event loop, and can be recreated from their
+arguments anywhere, so a restarted triggerer continues. Settings are those of the triggerer's process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
 
 SETTLE_SECONDS: Final = 5.0
-"""No event wakes a task sooner after its trigger has started:
+"""Shortest time between a trigger's start and its event.
 
-Airflow 3.3 takes a task that resumes before its scheduler has heard that it deferred for one that was killed from
-outside, and spends one of its tries (apache/airflow#67287, #72716).
+Airflow 3.3 mistakes a task that resumes before its scheduler knows that it deferred for one that was killed from
+outside, and uses up one of its tries (apache/airflow#67287, #72716).
 """
 
 
 async def _settled(began: float) -> None:
-    """Wait until a trigger that began at `began` (monotonic) may tell its event."""
+    """Wait until a trigger that began at `began` (monotonic) may send its event."""
     await asyncio.sleep(max(0.0, began + SETTLE_SECONDS - time.monotonic()))
 
 
@@ -42,7 +42,7 @@ class JobTrigger(BaseTrigger):
     def __init__(
         self, *, run_id: str, data_dir: str | None = None, poll_seconds: float = 1.0, stop_at: float | None = None
     ) -> None:
-        """`stop_at`: Unix time at which the run is stopped."""
+        """`stop_at` is the Unix time at which the run is stopped."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.run_id = run_id
         self.data_dir = data_dir
@@ -81,16 +81,16 @@ class JobTrigger(BaseTrigger):
         yield TriggerEvent({"run_id": self.run_id, "state": str(status.state), "late": late})
 
     async def on_kill(self) -> None:
-        """The task was marked failed or succeeded, or cleared: its job ends too."""
+        """Stop the job, since its task was marked failed or succeeded, or cleared."""
         from millrace.runtime.launch.launcher import Launcher
 
         await asyncio.to_thread(Launcher(load_settings(self.data_dir)).stop, self.run_id)
 
 
 class ConditionTrigger(BaseTrigger):
-    """Waits until a condition of :mod:`millrace_airflow.conditions` holds; the event is what the condition found.
+    """Waits until a condition of :mod:`millrace_airflow.conditions` holds; the event has the condition's findings.
 
-    An error that a retry may cure (the log's server is away) is waited out; any other ends the wait with ``{"error":
+    It waits through transient errors (the log server is unavailable); any other error ends the wait with ``{"error":
     ...}``.
     """
 
@@ -148,16 +148,16 @@ class ConditionTrigger(BaseTrigger):
 
 
 class SegmentsFlushedTrigger(BaseEventTrigger):
-    """An event for each look at which the flusher had brought more segments to an end than at the look before.
+    """Sends an event whenever the flusher has completed more segments than at the last check.
 
-    Reads the progress file of the flusher, which names them with their ticks; what was told already is kept beside the
-    asset in Airflow, so a triggerer that restarts tells nothing twice and leaves nothing out that the file still names.
+    It reads the flusher's progress file, which names the segments with their ticks. The reported ticks are stored with
+    the asset in Airflow, so a restarted triggerer reports no segment twice and none that the file still names is lost.
     """
 
     def __init__(
         self, *, data_dir: str | None = None, collection_id: int | None = None, poll_seconds: float = 2.0
     ) -> None:
-        """`collection_id`: only the segments of this collection."""
+        """With `collection_id`, report only the segments of this collection."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.data_dir = data_dir
         self.collection_id = collection_id
@@ -171,27 +171,27 @@ class SegmentsFlushedTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         settings = load_settings(self.data_dir)
-        told = await self._told()
+        reported = await self._reported()
         while True:
             found = await asyncio.to_thread(read_flushed_segments, settings)
-            fresh = new_segments(found, told, collection_id=self.collection_id)
-            if told is None:  # the first look ever: what was flushed before anybody asked is no news
-                told = {each["pchannel"]: each["time_tick"] for each in found}
-                await self._keep(told)
+            fresh = new_segments(found, reported, collection_id=self.collection_id)
+            if reported is None:  # the first check ever: segments flushed before it are not reported
+                reported = {each["pchannel"]: each["time_tick"] for each in found}
+                await self._store(reported)
             elif fresh:
-                told = told | {each["pchannel"]: each["time_tick"] for each in found}
+                reported = reported | {each["pchannel"]: each["time_tick"] for each in found}
                 yield TriggerEvent(_event(fresh))
-                await self._keep(told)
+                await self._store(reported)
             await asyncio.sleep(self.poll_seconds)
 
-    async def _told(self) -> dict[str, int] | None:
+    async def _reported(self) -> dict[str, int] | None:
         store = self.asset_state_store
-        kept = await store.aget("told") if store is not None else None
-        return {name: int(str(tick)) for name, tick in kept.items()} if isinstance(kept, dict) else None
+        stored = await store.aget("told") if store is not None else None
+        return {name: int(str(tick)) for name, tick in stored.items()} if isinstance(stored, dict) else None
 
-    async def _keep(self, told: dict[str, int]) -> None:
+    async def _store(self, reported: dict[str, int]) -> None:
         if self.asset_state_store is not None:
-            await self.asset_state_store.aset("told", dict(told))
+            await self.asset_state_store.aset("told", dict(reported))
 
 
 def _event(fresh: list[dict[str, Any]]) -> dict[str, Any]:
@@ -204,10 +204,12 @@ def _event(fresh: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_flushed_segments(settings: Settings) -> list[dict[str, Any]]:
-    """The newest flushed segments that the progress file names, or those of a cluster's nodes: pchannel, collection_id,
-    segment_id, rows, time_tick."""
+    """Return the newest flushed segments in the progress file, or in those of a cluster's nodes.
+
+    Each has pchannel, collection_id, segment_id, rows and time_tick.
+    """
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    # Written by millrace.node.flush.flushed_segments, whose import needs Arrow; reading the file needs nothing.
+    # Written by millrace.node.flush.flushed_segments, whose import needs Arrow; reading the file does not.
     name = "flushed-segments.json"
     for path in (settings.run_path / name, *sorted((settings.run_path / "nodes").glob(f"*/{name}"))):
         try:
@@ -219,13 +221,12 @@ def read_flushed_segments(settings: Settings) -> list[dict[str, Any]]:
 
 
 def new_segments(
-    found: list[dict[str, Any]], told: Mapping[str, int] | None, *, collection_id: int | None = None
+    found: list[dict[str, Any]], reported: Mapping[str, int] | None, *, collection_id: int | None = None
 ) -> list[dict[str, Any]]:
-    """Of `found` what is behind the ticks that were told already, oldest first; nothing where nobody has asked
-    before."""
-    if told is None:
+    """Return the segments of `found` after the `reported` ticks, oldest first; none at the first check (None)."""
+    if reported is None:
         return []
-    fresh = [each for each in found if each["time_tick"] > told.get(each["pchannel"], 0)]
+    fresh = [each for each in found if each["time_tick"] > reported.get(each["pchannel"], 0)]
     if collection_id is not None:
         fresh = [each for each in fresh if each["collection_id"] == collection_id]
     return sorted(fresh, key=lambda each: (each["time_tick"], each["segment_id"]))

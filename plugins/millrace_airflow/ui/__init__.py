@@ -21,15 +21,17 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 URL_PREFIX: Final = "/millrace"
 WAIT_SECONDS: Final = 0.5
-"""How long a page that is asked for while the application is built waits for it, before it says that it starts."""
+"""How long a page request waits while the application is built, before it shows the starting page."""
 STARTING: Final = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">
 <title>Millrace</title></head>
 <body><p>Millrace's pages are starting. This page loads again by itself.</p></body></html>"""
 
 
 class LazyApp:
-    """An ASGI application that is built with its first request, or before, by :meth:`build`; a page that comes
-    meanwhile says so."""
+    """An ASGI application that is built by :meth:`build` or at its first request.
+
+    Until then, pages show that it starts.
+    """
 
     def __init__(self, build: Callable[[], FastAPI]) -> None:
         self._build = build
@@ -37,7 +39,7 @@ class LazyApp:
         self._app: FastAPI | None = None
 
     def build(self) -> FastAPI:
-        """Build it, once: its imports take seconds."""
+        """Build the application, once. Its imports take seconds."""
         with self._lock:
             if self._app is None:
                 self._app = self._build()
@@ -46,7 +48,7 @@ class LazyApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if app is None:
-            building = asyncio.ensure_future(asyncio.to_thread(self.build))  # other requests go on meanwhile
+            building = asyncio.ensure_future(asyncio.to_thread(self.build))  # other requests continue meanwhile
             if _is_page(scope) and not (await asyncio.wait({building}, timeout=WAIT_SECONDS))[0]:
                 await _say_it_starts(send)
                 return
@@ -55,7 +57,7 @@ class LazyApp:
 
 
 def _is_page(scope: Scope) -> bool:
-    """Whether a person waits for a page."""
+    """Return whether the request is from a person who waits for a page."""
     accepts = [value for name, value in scope.get("headers", ()) if name == b"accept"]
     return scope["type"] == "http" and scope["method"] == "GET" and any(b"text/html" in each for each in accepts)
 
@@ -67,7 +69,7 @@ async def _say_it_starts(send: Send) -> None:
 
 
 def create_app() -> FastAPI:
-    """The application, with the settings of this process and Airflow's login."""
+    """Return the application, with the settings of this process and Airflow's login."""
     from millrace_airflow.ui.app import create_app as build
 
     return build()
@@ -86,7 +88,7 @@ def _view(name: str, route: str, path: str, icon: str) -> dict[str, Any]:
 
 
 def _base_path() -> str:
-    """The path of Airflow's address: empty, or what a proxy puts before it."""
+    """Return the path of Airflow's address: empty, or a proxy's prefix."""
     from urllib.parse import urlsplit
 
     from airflow.sdk import conf

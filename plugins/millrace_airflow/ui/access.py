@@ -1,11 +1,10 @@
-"""Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security
-API.
+"""Permissions on the pages, from Airflow's own login. The only module that uses Airflow's internal security API.
 
-A person of Airflow is a principal of millrace.access: who may read the DAG ``streaming`` has the role *read* over the
-whole deployment (viewers do), which is what the pages and most of the API ask for; who may start it has *operate*, and
-who may delete it *admin* (which only pipelines ask for: they have roles of their own besides, by the same names of
-people). An action is a run of a DAG, started through Airflow's REST API, which asks for the permission to trigger that
-DAG; :func:`may_trigger` only tells which buttons to show.
+A user of Airflow is a principal of millrace.access. Users who may read the DAG ``streaming`` (viewers) have the role
+*read* over the whole deployment, which the pages and most of the API need. Those who may start it have *operate*, and
+those who may delete it *admin*. Only pipelines need *admin*; users also have roles on pipelines, under the same names.
+An action is a run of a DAG, started through Airflow's REST API, which checks the permission to trigger that DAG;
+:func:`may_trigger` only decides which buttons are shown.
 """
 
 from __future__ import annotations
@@ -23,11 +22,14 @@ from millrace.access.grants import Caller, Grant, Principal, Role
 from millrace.service.authentication import Credentials
 
 STREAMING: Final = "streaming"
-"""Who may read this DAG may read what Millrace shows; who may start it may drain nodes and freeze the balance."""
+"""Users who may read this DAG may read Millrace's pages.
+
+Those who may start it may drain nodes and freeze the balance.
+"""
 
 
 async def require_reader(request: Request, credentials: Credentials) -> BaseUser:
-    """The person, logged in and allowed to read. Raises HTTPException 401 or 403."""
+    """Return the user, who is logged in and may read. Raises HTTPException 401 or 403."""
     user = await get_user(request, None, credentials)
     if not principal_of(user).has_role((Role.READ,), ()):
         raise HTTPException(status.HTTP_403_FORBIDDEN, f"You need the permission to read the DAG {STREAMING!r}.")
@@ -35,7 +37,7 @@ async def require_reader(request: Request, credentials: Credentials) -> BaseUser
 
 
 async def authorize(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-    """The person, logged in, with what Airflow lets them do here (millrace.service.authentication).
+    """Return the logged-in user with their roles from Airflow (millrace.service.authentication).
 
     Raises HTTPException 401 or 403.
     """
@@ -43,7 +45,7 @@ async def authorize(request: Request, credentials: HTTPAuthorizationCredentials 
 
 
 def principal_of(user: BaseUser) -> Principal:
-    """What Airflow's auth manager, whichever it is, lets a person do here."""
+    """Return a user's roles here, by any auth manager of Airflow."""
     manager = get_auth_manager()
     reads = manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user) and manager.is_authorized_dag(
         method="GET", details=DagDetails(id=STREAMING), user=user
@@ -55,7 +57,7 @@ def principal_of(user: BaseUser) -> Principal:
 
 
 def may_trigger(user: BaseUser, dag_id: str) -> bool:
-    """Whether a person may start runs of a DAG."""
+    """Return whether a user may start runs of a DAG."""
     return bool(
         get_auth_manager().is_authorized_dag(
             method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
@@ -64,4 +66,4 @@ def may_trigger(user: BaseUser, dag_id: str) -> bool:
 
 
 Reader = Annotated[BaseUser, Depends(require_reader)]
-"""A route's parameter of this type lets only readers in."""
+"""A route with a parameter of this type admits only readers."""

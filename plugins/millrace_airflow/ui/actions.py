@@ -1,4 +1,4 @@
-"""What can be started from the pages: a DAG each, with the parameters that a button fills in.
+"""The actions on the pages: one DAG each, with the parameters that a button fills in.
 
 A button opens the form of :mod:`millrace_airflow.ui.start_forms`.
 """
@@ -21,11 +21,11 @@ class Action(BaseModel):
     title: str
     words: str
     changes_data: bool
-    """Whether a run can change or remove what is stored."""
+    """Whether a run can change or remove stored data."""
     allowed: bool = False
-    """Whether the person who asks may start it."""
+    """Whether the user may start it."""
     conf: dict[str, Any] = {}
-    """Parameters that go over the DAG's defaults."""
+    """Parameters that override the DAG's defaults."""
 
 
 ACTIONS: Final = (
@@ -49,15 +49,15 @@ ACTIONS: Final = (
 
 
 RUN_ID: Final = re.compile(r"manual__[0-9T:.+\-]{10,40}")
-"""Ids of the runs that the form starts."""
+"""Ids of runs that the form starts."""
 
 
 def started_run(dag: str, run: str) -> dict[str, str] | None:
-    """Return the run that the form has just started, by the parameters of its redirect; None if they name none."""
+    """Return the run that the form has just started, from the parameters of its redirect; None if there is none."""
     known = {each.dag_id for each in ACTIONS}
     return {"dag": dag, "run": run} if dag in known and RUN_ID.fullmatch(run) else None
 
 
 def actions_for(allowed: Callable[[str], bool], **conf: Any) -> list[Action]:
-    """All actions, with whether the person may start each, and with `conf` filled in."""
+    """Return all actions, with whether the user may start each, and with `conf` filled in."""
     return [action.model_copy(update={"allowed": allowed(action.dag_id), "conf": conf}) for action in ACTIONS]

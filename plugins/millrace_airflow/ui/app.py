@@ -1,4 +1,4 @@
-"""The application inside Airflow: the one of millrace.service behind Airflow's login, with the pages over it."""
+"""The application inside Airflow: that of millrace.service behind Airflow's login, with the pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace_airflow.ui.actions import Action, actions_for
 
 
 def create_app(observer: Observer | None = None, management: Management | None = None) -> FastAPI:
-    """The application over `observer` and `management`, or over those of the settings of this process."""
+    """Return the application over `observer` and `management`, or over those of the settings of this process."""
     observer = observer or Observer(Settings.load())
     settings = observer.settings
     management = management or Management(
@@ -48,7 +48,7 @@ def _actions() -> APIRouter:
 
     @made.get("/actions")
     def actions(user: Reader) -> list[Action]:
-        """What can be started: DAGs of Airflow, run through its own REST API."""
+        """List the actions: DAGs of Airflow, which are run through its own REST API."""
         return actions_for(lambda dag_id: may_trigger(user, dag_id))
 
     return made

@@ -1,8 +1,7 @@
-"""The Data Docs of the quality checks, behind the login: pages of one folder, with scripts and foreign assets switched
-off.
+"""The Data Docs of the quality checks, behind the login: pages of one folder, without scripts and foreign assets.
 
-They are HTML that shows values of rows. Under Airflow's address a script among them would act for the reader, so
-none runs.
+They are HTML that shows values of rows. Under Airflow's address a script among them would act as the reader, so scripts
+are disabled.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ MEDIA: Final = {
     ".woff": "font/woff",
     ".woff2": "font/woff2",
 }
-"""What is served; nothing else of the folder."""
+"""The media types that are served. Other files of the folder are not."""
 _SWITCHED_OFF: Final = re.compile(
     r"""<script\b.*?</script\s*>|<footer>(?:(?!</footer>).)*newsletter.*?</footer>|<(?:link|img)\b[^>]*?\b(?:href|src)\s*=\s*["']?(?:https?:)?//[^>]*>""",
     re.IGNORECASE | re.DOTALL,
 )
-"""What the policy would block, and a browser complain of: scripts, and what other machines serve; and an advertisement.
+"""Content that the policy would block with browser warnings (scripts and foreign assets), and an advertisement.
 
-The policy is the guard.
+The policy is the actual protection.
 """
 _HANDLER: Final = re.compile(r"""(<[^<>]*?)\son[a-z]+\s*=\s*(?:"[^"]*"|'[^']*')""", re.IGNORECASE)
-"""The same of what a tag would run when it is clicked."""
+"""Inline event handlers of tags, for the same reason."""
 
 
 def router(observer: Observer) -> APIRouter:
@@ -77,7 +76,7 @@ def read_inside(store: TableStore, name: str) -> bytes | None:
         return None
     try:
         if isinstance(store, LocalStore) and not (store.folder / name).resolve().is_relative_to(store.folder.resolve()):
-            return None  # a link that leads elsewhere
+            return None  # a link that leads outside
         return store.read(name)
     except (OSError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""Where the boxes and lines of the page *Flows* lie: a column a level, from left to right."""
+"""The layout of the graph on the page *Flows*: one column for each level, from left to right."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from millrace.observe.flows import Endpoint, FlowsView
 WIDTHS: Final = {"flow": 236, "end": 168}
 HEIGHTS: Final = {"flow": 92, "end": 44}
 GAP: Final = (56, 18)
-"""Between columns, and between the boxes of one."""
+"""The gap between columns, and between the boxes of a column."""
 _LETTERS: Final = {"flow": 18, "end": 20}
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A flow, or what it reads or writes."""
+    """A flow, or one of its inputs and outputs."""
 
     id: str
     x: float
@@ -25,14 +25,14 @@ class Box:
     width: int
     height: int
     title: str
-    """Short enough for its box."""
+    """The name, shortened to fit its box."""
     flow: FlowStatus | None
     end: Endpoint | None
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From a source to a flow, or from a flow to its sink."""
+    """A line from a source to a flow, or from a flow to its sink."""
 
     path: str
     active: bool
@@ -48,7 +48,10 @@ class GraphLayout:
 
 
 def graph_layout(view: FlowsView) -> GraphLayout:
-    """The boxes in columns; in a column by the mean place of what leads to them, so that few lines cross."""
+    """Return the boxes in columns.
+
+    Each column is ordered by the mean place of its boxes' inputs, so that few lines cross.
+    """
     flows = {each.node: each for each in view.flows}
     ends = {each.id: each for each in view.endpoints}
     columns: dict[int, list[str]] = {}
@@ -94,7 +97,7 @@ def _mean(values: list[float], default: float) -> float:
 
 
 def _short(name: str, letters: int) -> str:
-    """A long name by its end: paths differ there."""
+    """Shorten a long name to its end, where paths differ."""
     return name if len(name) <= letters else f"…{name[1 - letters :]}"
 
 

@@ -1,10 +1,10 @@
-"""The page of flows, whichever host runs them: one graph of what feeds what, and one table of how each is doing.
+"""The page of flows on either host: one graph of their inputs and outputs, and one table of their states.
 
-A flow that the management service does not manage has a page here, with the buttons that a managed one has on its own;
-they call the API, which checks who asks.
+A flow that the management service does not manage has a page here, with the same buttons as a managed one; they call
+the API, which checks permissions.
 
-A pipeline of the management service is shown to those who may see it. `/streams` and `/pipelines` of earlier builds
-lead here.
+A pipeline of the management service is shown to users who may see it. `/streams` and `/pipelines` of earlier builds
+redirect here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Offset = Annotated[int, Query(ge=0, le=1 << 31)]
 
 
 def router(management: Management, observer: Observer, renderer: Renderer) -> APIRouter:
-    """``/flows``, and the addresses that it replaces."""
+    """Return the routes of ``/flows``, and of the addresses that it replaces."""
     made = APIRouter(include_in_schema=False)
 
     @made.get("/flows")
@@ -98,7 +98,10 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
 
 
 def chosen_by(*, lane: str, low: str, high: str, reason: str, step: str = "", kind: str = "") -> Selection:
-    """Return the dead letters that a form asks for. Raises InvalidArgument if a position is no number."""
+    """Return the selection of dead letters that a form requests.
+
+    Raises InvalidArgument if a position is not a number.
+    """
     return Selection(
         step=step, kind=kind, reason=reason, lane=lane.strip(), low=_position(low.strip()), high=_position(high.strip())
     )
@@ -106,17 +109,17 @@ def chosen_by(*, lane: str, low: str, high: str, reason: str, step: str = "", ki
 
 def _position(text: str) -> int | None:
     if text and not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise InvalidArgument(f"{text[:40]!r} is no position: give a number, of a topic the offset")
+        raise InvalidArgument(f"{text[:40]!r} is not a position: give a number (for a topic, the offset)")
     return int(text) if text else None
 
 
 def given_of(selection: Selection) -> dict[str, Any]:
-    """Return the conditions that are given, as the API takes them."""
+    """Return the given conditions in the API's form."""
     return {field: each for field, each in selection.to_json().items() if each not in ("", None, [])}
 
 
 def row_of(management: Management, record: Record) -> dict[str, Any]:
-    """A managed pipeline with its status, and what only its page and the table show."""
+    """Return a managed pipeline with its status, and the additional values of its page and the table."""
     status, trend = management.status(record.id), management.trend(record.id)
     flow = management.flow(record, status)
     latencies = [task.latency_ms for task in status.tasks]
@@ -126,7 +129,7 @@ def row_of(management: Management, record: Record) -> dict[str, Any]:
         "state": str(flow.state if record.phase is Phase.READY else record.phase).lower(),
         "how": status,
         "trend": trend,
-        # Of one that ended a moment ago the trend still has the last rate.
+        # The trend of a flow that just ended still has the last rate.
         "rates": {
             name: getattr(trend, f"records_{name}")[-1] if flow.state.live else 0.0 for name in ("in", "out", "error")
         },
@@ -140,7 +143,7 @@ def row_of(management: Management, record: Record) -> dict[str, Any]:
 
 
 def _flows(management: Management, observer: Observer, caller: Caller) -> tuple[list[dict[str, Any]], str | None]:
-    """The flows that the caller may see, and what is wrong with the declarations or the store."""
+    """Return the flows that the caller may see, and the problems of the declarations or the store."""
     rows: list[dict[str, Any]] = []
     problems = []
     try:
@@ -152,7 +155,7 @@ def _flows(management: Management, observer: Observer, caller: Caller) -> tuple[
         for flow in flow_statuses(observer.settings, without=managed):
             if flow.host == "spark" or sees(caller, flow.name):
                 rows.append({"flow": flow, "record": None, "state": str(flow.state), "trend": None, "late": None})
-    except MillraceError as error:  # a declaration that cannot be read
+    except MillraceError as error:  # a declaration cannot be read
         problems.append(f"{error.code}: {error}")
     return sorted(rows, key=lambda row: (row["flow"].name, row["flow"].host)), "; ".join(problems) or None
 

@@ -1,7 +1,7 @@
-"""Limits guessing at Airflow's login.
+"""A limit on password guessing at Airflow's login.
 
-A plain ASGI middleware for Airflow's whole web server (``fastapi_root_middlewares``): its own login compares passwords
-as often as it is asked to.
+It is a plain ASGI middleware for Airflow's whole web server (``fastapi_root_middlewares``), since Airflow's own login
+has no limit.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from millrace.base.backoff import delay_after
 from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 LOGINS: Final = ("/auth/token", "/auth/token/cli")
-"""Where a password is compared; POST."""
+"""POST paths at which a password is checked."""
 FREE_FAILURES: Final = 5
-"""Failed logins of one address that cost nothing."""
+"""Failed logins of one address without a pause."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
-"""Seconds that an address waits after further failures: doubled with each."""
+"""Longest pause of an address, in seconds. It doubles with each further failure."""
 MAX_ADDRESSES: Final = 10_000
-"""Addresses that are remembered: those that failed last."""
+"""The most addresses that are remembered, the last ones that failed."""
 
 
 class LoginFailures:
-    """Failed logins by address: how long each has to wait.
+    """Failed logins by address, and how long each must wait.
 
-    Bounded; forgets an address that succeeds or waits long enough.
+    Bounded; forgets an address that succeeds or has waited long enough.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_ADDRESSES) -> None:
         self._clock = clock
         self._most = most
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Address -> failures in a row, and when the next try is taken."""
+        """Address -> failures in a row, and when the next attempt is accepted."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def wait(self, address: str) -> float:
-        """Seconds until a login from `address` is looked at; 0: now."""
+        """Return the seconds until a login from `address` is accepted; 0 means now."""
         count, free_at = self._known.get(address, (0, 0.0))
         left = free_at - self._clock()
         if count and left < -LONGEST_PAUSE:
@@ -50,7 +50,7 @@ class LoginFailures:
         return max(0.0, left)
 
     def failed(self, address: str) -> None:
-        """A login from `address` was refused."""
+        """Count a refused login from `address`."""
         count = self._known.pop(address, (0, 0.0))[0] + 1
         delay = delay_after(count - FREE_FAILURES, FIRST_PAUSE, LONGEST_PAUSE)
         self._known[address] = (count, self._clock() + delay)
@@ -58,14 +58,14 @@ class LoginFailures:
             self._known.popitem(last=False)
 
     def succeeded(self, address: str) -> None:
-        """A login from `address` was taken."""
+        """Forget the failures of `address` after a successful login."""
         self._known.pop(address, None)
 
 
 class LoginThrottle:
-    """Answers 429 with Retry-After to logins of an address that failed too often; counts what Airflow's login refuses.
+    """Responds 429 with Retry-After to logins of an address that failed too often; counts refused logins.
 
-    The address is the peer's, or what a proxy that uvicorn trusts says of it (``--proxy-headers``).
+    The address is the peer's, or the one reported by a proxy that uvicorn trusts (``--proxy-headers``).
     """
 
     def __init__(self, app: App, failures: LoginFailures | None = None) -> None:

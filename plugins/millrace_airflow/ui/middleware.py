@@ -1,8 +1,7 @@
-"""In front of Airflow's whole web server: its applications are made ready, ``/millrace`` leads to the pages, and
-triggers are checked.
+"""A middleware for Airflow's web server: it prepares applications, redirects ``/millrace``, and checks triggers.
 
-A plain ASGI middleware (``fastapi_root_middlewares``). Airflow takes any name as a parameter of a run, and what is
-wrong between two of them comes out when the run has a worker; so each trigger of a DAG of Millrace is checked here.
+It is a plain ASGI middleware (``fastapi_root_middlewares``). Airflow accepts any parameters of a run, and a conflict
+between two of them would appear only when the run has a worker, so triggers of Millrace's DAGs are checked here.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 TRIGGER: Final = re.compile(r"/api/v2/dags/(?P<dag_id>[^/]+)/dagRuns/?")
 AIRFLOW: Final = "millrace.airflow"
-"""Where a request has Airflow's own application, which the form of an action calls."""
+"""The scope key with Airflow's own application, which the form of an action calls."""
 MAX_TRIGGER_BYTES: Final = 1 << 20
-"""Of a trigger that is checked; Airflow judges a larger one alone."""
+"""The most bytes of a trigger that is checked here. Only Airflow checks a larger one."""
 
 
 class PluginMiddleware:
@@ -42,7 +41,7 @@ class PluginMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[AIRFLOW] = scope["app"]  # the mounted applications put themselves in its place
+        scope[AIRFLOW] = scope["app"]  # the mounted applications replace it
         root = str(scope.get("root_path", ""))
         path = str(scope.get("path", "")).removeprefix(root)
         if path == self._prefix and scope["method"] in ("GET", "HEAD"):
@@ -70,7 +69,7 @@ class PluginMiddleware:
 
 
 def trigger_problems(dag_id: str, body: bytes) -> list[Problem]:
-    """Return what is wrong with the parameters of a trigger, by field; nothing if Airflow has to say it."""
+    """Return the problems of a trigger's parameters, by field; empty if only Airflow should check them."""
     operation = _by_dag().get(dag_id)
     try:
         asked = json.loads(body) if operation is not None and len(body) <= MAX_TRIGGER_BYTES else None
@@ -88,12 +87,12 @@ def _by_dag() -> Mapping[str, Operation]:
 
 
 def _knows_somebody(scope: Scope) -> bool:
-    """Whether the request says who sends it: anybody else gets Airflow's answer, and none of ours."""
+    """Return whether the request has credentials. Without them, only Airflow responds."""
     return any(name in (b"authorization", b"cookie") for name, _ in scope.get("headers", ()))
 
 
 async def _read(receive: Receive) -> tuple[list[Message], bytes]:
-    """The messages of a body, up to its end or to MOST_BYTES, and what they hold."""
+    """Read a body up to its end or to MAX_TRIGGER_BYTES; return its messages and bytes."""
     messages: list[Message] = []
     body = b""
     while len(body) <= MAX_TRIGGER_BYTES:
@@ -106,7 +105,7 @@ async def _read(receive: Receive) -> tuple[list[Message], bytes]:
 
 
 def _again(messages: list[Message], receive: Receive) -> Receive:
-    """A body that was read, once more; then what comes after it."""
+    """Return a receive function that repeats the messages that were read, and then continues."""
     left = iter(messages)
 
     async def received() -> Message:

@@ -1,8 +1,6 @@
-"""The pages: the read model as HTML. Rendered here, on the server; a small script keeps them fresh and draws the
-charts.
+"""The pages: the read model as HTML. The server renders them; a small script refreshes them and draws the charts.
 
-A page answers the same questions as the API and escapes everything that comes from outside (templates escape by
-default).
+A page shows the same data as the API and escapes everything that comes from outside (templates escape by default).
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ Offset = Annotated[int, Query(ge=0, le=1 << 40)]
 
 
 class Renderer:
-    """Templates with what every page has."""
+    """Renders templates with the common values of all pages."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -69,15 +67,15 @@ class Renderer:
         self._environment.filters.update(text.FILTERS)
 
     def page(self, request: Request, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """The template `name` with `values`."""
+        """Render the template `name` with `values`."""
         root = str(request.scope.get("root_path", ""))
 
         def link(path: str, **query: Any) -> str:
-            kept = {key: value for key, value in query.items() if value not in (None, "")}
-            return f"{root}/{path}" + (f"?{urlencode(kept)}" if kept else "")
+            given = {key: value for key, value in query.items() if value not in (None, "")}
+            return f"{root}/{path}" + (f"?{urlencode(given)}" if given else "")
 
         def again(**changes: Any) -> str:
-            """This page with other parameters."""
+            """Return this page's query string with other parameters."""
             return "?" + urlencode({**request.query_params, **{key: str(value) for key, value in changes.items()}})
 
         html = self._environment.get_template(name).render(
@@ -93,7 +91,7 @@ class Renderer:
         return HTMLResponse(html, status)
 
     def error_page(self, request: Request, status: int, fault: ApiError) -> Response:
-        """The page of an error."""
+        """Render the page of an error."""
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return self.page(
             request, "fault.html",
@@ -102,8 +100,7 @@ class Renderer:
 
 
 def static_router() -> APIRouter:
-    """Style, script and icons: read once, served by exact name, to anybody: the page that asks for a login has them
-    too."""
+    """Return the route of style, script and icons, read once and served by exact name, also without a login."""
     files = {path.name: (path.read_bytes(), MEDIA[path.suffix]) for path in sorted((FOLDER / "static").iterdir())}
     made = APIRouter(include_in_schema=False)
 
@@ -118,7 +115,7 @@ def static_router() -> APIRouter:
 
 
 def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRouter:
-    """The routes of the pages."""
+    """Return the routes of the pages."""
     made = APIRouter(include_in_schema=False)
 
     def show(request: Request, user: Any, template: str, tab: str, **values: Any) -> HTMLResponse:
@@ -221,7 +218,7 @@ def _add_searches(made: APIRouter, observer: Observer, show: Callable[..., HTMLR
         ask: Callable[[], WalQuery],
         before: str,
     ) -> HTMLResponse:
-        """The page of a search. Errors of its fields are shown at them, without results."""
+        """Render the page of a search. Errors of its fields are shown at them, without results."""
         wrong: dict[str, str] = {}
         try:
             found = search(ask())
@@ -257,7 +254,7 @@ def _add_searches(made: APIRouter, observer: Observer, show: Callable[..., HTMLR
 
 
 def asked(query: Callable[..., WalQuery]) -> Callable[..., Callable[[], WalQuery]]:
-    """A dependency with the parameters of `query`, which is called later: its error belongs on the page."""
+    """Return a dependency with the parameters of `query`, which is called later, so that errors appear on the page."""
 
     @wraps(query)
     def later(**parameters: Any) -> Callable[[], WalQuery]:
@@ -267,7 +264,7 @@ def asked(query: Callable[..., WalQuery]) -> Callable[..., Callable[[], WalQuery
 
 
 def _sampled(ask: Callable[[], RowSample]) -> dict[str, Any]:
-    """The rows that `ask` gives. A typed error is shown at its field."""
+    """Return the rows from `ask`. A typed error is shown at its field."""
     try:
         return {"sample": ask()}
     except MillraceError as error:
@@ -277,7 +274,7 @@ def _sampled(ask: Callable[[], RowSample]) -> dict[str, Any]:
 
 
 def _tick(at: str, tick: str) -> int | None:
-    """The time tick `tick`, or the last one of the moment `at`; None for neither. Raises InvalidArgument."""
+    """Return the time tick `tick`, or the last one of the moment `at`; None for neither. Raises InvalidArgument."""
     at, tick = at.strip(), tick.strip()
     if tick:
         return parse_id("tick", tick)

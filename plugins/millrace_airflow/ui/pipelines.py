@@ -1,7 +1,7 @@
-"""The pages of managed pipelines: one pipeline from every side, and the form that makes or changes one.
+"""The pages of managed pipelines: the views of one pipeline, and the form that creates or changes one.
 
-What a page shows and which of its buttons are alive is what the person may by the API's own table; the buttons call
-that API.
+The API's own table of permissions decides which parts a page shows and which buttons are enabled; the buttons call that
+API.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Short = Annotated[str, Query(max_length=200)]
 
 
 def router(management: Management, observer: Observer, renderer: Renderer) -> APIRouter:
-    """What is below ``/pipelines``; the list is the page of flows."""
+    """Return the routes below ``/pipelines``. The list is on the page of flows."""
     made = APIRouter(include_in_schema=False)
 
     def show(request: Request, user: BaseUser, template: str, **values: Any) -> HTMLResponse:
@@ -114,7 +114,7 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
 
 
 def _kinds() -> dict[str, Any]:
-    """The kinds that a form offers, and the plain fields of those that other packages add."""
+    """Return the kinds that a form offers, and the plain fields of those from other packages."""
     found: dict[str, Mapping[str, SourceKind | SinkKind]] = {"source": source_kinds(), "sink": sink_kinds()}
     others = {
         part: {name: _plain_fields(each.model) for name, each in kinds.items() if each.package != "millrace"}
@@ -124,7 +124,7 @@ def _kinds() -> dict[str, Any]:
 
 
 def _plain_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """The fields that one input takes: texts, numbers and choices. Any other is in the declaration below."""
+    """Return the fields that fit one input: texts, numbers and choices. Others are edited in the declaration."""
     fields = []
     for name, each in model.model_json_schema()["properties"].items():
         if name != "kind" and (each.get("type") in ("string", "integer", "number") or "enum" in each):
@@ -135,7 +135,7 @@ def _plain_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def _may(caller: Caller, pipeline: str) -> dict[str, bool]:
-    """By call, whether the person may make it."""
+    """Return, by call, whether the user may make it."""
     return {
         name: caller.principal.has_role(need.roles, need.resources({"pipeline": pipeline}))
         for name, need in CALLS.items()
@@ -143,7 +143,7 @@ def _may(caller: Caller, pipeline: str) -> dict[str, bool]:
 
 
 def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `ask` gives; a typed error becomes a line on the page, which shows the rest."""
+    """Return the result of `ask`. A typed error becomes a line on the page, which shows the rest."""
     try:
         return ask()
     except MillraceError as error:

@@ -1,8 +1,7 @@
-"""What waits of Millrace's operations, in the order in which it may begin: jobs for a place, tasks for a worker, runs
-for the run before them.
+"""Millrace's waiting operations, in the order in which they may begin.
 
-Reads Airflow's database, in which the API server runs anyway; who may see and cancel what is Airflow's to say, at its
-REST API.
+Jobs wait for a place, tasks for a worker, and runs for the previous run. The module reads Airflow's database, in which
+the API server runs anyway. Airflow's REST API decides who may see and cancel runs.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ from millrace.runtime.spark.slots import DURATION_SAMPLES, Ticket, expected_star
 from millrace_airflow.operators import run_id_of
 
 MAX_ENTRIES: Final = 100
-"""Rows that the page shows."""
+"""The most rows that the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """Something that has not begun, or goes on when it is its turn."""
+    """An entry that has not begun, or waits for its turn to continue."""
 
     position: int
-    """From 1 on."""
+    """Its position, from 1 on."""
     dag_id: str
-    """Empty: a job that Airflow did not start."""
+    """The DAG; empty for a job that Airflow did not start."""
     dag_run_id: str
     job: str
     words: str
-    """What it waits for."""
+    """The reason for its wait."""
     since: float | None
     expected_start: float | None
-    """Unix seconds; None: not known."""
+    """Unix seconds; None if unknown."""
     run_id: str = ""
-    """Of its job, where that has begun to wait."""
+    """The run id of its job, if that has begun to wait."""
 
 
 def queue_entries(jobs: Sequence[OperationRow], *, now: float | None = None) -> list[QueueEntry]:
-    """Everything that waits, `jobs` (those that wait for a place, or run) among it, the next one first."""
+    """Return everything that waits, including `jobs` (those that wait for a place, or run), the next one first."""
     now = time.time() if now is None else now
     dags = {each.dag_id for each in operations().values()}
     with create_session() as session:
@@ -94,7 +93,7 @@ def queue_entries(jobs: Sequence[OperationRow], *, now: float | None = None) -> 
 
 
 def _for_a_place(jobs: Sequence[OperationRow], tasks: Mapping[str, Any]) -> list[QueueEntry]:
-    """Jobs that wait in turn for a Spark session's place (millrace.runtime.spark.slots)."""
+    """Return the jobs that wait in turn for a Spark session's place (millrace.runtime.spark.slots)."""
     found = []
     for each in sorted((each for each in jobs if each.state == "waiting"), key=lambda each: each.before or 0):
         task = tasks.get(each.run_id)
@@ -113,7 +112,7 @@ def _for_a_worker(task: Any) -> QueueEntry:
 def _for_a_run(
     runs: Sequence[Any], typical: Mapping[str, float | None], most: Mapping[str, int | None], *, now: float
 ) -> list[QueueEntry]:
-    """Runs that Airflow has queued: a DAG has only so many at once. By DAG, as its last runs took, the next begins."""
+    """Return the runs that Airflow has queued, with an estimate of their start from the DAG's last runs."""
     before: dict[str, list[Ticket]] = {}
     for each in runs:
         if each.state == DagRunState.RUNNING:
@@ -136,7 +135,7 @@ def _for_a_run(
 
 
 def _typical(session: Any, dag_id: str) -> float | None:
-    """The median length of a DAG's last runs that ended well; None where none did."""
+    """Return the median length of a DAG's last successful runs; None if there are none."""
     ended = session.execute(
         select(DagRun.start_date, DagRun.end_date)
         .where(DagRun.dag_id == dag_id, DagRun.state == DagRunState.SUCCESS, DagRun.end_date.is_not(None))

@@ -1,7 +1,7 @@
-"""The form that starts an action: made of the DAG's own parameters, read and answered on the server.
+"""The form that starts an action: generated from the DAG's own parameters, and processed on the server.
 
 It needs no JavaScript; with it, the same form opens in a dialog (static/actions.js). Airflow's REST API is called in
-this process with the credentials of the person who asks, so Airflow checks permission and parameters and keeps the run.
+this process with the user's credentials, so Airflow checks permission and parameters and stores the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Conf = Annotated[str, Query(max_length=20_000)]
 
 
 class Refused(Exception):
-    """Airflow's refusal of a call: its status, its words, and what is wrong by field."""
+    """Airflow's refusal of a call: its status, its text, and the problems by field."""
 
     def __init__(self, status: int, words: str, problems: Sequence[Mapping[str, str]] = ()) -> None:
         super().__init__(words)
@@ -64,17 +64,17 @@ class Field:
     title: str
     note: str
     texts: tuple[str, ...]
-    """What its input holds: the chosen options, or one text; for ``tick`` the picker's text and the tick's."""
+    """The content of its input: the chosen options, or one text; for ``tick``, the picker's text and the tick's."""
     options: tuple[tuple[str, str], ...] = ()
     """(value, label) of each option of a choice, and the suggestions for a text."""
     types: tuple[str, ...] = ()
     pattern: str = ""
     first: bool = False
-    """Whether it is shown at once; other fields are folded."""
+    """Whether it is shown at once. Other fields are folded."""
 
     @classmethod
     def of(cls, name: str, parameter: Mapping[str, Any], conf: Mapping[str, Any]) -> Field:
-        """Return the field of a parameter as Airflow describes it, with `conf` over its default."""
+        """Return the field of a parameter in Airflow's form, with `conf` overriding its default."""
         schema = parameter.get("schema") or {}
         value = conf.get(name, parameter.get("value"))
         types = _types(schema)
@@ -102,7 +102,7 @@ class Field:
         )
 
     def filled_in(self, sent: Mapping[str, Sequence[str]]) -> Field:
-        """Return the field with what was sent in it."""
+        """Return the field with the submitted values."""
         texts = tuple(sent.get(f"param.{self.name}", ()))
         if self.kind == "tick":
             texts = (*(texts or ("",)), *sent.get(f"param.{self.name}.tick", ("",)))
@@ -111,7 +111,7 @@ class Field:
         return replace(self, texts=texts)
 
     def value(self) -> Any:
-        """Return what the field says. Raises ValueError with what is wrong, for the person who filled it in."""
+        """Return the field's value. Raises ValueError with what is wrong, for the user."""
         match self.kind:
             case "flag":
                 return bool(self.texts)
@@ -233,13 +233,13 @@ async def ask_airflow(request: Request, method: str, path: str, value: Any = Non
     if isinstance(detail, list):
         detail = "; ".join(str(each.get("msg", each)) for each in detail)
     words = _STATUS_WORDS.get(answer.status_code, f"Airflow answered {answer.status_code}.")
-    if detail and answer.status_code not in (404, 409):  # Airflow's words for these are about its database
+    if detail and answer.status_code not in (404, 409):  # Airflow's texts for these are about its database
         words = detail if isinstance(detail, str) else json.dumps(detail)
     raise Refused(answer.status_code, words, (found.get("problems") or ()) if isinstance(found, dict) else ())
 
 
 def router(observer: Observer, renderer: Renderer) -> APIRouter:
-    """``/actions/<DAG>``: the form, and the start."""
+    """Return the routes of ``/actions/<DAG>``: the form, and the start."""
     made = APIRouter(include_in_schema=False)
 
     def show(request: Request, user: BaseUser, dag: str, wrong: Mapping[str, str], **values: Any) -> Response:
@@ -307,12 +307,12 @@ def _conf(text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise HTTPException(422, "conf: is a JSON object")
+        raise HTTPException(422, "conf: must be a JSON object")
     return found
 
 
 def _read(fields: Sequence[Field]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return what is wrong by field, and the values of the others."""
+    """Return the problems by field, and the values of the other fields."""
     wrong: dict[str, str] = {}
     values: dict[str, Any] = {}
     for each in fields:
@@ -324,7 +324,7 @@ def _read(fields: Sequence[Field]) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _by_field(refused: Refused, fields: Sequence[Field]) -> dict[str, str]:
-    """Return what is wrong by field; under "" what belongs to no field."""
+    """Return the problems by field; under "" those of no field."""
     names = {each.name for each in fields}
     wrong: dict[str, str] = {}
     for each in refused.problems:

@@ -1,4 +1,4 @@
-"""How the pages write numbers, sizes, durations and moments (filters of the templates)."""
+"""The format of numbers, sizes, durations and moments on the pages (filters of the templates)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 NOTHING: Final = "\N{EN DASH}"
-"""Where there is no value."""
+"""The text for a missing value."""
 
 _MOMENTS: Final = ("at", "since", "started_at", "ended_at", "expected_start")
-"""Names of facts that are moments, where they are numbers: Unix seconds."""
+"""Names of facts that are moments if they are numbers: Unix seconds."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def count(value: float | None) -> str:
-    """1234567 as 1,234,567."""
+    """Format 1234567 as 1,234,567."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def short(value: float | None) -> str:
-    """1234567 as 1.23 M."""
+    """Format 1234567 as 1.23 M."""
     if value is None:
         return NOTHING
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -35,7 +35,7 @@ def short(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes in binary units."""
+    """Format bytes in binary units."""
     if value is None:
         return NOTHING
     for unit in _UNITS[:-1]:
@@ -46,7 +46,7 @@ def size(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """Seconds in the unit that fits."""
+    """Format seconds in the unit that fits."""
     if value is None:
         return NOTHING
     if value < 1:
@@ -61,7 +61,7 @@ def duration(value: float | None) -> str:
 
 
 def exact(value: float | None) -> str:
-    """A moment in Unix seconds as UTC."""
+    """Format a moment in Unix seconds as UTC."""
     if value is None:
         return NOTHING
     try:
@@ -71,29 +71,30 @@ def exact(value: float | None) -> str:
 
 
 def age(value: float | None) -> Markup:
-    """A moment as a <time> that the page's script keeps relative; the exact one shows on hover and without script."""
+    """Return a moment as a <time> that the page's script keeps relative, with the exact one on hover and without
+    script."""
     if value is None:
         return Markup('<span class="none">\N{EN DASH}</span>')
     return Markup('<time data-at="{:.3f}" title="{}">{}</time>').format(value, exact(value), exact(value)[:19])
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON for an attribute (which the template escapes)."""
+    """Return a value as JSON for an attribute (which the template escapes)."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 def pretty(value: Any) -> str:
-    """A value as JSON for people."""
+    """Return a value as indented JSON."""
     return json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
 def words(name: str) -> str:
-    """``small_file_bytes`` as `small file bytes`."""
+    """Return ``small_file_bytes`` as `small file bytes`."""
     return name.replace("_", " ")
 
 
 def fact(value: Any, name: str = "") -> str:
-    """A plain value of a report as people write it, by the unit that its name ends with."""
+    """Format a plain value of a report, by the unit at the end of its name."""
     if value is None or value == "":
         return NOTHING
     if isinstance(value, bool):
@@ -115,12 +116,12 @@ _CODE: Final = re.compile(r"(?<!`)`(?!\s)([^`\n]+)(?<!\s)`(?!`)")
 
 
 def code(value: Any) -> Markup:
-    """Text whose parts in backticks are code."""
+    """Return text whose parts in backticks are code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(value))))
 
 
 def picked(value: str) -> str | None:
-    """A moment as a date-time picker holds it, in UTC; "" for nothing, None for text that no picker can hold."""
+    """Return a moment in the form of a date-time picker, in UTC; "" for nothing, None if no picker can hold it."""
     if not value.strip():
         return ""
     try:
@@ -131,7 +132,7 @@ def picked(value: str) -> str | None:
 
 
 def without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """A mapping without some of its names."""
+    """Return a mapping without some of its names."""
     return {name: each for name, each in value.items() if name not in names}
 
 

@@ -191,8 +191,8 @@ def test_buttons_are_alive_for_whom_the_api_lets_do_it(shown: Site) -> None:
     assert buttons("flights", "viewer") == {"Pause": False, "Restart": False, "Stop": False}
     assert buttons("flights", "op") == {"Pause": True, "Restart": True, "Stop": True}
     assert buttons("planes", "op") == {"Pause": True, "Restart": True, "Restart failed": True, "Stop": True}
-    assert buttons("hostile", "op") == {"Run": True, "Begin anew…": True, "Delete…": False}
-    assert buttons("hostile", "admin") == {"Run": True, "Begin anew…": True, "Delete…": True}
+    assert buttons("hostile", "op") == {"Run": True, "Reset offsets…": True, "Delete…": False}
+    assert buttons("hostile", "admin") == {"Run": True, "Reset offsets…": True, "Delete…": True}
     assert buttons("flights", "viewer", "errors")["Redrive"] is False
     assert buttons("flights", "op", "errors")["Redrive"] is True
     assert buttons("flights", "viewer", "samples") | {"Newest of its topics": True} == buttons(
