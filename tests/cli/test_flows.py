@@ -82,9 +82,9 @@ def test_one_declares_by_a_file_and_hears_what_is_wrong_before_anything_runs(dec
     found = {each["flow"]: (each["level"], each["words"]) for each in declared.as_json("flows", "check")}
     assert found["grows"] == (
         "warning",
-        "what is grouped or made distinct is kept for good: nothing in it is made of 'at'",
+        "the state of GROUP BY and DISTINCT is never removed: no expression in it uses 'at'",
     )
-    assert found["forever"] == ("warning", "without one what is grouped or made distinct is kept for good")
+    assert found["forever"] == ("warning", "without a watermark, the state of GROUP BY and DISTINCT is never removed")
     declared.file("s.yaml", GOOD + WRONG)
     result = declared.run("flows", "check")
     assert result.exit_code == 1
@@ -178,7 +178,7 @@ def test_a_pipeline_that_has_run_is_known_by_its_name(ran: Deployment) -> None:
     checked = ran.as_json("flows", "check", str(into))
     assert ("error topic" in checked, checked["dead letters"]) == (False, "letters")
     assert ran.as_json("flows", "explain", "late-flights")["declaration"]["name"] == "late-flights"
-    known = "there are flights_hourly, hourly, late-flights, plain"
+    known = "known flows: flights_hourly, hourly, late-flights, plain"
     assert known in ran.fails("STREAM_NOT_FOUND", "flows", "status", "absent")
     note_flow(ran.settings, pipeline_of(yaml.safe_load(PIPELINE) | {"id": "hourly"}))
     said = ran.fails("INVALID_ARGUMENT", "flows", "status", "hourly")
@@ -190,7 +190,7 @@ def test_positions_of_a_stopped_pipeline_are_shown_and_set(ran: Deployment) -> N
     found = ran.as_json("flows", "offsets", "set", "late-flights", "flights-0=3", "flights-1=9")
     assert found == [{"lane": "flights-0", "position": 3}, {"lane": "flights-1", "position": 9}]
     assert ran.as_json("flows", "offsets", "show", "late-flights") == found
-    assert "is no task" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights", "planes-0=3")
+    assert "is not a task" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights", "planes-0=3")
     assert "LANE=POSITION" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights")
     assert "is not a position" in ran.fails("INVALID_ARGUMENT", "flows", "offsets", "set", "late-flights", "flights-0")
     registered = ProcessRegistration(ran.settings.run_path)

@@ -140,7 +140,8 @@ def test_the_read_model_of_the_examples_can_run(
     with contextlib.redirect_stdout(io.StringIO()):
         runpy.run_path(str(EXAMPLES / "event_sourcing.py"), run_name="__main__")
     settings = replace(deployment.settings, flow_declarations="event_sourcing")
-    advice = "source.watermark: without one what is grouped or made distinct is kept for good"  # as a balance must be
+    # As a balance must be.
+    advice = "source.watermark: without a watermark, the state of GROUP BY and DISTINCT is never removed"
     assert [str(each) for each in check(settings, declared_flow(settings, "balances"))] == [advice]
 
 
