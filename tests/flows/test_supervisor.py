@@ -182,7 +182,7 @@ def test_a_child_that_dies_at_once_is_tried_after_growing_pauses_and_given_up(ri
     told = json.loads(supervisor.communicate(timeout=30)[0])
     assert time.monotonic() - begun > 0.1 + 0.2
     assert (told["code"], told["error"]["code"]) == (3, "WORKER_ENDED")
-    assert told["error"]["message"].endswith("the last one: it ended with 3: no room")
+    assert told["error"]["message"].endswith("the last cause: it ended with 3: no room")
     assert (rig.record.ends, rig.record.retry_at, rig.record.cause) == (3, None, "it ended with 3: no room")
     again = rig.supervisor("dies", "--attempts", "2")
     again.communicate(timeout=30)
