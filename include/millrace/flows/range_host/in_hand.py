@@ -1,9 +1,9 @@
-"""The record that a task is processing, stored where others see it and where it outlives the process.
+"""The record that a task is processing, stored in a file that other processes see and that outlives the process.
 
-Steps without end block all threads of their process, and those that take all memory end it, so neither can report
+Endless steps block all threads of their process, and steps that exhaust its memory end it, so neither can report
 itself. The supervisor ends a process that has had one record in hand for LATE_SECONDS (`flows/hosts.py`). On an
 executor of another machine there is no supervisor: the kernel ends the process, by an alarm. The record that a process
-had in hand at its end, however it ended, is tried in a sandbox before the next process takes it (`task.py`).
+had in hand at its end, for whatever reason, is tried in a sandbox before the next process takes it (`task.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from millrace.flows.range_host.status import flow_folder
 
 LATE_SECONDS: Final = 20.0
 _PLACE: Final = struct.Struct("<qdq")
-"""An offset and one, since when by the machine's monotonic clock, the process."""
+"""The offset plus one, the time by the machine's monotonic clock, and the process id."""
 
 
 class InHand(Closeable):
-    """One task's. One thread at a time."""
+    """The record in hand of one task. One thread at a time."""
 
     def __init__(self, settings: Settings, flow: str, task: str) -> None:
         path = _folder(settings, flow) / quote(task, safe="")
@@ -42,12 +42,12 @@ class InHand(Closeable):
             os.close(file)
         found: int = _PLACE.unpack_from(self._map)[0]
         self.suspect = found - 1 if found else None
-        """The offset of the record that the previous process had in hand at its end; None if there was none."""
+        """The offset of the record that the previous process had in hand at its end, or None."""
         self._pid = os.getpid()
         self._alarm = in_executor_folder()
 
     def take(self, offset: int) -> None:
-        """This record is worked on now."""
+        """Store that the task works on the record at `offset` now."""
         if self._alarm:  # without a handler, SIGALRM ends a process whose threads all wait
             signal.setitimer(signal.ITIMER_REAL, LATE_SECONDS)
         _PLACE.pack_into(self._map, 0, offset + 1, time.monotonic(), self._pid)
@@ -74,7 +74,7 @@ def alarm_paused() -> Iterator[None]:
 
 
 class Held(NamedTuple):
-    """A record that some process has in hand."""
+    """A record that a process has in hand."""
 
     task: str
     offset: int
@@ -87,7 +87,7 @@ class Held(NamedTuple):
 
 
 def late(settings: Settings, flow: str, processes: Container[int] | None = None) -> Held | None:
-    """Of the records that one of `processes`, or any, has had in hand for too long that of the longest time."""
+    """Return the record that a process (one of `processes`, if given) has held longest, or None if none is late."""
     held = _held(_folder(settings, flow))
     found = [each for each in held if (processes is None or each.pid in processes) and each.seconds > LATE_SECONDS]
     return max(found, key=lambda each: each.seconds, default=None)

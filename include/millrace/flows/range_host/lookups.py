@@ -1,4 +1,4 @@
-"""The rows of a collection by key, for lookups: read as a whole, and again once they are older than the step allows."""
+"""The rows of a collection by key, for lookups: read in full, and again once they are older than the step allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.flows.range_host.in_hand import alarm_paused
 from millrace.flows.transform.casts import to_string
 
 MAX_ROWS: Final = 1_000_000
-"""What a lookup holds in memory, at most."""
+"""The most rows that a lookup holds in memory."""
 
 
 class CollectionRows:
@@ -28,7 +28,10 @@ class CollectionRows:
         self._lock = threading.Lock()
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
-        """Return the row of `key`. Old rows stay in use while the collection cannot be read; raises without any."""
+        """Return the row of `key`, or None.
+
+        If the collection cannot be read, use the old rows; raise if there are none.
+        """
         rows = self._rows
         if rows is None or time.monotonic() - self._read_at >= self._step.refresh_seconds:
             rows = self._fresh()
@@ -62,7 +65,7 @@ class CollectionRows:
             rows = collection.read(limit=MAX_ROWS + 1)
         if rows.num_rows > MAX_ROWS:
             raise InvalidSettings(
-                f"collection {step.collection} has more than {MAX_ROWS} rows: too many for a lookup in memory"
+                f"collection {step.collection} has more than {MAX_ROWS} rows, too many for a lookup in memory"
             )
         found = {}
         for row in rows.select([name for name in rows.column_names if not name.startswith("_")]).to_pylist():
@@ -71,6 +74,6 @@ class CollectionRows:
                 found[to_string(plain[keys[0]])] = plain
             except Refused as error:
                 raise InvalidSettings(
-                    f"collection {step.collection}: a key of a lookup is a text or a number: {error}"
+                    f"collection {step.collection}: the key of a lookup must be a text or a number: {error}"
                 ) from None
         return found

@@ -1,14 +1,14 @@
-"""Records of a stream's source that do not decode: from the files of its tasks to a collection of dead letters.
+"""Records of a stream's source that do not decode, and the files and letters that hold them.
 
 A task writes such records to a file named after its range, so a range that is read again replaces the file. After each
-micro-batch the driver upserts what it finds as letters, whose ids are the records' positions, and then removes the
-files: repeated at any point, each record is one letter. Without a collection the files stay: they are Arrow files with
-the whole record and the reason.
+micro-batch the driver upserts them as letters, whose ids are the records' positions, and then removes the files. Each
+record is one letter, at whatever point this is repeated. Without a collection the files remain: Arrow files of whole
+records and their reasons.
 
 A redrive of such letters writes their records to a file of the incarnation, ``again/<number>.arrow``. The source reads
-it in the next micro-batch, through the transform like any record, and its place counts the files: so each is read once,
-in a batch that comes again with the same records. Letters whose records decode then are deleted after the batch, the
-file after the next one: until then Spark may ask for the batch again.
+it in the next micro-batch, through the transform like any record, and its place counts the files. So each is read once,
+in a batch that has the same records if Spark repeats it. Letters whose records decode then are deleted after the batch.
+The file is deleted after the next batch, since Spark may repeat the batch until then.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from millrace.flows.errors.topic import ErrorTopic
 
 UNDECODED: Final = "undecoded"
-"""Folder beside a stream's checkpoints."""
+"""The folder of these files, beside a stream's checkpoints."""
 _SUFFIX: Final = ".arrow"
 
 
 def undecoded_folder(settings: Settings, stream: str) -> Folder:
-    """Where the tasks of a stream put records that do not decode."""
+    """Return the folder to which the tasks of a stream write records that do not decode."""
     return below(Kept(settings, stream).folder, UNDECODED)
 
 
 def again_folder(settings: Settings, stream: str) -> Folder:
-    """Return where redrives put records that the present incarnation of a stream is to read again."""
-    kept = Kept(settings, stream)
-    return below(sink_folder(kept.checkpoint(kept.state)), "again")
+    """Return the folder of the records that redrives let the present incarnation of a stream read again."""
+    incarnations = Kept(settings, stream)
+    return below(sink_folder(incarnations.checkpoint(incarnations.state)), "again")
 
 
 def waiting(folder: Folder, past: int) -> dict[int, list[str]]:
-    """Return the ids of the letters whose records wait, by the number of the redrive; those up to `past` are read."""
+    """Return the ids of the letters whose records wait to be read, by the number of their redrive, if > `past`."""
     store = store_at(folder)
     found = {}
     for number in _numbers(folder):
@@ -69,13 +69,13 @@ def _numbers(folder: Folder) -> list[int]:
 
 
 def letters_from(stream: str, records: Sequence[Record]) -> pa.Table:
-    """Return records that failed in the source as LETTERS, as :func:`queue` takes them."""
+    """Return records that failed in the source as rows of LETTERS, for :func:`queue`."""
     table = pa.table(record_columns(records))
     return _letters(stream, 0, table.append_column(REASON, pa.array([""] * len(table), pa.utf8())))
 
 
 def queue(settings: Settings, stream: str, letters: pa.Table) -> int:
-    """Have the records of letters read again by a stopped stream; return how many do not wait already."""
+    """Let a stopped stream read the records of letters again; return how many were not yet waiting."""
     folder, past = again_folder(settings, stream), _past(settings, stream)
     known = {name for ids in waiting(folder, past).values() for name in ids}
     mask = [name not in known for name in letters["id"].to_pylist()]
@@ -99,14 +99,14 @@ def next_number(settings: Settings, stream: str) -> int:
 
 
 def _past(settings: Settings, stream: str) -> int:
-    """Return the number of the last one that the stream has begun to read."""
-    kept = Kept(settings, stream)
-    checkpoint = kept.checkpoint(kept.state)
+    """Return the number of the last redrive that the stream has begun to read."""
+    incarnations = Kept(settings, stream)
+    checkpoint = incarnations.checkpoint(incarnations.state)
     return again_of(checkpoint, newest_offsets(checkpoint))
 
 
 class Undecoded:
-    """Collects the files of a stream's tasks."""
+    """The undecoded records of a stream, from its tasks' files to its letters."""
 
     def __init__(self, settings: Settings, stream: Flow) -> None:
         self._settings, self._name = settings, stream.name
@@ -119,21 +119,21 @@ class Undecoded:
             from millrace.flows.errors.topic import ErrorTopic
 
             self._topic = ErrorTopic(stream)
-        self._kept = self._into is None and self._topic is None
-        """Whether the files are the letters."""
+        self._keeps_files = self._into is None and self._topic is None
+        """Whether the files are the letters, so they are not removed."""
         self._collected: list[str] = []
-        self._known = set(self._names()) if self._kept else set()
-        self._waiting = self._reads_topics and not self._kept
-        """Whether redrives may have files. They need a stopped stream: once there are none, none come."""
+        self._known = set(self._names()) if self._keeps_files else set()
+        self._waiting = self._reads_topics and not self._keeps_files
+        """Whether redrives may have files. Redrives need a stopped stream, so a running one gets no new files."""
 
     def _names(self) -> list[str]:
-        """Return the names of the tasks' files; a source that is no topic has none."""
+        """Return the names of the tasks' files; only topics have any."""
         return [name for name in self._store.list("") if name.endswith(_SUFFIX)] if self._reads_topics else []
 
     def collect(self, batch_id: int) -> int:
-        """Return the number of records that tasks have put aside since the last call. Raises what their place does.
+        """Store the undecoded records of all tasks since the last call as letters; return their number.
 
-        With a collection or a topic they are there when this returns.
+        Raises the errors of the collection or topic.
         """
         found, again = 0, set[str]()
         for name in self._names():
@@ -150,27 +150,27 @@ class Undecoded:
                         rows = _letters(self._name, batch_id, table)
                         db.collection(self._into).upsert(rows)
                     again |= set(rows["id"].to_pylist()) if name.startswith("again-") else set()
-            if self._kept:
+            if self._keeps_files:
                 self._known.add(name)
             else:
                 self._collected.append(name)
         if self._waiting:
-            self._waiting = self._went_in(batch_id, again)
+            self._waiting = self._finish_redrives(batch_id, again)
         return found
 
-    def _went_in(self, batch_id: int, again: set[str]) -> bool:
-        """Delete the letters whose records the batch read again, but for those that are letters `again`.
+    def _finish_redrives(self, batch_id: int, again: set[str]) -> bool:
+        """Delete the letters whose records the batch decoded; `again` are those that did not decode again.
 
         Returns whether there are files of redrives.
         """
-        kept = Kept(self._settings, self._name)
-        checkpoint, folder = kept.checkpoint(kept.state), again_folder(self._settings, self._name)
+        incarnations = Kept(self._settings, self._name)
+        checkpoint, folder = incarnations.checkpoint(incarnations.state), again_folder(self._settings, self._name)
         found = waiting(folder, 0)
         if not found:
             return False
         before, now = again_of(checkpoint, batch_id - 1), again_of(checkpoint, batch_id)
         for number, ids in found.items():
-            if number <= before:  # its batch is committed: nobody reads it again
+            if number <= before:  # its batch is committed and will not be read again
                 store_at(folder).delete([f"{number}{_SUFFIX}"])
             elif self._into is not None and number <= now and (gone := [name for name in ids if name not in again]):
                 with connect(settings=self._settings) as db:
@@ -178,12 +178,12 @@ class Undecoded:
         return True
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the error topic. Idempotent."""
         if self._topic is not None:
             self._topic.close()
 
     def done(self) -> None:
-        """Remove the files of records that are letters and counted. Until then they come again with their batch."""
+        """Remove the files whose records are stored as letters and counted. Until then a repeated batch finds them."""
         if self._collected:
             self._store.delete(self._collected)
         self._collected.clear()
@@ -199,7 +199,7 @@ def _failures(table: pa.Table) -> list[Failure]:
 
 
 def _letters(stream: str, batch_id: int, table: pa.Table) -> pa.Table:
-    """Rows of LETTERS. Their stream is ``<stream>/source``: they are records of its source, and no rows of its sink."""
+    """Return rows of LETTERS. Their stream is ``<stream>/source``, since they are not rows of its sink."""
     rows = []
     for number, each in enumerate(table.to_pylist()):
         position = f"{each['_topic']}-{each['_partition']}-{each['_offset']}"

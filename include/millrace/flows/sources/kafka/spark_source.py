@@ -50,7 +50,7 @@ from millrace.storage.store import store_at
 FORMAT: Final = "millrace_topics"
 PART_RECORDS: Final = 10_000
 PART_BYTES: Final = 8 << 20
-"""Of a range what becomes one Arrow batch."""
+"""Bytes of a range that become one Arrow batch."""
 PROBE_BYTES: Final = 1 << 20
 _SUFFIX: Final = ".arrow"
 
@@ -81,14 +81,14 @@ def options_of(
 
 
 def skip_options(positions: Mapping[str, Sequence[int]], file: object) -> dict[str, str]:
-    """Return the options for records that are to be skipped: these, and those that `file` names when they are read."""
+    """Return the options for records to be skipped: `positions`, and those in `file` at the time of the read."""
     return {"skip": json.dumps({lane: list(each) for lane, each in positions.items()}), "skip_file": str(file)}
 
 
 def beginning(
     source: KafkaSource, start: Start | int = "earliest", *, offsets: Mapping[str, int] | None = None
 ) -> Place:
-    """Return where a stream of `source` begins, chosen once, in the driver: see :meth:`Planner.begin`."""
+    """Return the beginning of a stream of `source`, determined once, in the driver. See :meth:`Planner.begin`."""
     topics = Topics(source, _group(source))
     try:
         return Planner(topics).begin(start, offsets=offsets)
@@ -97,13 +97,13 @@ def beginning(
 
 
 def stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    """Return the rows from a place on as a streaming DataFrame, with the options of :func:`options_of`."""
+    """Return the rows after a position as a streaming DataFrame, with the options of :func:`options_of`."""
     spark.dataSource.register(TopicsSource)
     return spark.readStream.format(FORMAT).options(**options).load()
 
 
 def batch(spark: SparkSession, options: Mapping[str, str], until: Place) -> DataFrame:
-    """Return the rows from a place up to `until` as a DataFrame, with the options of :func:`options_of`."""
+    """Return the rows from a position up to `until` as a DataFrame, with the options of :func:`options_of`."""
     spark.dataSource.register(TopicsSource)
     return spark.read.format(FORMAT).options(**options, until=json.dumps(until.to_json())).load()
 
@@ -121,7 +121,7 @@ def _group(source: KafkaSource) -> str:
 
 
 class TopicsSource(DataSource):
-    """What Spark makes of the options, in each process anew."""
+    """The data source with its options, created by Spark in each process."""
 
     @classmethod
     def name(cls) -> str:
@@ -158,7 +158,7 @@ class TopicsSource(DataSource):
 
 
 class TopicsRead:
-    """What is read and how, as plain data: each task is sent a copy."""
+    """The source and the form of its rows, as plain data: each task gets a copy."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class TopicsRead:
         self._undecoded = undecoded
 
     def rows(self) -> RecordRows:
-        """The rows of records. Raises InvalidArgument if columns have no such type."""
+        """Return the conversion of records to rows. Raises InvalidArgument for an unknown column type."""
         return RecordRows(self._columns, self._record, tombstones=self._tombstones)
 
     def read(self, task: LaneRange) -> Iterator[pa.RecordBatch]:
@@ -197,8 +197,8 @@ class TopicsRead:
                 found, bad = rows.rows(records)
                 if bad and not self._undecoded:
                     raise InvalidSettings(
-                        f"{bad[0].record.position}: {bad[0].reason}: correct the record's producer, or say where"
-                        " records that do not decode are put"
+                        f"{bad[0].record.position}: {bad[0].reason}: correct the record's producer, or declare where"
+                        " undecodable records are put"
                     )
                 undecoded += bad
                 if found.num_rows:
@@ -235,7 +235,7 @@ class TopicsRead:
             self._write_aside(f"again-{task.number}", bad)
 
     def _skipped(self, lane: str) -> Set[int]:
-        """Return the positions of the lane's records that are to be skipped."""
+        """Return the positions of the lane's records to be skipped."""
         more: Mapping[str, Sequence[int]] = {}
         if self._skip_file:
             folder, _, name = self._skip_file.rpartition("/")
@@ -244,7 +244,7 @@ class TopicsRead:
         return {*self._skip.get(lane, ()), *more.get(lane, ())}
 
     def record_size(self, few: LaneRange) -> float:
-        """The mean bytes of the records of a short range, which costs a fetch: Kafka keeps no sizes."""
+        """Return the mean bytes of the records of a short range. It costs a fetch, since Kafka stores no sizes."""
         reader = Reader(self.source, _group(self.source), few.topic, few.partition)
         try:
             records, _ = reader.read(few.start, few.end, items=few.end - few.start, size=PROBE_BYTES, seconds=1.0)
@@ -254,7 +254,7 @@ class TopicsRead:
         return sum(sizes) / len(sizes) if sizes else 0.0
 
     def _put_aside(self, task: LaneRange, bad: Sequence[Undecoded]) -> None:
-        # Named by the range, not by the attempt: a range that is read again replaces the same file.
+        # Named by the range, not by the attempt, so that a repeated range replaces the same file.
         self._write_aside(f"{task.lane}-{task.start}", bad)
 
     def _write_aside(self, name: str, bad: Sequence[Undecoded]) -> None:
@@ -273,14 +273,14 @@ class TopicsPartition(InputPartition):
 
 
 def _rows(read: TopicsRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
+    if partition.value is not None:  # for a batch with nothing to read, Spark creates an empty partition
         task = partition.value
         yield from read.read_again(task) if isinstance(task, RecordsAgain) else read.read(task)
     freeze_modules(FORMAT)
 
 
 class TopicsReader(DataSourceReader):
-    """The records between two places, as a batch."""
+    """The records between two positions, as a batch."""
 
     def __init__(self, read: TopicsRead, start: Place, until: Place) -> None:
         self._read, self._start, self._until = read, start, until
@@ -297,7 +297,7 @@ class TopicsReader(DataSourceReader):
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The records from a place on. Spark asks it in one process, and a copy of it reads in each task's."""
+    """The records after a position. Spark calls it in one process, and copies of it read in the tasks."""
 
     def __init__(self, read: TopicsRead, begin: Place, max_bytes: int, max_records: int) -> None:
         self._read = read
@@ -325,7 +325,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxRows):
             count = min(count, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
-            raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes or rows, not {limit}")
+            raise InvalidSettings(f"the source {FORMAT} accepts only a limit in bytes or rows, not {limit}")
         place = Place.from_json(start)
         found = self._planner().next(place, max_bytes=size, max_records=count, target=self._target)
         if self._again is None:
@@ -335,7 +335,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if found is place else found.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the progress report: where the lanes end now."""
+        """Return the present ends of the lanes, for the progress report."""
         return {"offsets": self._planner().ends()}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -343,13 +343,13 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = Place.from_json(start), Place.from_json(end)
-        if first.begins:  # of a query that was started again before its first micro-batch had ended
+        if first.begins:  # a query was restarted before its first micro-batch had ended
             first = last.start()
         ranges: list[LaneRange | RecordsAgain] = [*self._planner().ranges(first, last)]
         return [TopicsPartition(task) for task in ranges + self._read.again(first, last)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the consumer group, for other tools: positions are in the query's checkpoint."""
+        """Commit offsets to the consumer group, for other tools. The positions are in the query's checkpoint."""
         self._planner()
         assert self._topics is not None
         places = Place.from_json(end).offsets
