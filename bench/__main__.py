@@ -442,6 +442,10 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "flat": _flat,
     "node": _node,
     "node_on_kafka": _node_on_kafka,
+    "driver": lambda folder, quick: [
+        node_bench.driver(folder / str(each), pchannels=each, seconds=10.0 if quick else 30.0)
+        for each in ((2, 16) if quick else (2, 16, 64, 256))
+    ],
     "backlog": _backlog,
     "flusher": lambda folder, quick: flusher_bench.flusher(folder, pairs=2 if quick else 7),
     "freshness": lambda folder, quick: freshness_bench.freshness(folder, seconds=10.0 if quick else 60.0),

@@ -6,20 +6,26 @@ log entries; a message has one Arrow row with random bytes, which neither compre
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
+from bench.deployment import deployment, rows, spark_job
+from millrace.base.files import make_folder
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.brokers.spark import SparkMaster, SparkWorker
 from millrace.log.protocol import Log
 from millrace.message import builders
 from millrace.message.payload.rows import encode_rows
@@ -190,6 +196,63 @@ def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchann
         "batches": len(batches),
         "batch_ms": {part: statistics.median(item.get(part, 0) for item in batches) for part in batches[-1]},
     }
+
+
+def driver(folder: Path, *, pchannels: int, seconds: float, rate: int = 2000) -> dict[str, Any]:
+    """Measure what a commit costs the node's driver on a standalone master with one worker, whose tasks do the rest.
+
+    A producer sends `rate` rows a second over `pchannels` PChannels. Tasks and shuffled bytes are those of Spark's
+    event log; CPU is that of the driver's process and its JVM.
+    """
+    with ExitStack() as stack:
+        master = stack.enter_context(SparkMaster(folder / "master"))
+        stack.enter_context(SparkWorker(folder / "worker", master=master.url, cores=2, memory="4g"))
+        settings, client, collection = stack.enter_context(deployment(folder / "data", pchannels=pchannels))
+        events = folder / "events"
+        make_folder(events)
+        properties = folder / "spark.conf"
+        properties.write_text(f"spark.eventLog.enabled true\nspark.eventLog.dir file://{events}\n", encoding="utf-8")
+        settings = replace(settings, spark_master=master.url, spark_properties=str(properties), spark_cores=2)
+        job = stack.enter_context(spark_job(settings))
+        producer, ids = client.new_producer(), itertools.count(step=rate // 4)
+
+        def feed(lasting: float) -> None:
+            end = time.monotonic() + lasting
+            while (start := time.monotonic()) < end:
+                producer.insert(collection, rows(next(ids), rate // 4))
+                time.sleep(max(0.0, start + 0.25 - time.monotonic()))
+
+        feed(_WARM_SECONDS)
+        before, cpu = WalTable.open(settings.wal_uri).version, _cpu_seconds(job.pid)
+        feed(seconds)
+        commits = WalTable.open(settings.wal_uri).version - before
+        cpu = _cpu_seconds(job.pid) - cpu
+    tasks = stages = shuffled = 0
+    for path in events.rglob("*"):
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            event = json.loads(line)
+            if event["Event"] == "SparkListenerTaskEnd":
+                tasks += 1
+                shuffled += event["Task Metrics"]["Shuffle Write Metrics"]["Shuffle Bytes Written"]
+            stages += event["Event"] == "SparkListenerStageCompleted"
+    return {
+        "pchannels": pchannels,
+        "commits": commits,
+        "commits_per_s": round(commits / seconds, 2),
+        "driver_cpu_ms_per_commit": round(1000 * cpu / max(commits, 1), 1),
+        "tasks_per_stage": round(tasks / max(stages, 1), 2),
+        "shuffled_bytes": shuffled,
+    }
+
+
+_WARM_SECONDS = 20.0
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and its children. A cluster's executors are children of the worker."""
+    found = psutil.Process(pid)
+    times = [each.cpu_times() for each in (found, *found.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def digest_cost(*, message_bytes: int = 1024, rows: int = 20_000) -> float:

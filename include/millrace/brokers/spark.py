@@ -45,12 +45,18 @@ class _SparkServer(LocalServer):
 
 
 class SparkMaster(_SparkServer):
-    """The master. Its state is in memory: a new one knows nothing of earlier applications."""
+    """The master. Its workers and applications are in its folder: one that starts again continues with them."""
 
     @property
     def url(self) -> str:
         """The URL for the setting `spark_master`."""
         return f"spark://{self.address}"
+
+    @property
+    def server_environment(self) -> dict[str, str]:
+        recovery = {"recoveryMode": "FILESYSTEM", "recoveryDirectory": str(self.data / "recovery")}
+        options = " ".join(f"-Dspark.deploy.{name}={value}" for name, value in recovery.items())
+        return {**super().server_environment, "SPARK_MASTER_OPTS": options}
 
     def prepare(self) -> list[str]:
         return self._command("Master")

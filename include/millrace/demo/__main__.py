@@ -9,13 +9,15 @@ broker on this host, in a subfolder of the data folder, unless the setting names
 the demo.
 
 ``--nodes 3`` (``make run NODES=3``) runs a coordinator and that many nodes. While rows stream, one node is killed, one
-is suspended beyond its lease and resumed, one is drained and one is added.
+is suspended beyond its lease and resumed, one is drained and one is added. The coordinator, and each server that the
+demo started, is killed and started again.
 
 ``--store s3`` (``make run STORE=s3``) puts the tables into an object store, a versitygw that runs beside the demo, and
 compares them at the end with tables that the same log gives on a disk.
 
-``--cluster 2`` (``make run STORE=s3 CLUSTER=2``) runs the jobs' tasks on a Spark master with two workers, which use no
-folder of the demo; the log is Kafka unless ``--log`` says otherwise. Each worker is killed once.
+``--cluster 2`` (``make run STORE=s3 CLUSTER=2``) runs the tasks of the first node on a Spark master with two workers,
+which use no folder of the demo. The log is Kafka, the meta store etcd and the nodes are three unless other options say
+so. Each process is killed once.
 
 ``--pipeline`` (``make run PIPELINE=1``) sends the flights from a Kafka topic into OpenSearch instead, through a
 pipeline that its service stores in MariaDB, and runs a search.
@@ -49,7 +51,13 @@ from millrace.base.settings import Settings
 from millrace.brokers.programs import install
 from millrace.brokers.registry import LOG_BROKERS, META_STORES, OBJECT_STORES, create_server
 from millrace.client.database import Database
-from millrace.demo.cluster_faults import MIN_NODES, faulty_cluster, with_short_intervals
+from millrace.demo.cluster_faults import (
+    MIN_NODES,
+    DemoServers,
+    demo_servers,
+    faulty_cluster,
+    with_short_intervals,
+)
 from millrace.demo.engines import ENGINES
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
@@ -103,12 +111,15 @@ def main() -> int:
                     settings, ROOT, rows=options.rows, seconds=options.seconds, console=console, stop=stop
                 )
             with (
-                running_log(settings, options.log, console) as settings,
-                running_meta_store(settings, options.meta, console) as settings,
-                running_store(settings, options.store, console) as settings,
-                running_spark(settings, options.cluster, ROOT, console) as settings,
+                demo_servers() as servers,
+                running_log(settings, options.log, servers, console) as settings,
+                running_meta_store(settings, options.meta, servers, console) as settings,
+                running_store(settings, options.store, servers, console) as settings,
+                running_spark(settings, options.cluster, ROOT, servers, console) as settings,
             ):
-                return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
+                if options.nodes:
+                    return _run_cluster(settings, options, servers, console, stop)
+                return _run(settings, options, console, stop)
         except DemoInterrupted:
             console.print(
                 "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] continues from there."
@@ -130,7 +141,7 @@ def _refuse_beside_the_system(settings: Settings) -> None:
 
 
 @contextmanager
-def running_log(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+def running_log(settings: Settings, kind: str, servers: DemoServers, console: Console) -> Iterator[Settings]:
     """Yield the settings with the log of `kind` ("": unchanged); run a broker meanwhile if they name none."""
     named = settings.log.partition("://")[0]
     folder = settings.data_dir / BROKERS
@@ -147,13 +158,13 @@ def running_log(settings: Settings, kind: str, console: Console) -> Iterator[Set
             f" LOG={started[0] if started else EMBEDDED}, start over with ARGS=--fresh, or choose another MILLRACE_DATA"
         )
     console.print(f"Starting {kind} on this host …")
-    with create_server(kind, folder / kind, settings=settings) as running:
+    with servers.added(create_server(kind, folder / kind, settings=settings)) as running:
         console.print(f"Log: [bold]{running.url}[/]")
         yield replace(settings, log=running.url)
 
 
 @contextmanager
-def running_meta_store(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+def running_meta_store(settings: Settings, kind: str, servers: DemoServers, console: Console) -> Iterator[Settings]:
     """Yield the settings with a meta store of `kind` ("": unchanged); run its server meanwhile."""
     if not kind:
         yield settings
@@ -162,7 +173,7 @@ def running_meta_store(settings: Settings, kind: str, console: Console) -> Itera
         raise InvalidSettings(f"META={kind}, but MILLRACE_META_STORE is {settings.meta_store}: choose one of them")
     install([kind])
     console.print(f"Starting {kind} on this host …")
-    with create_server(kind, settings.data_dir / BROKERS / kind, settings=settings) as running:
+    with servers.added(create_server(kind, settings.data_dir / BROKERS / kind, settings=settings)) as running:
         console.print(f"Meta store: [bold]{running.url}[/]")
         os.environ.update(running.client_environment)  # for child processes
         yield replace(settings, meta_store=running.url)
@@ -194,7 +205,9 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
         )
 
 
-def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
+def _run_cluster(
+    settings: Settings, options: argparse.Namespace, servers: DemoServers, console: Console, stop: threading.Event
+) -> int:
     settings = with_short_intervals(settings)
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
     with demo_client(settings) as client:
@@ -207,7 +220,8 @@ def _run_cluster(settings: Settings, options: argparse.Namespace, console: Conso
             " …"
         )
         watch = LoadMonitor(settings, client, stop)
-        with faulty_cluster(settings, options.nodes, ROOT / "jobs" / "streaming_node.py", console) as cluster:
+        job = ROOT / "jobs" / "streaming_node.py"
+        with faulty_cluster(settings, options.nodes, job, servers, console) as cluster:
             cluster.start_nodes(watch, pchannels=len(client.log.names()))
             cluster.start()
             load = run_load_phases(client, collection, table, watch, cluster, console, options)
@@ -263,6 +277,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.cluster:
         options.log, options.store = options.log or "kafka", options.store or "s3"
+        options.meta, options.nodes = options.meta or "etcd", options.nodes or MIN_NODES
     check_load_options(parser, options)
     if options.meta and not options.nodes:
         parser.error("--meta needs a cluster: pass --nodes as well")

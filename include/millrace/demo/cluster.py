@@ -178,7 +178,7 @@ class MoveObserver(threading.Thread):
     def run(self) -> None:
         revision = -1
         while not self._ended.wait(POLL_SECONDS):
-            with suppress(MillraceError):
+            with suppress(MillraceError, OSError):  # the meta store, or the tables' store, is away
                 if revision < 0:
                     listed = self._store.list(CHANNEL_PREFIX)
                     revision, entries = listed.revision, list(listed.entries)

@@ -1,8 +1,9 @@
 """``make run NODES=3``: the demo's load on a cluster whose nodes are killed, suspended, drained and added meanwhile.
 
-The first node is a Spark driver; the others run without Spark. Each fault starts when the cluster has recovered from
-the previous one. At the end the demo prints every move and how long its PChannel was down, and the summary checks
-every row as it does with one node.
+The first node is a Spark driver; the others run without Spark. The coordinator, and each server that the demo started
+(brokers, meta store, object store, Spark's master and workers), is killed and started again. Each fault starts when the
+cluster has recovered from the previous one. At the end the demo prints every move and how long its PChannel was down,
+and the summary checks every row as it does with one node.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +24,7 @@ from rich.table import Table
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.settings import Settings
+from millrace.brokers.server import LocalServer
 from millrace.coord import control
 from millrace.coord.session import moving_roles
 from millrace.demo.cluster import POLL_SECONDS, LocalCluster, MoveObserver
@@ -31,8 +34,38 @@ START_DEADLINE: Final = 300.0
 """Spark starts beside all other processes, on two cores."""
 MIN_NODES: Final = 3
 MOVE_DEADLINE: Final = 120.0
+RECOVERY_DEADLINE: Final = 900.0
+"""From the end of the load to the recovery from the last fault."""
 FAULT_INTERVAL_SECONDS: Final = 3.0
 """Seconds of normal operation between two faults."""
+
+_Server = TypeVar("_Server", bound=LocalServer)
+
+
+class DemoServers:
+    """The servers that the demo started, in order."""
+
+    def __init__(self, starter: ThreadPoolExecutor) -> None:
+        """`starter` has one thread, which outlives the servers: a server dies with the thread that started it."""
+        self._starter = starter
+        self.all: list[LocalServer] = []
+
+    def added(self, server: _Server) -> _Server:
+        """Add a server, and return it."""
+        self.all.append(server)
+        return server
+
+    def restart(self, server: LocalServer) -> None:
+        """Kill a server, and start it again over its data. Raises JobFailed, DeadlineExceeded."""
+        server.kill()
+        self._starter.submit(server.start).result()
+
+
+@contextmanager
+def demo_servers() -> Iterator[DemoServers]:
+    """Yield a list of servers that is empty at first. The servers must stop before the block ends."""
+    with ThreadPoolExecutor(1, thread_name_prefix="servers") as starter:
+        yield DemoServers(starter)
 
 
 def with_short_intervals(settings: Settings) -> Settings:
@@ -51,13 +84,22 @@ def with_short_intervals(settings: Settings) -> Settings:
 class FaultInjector(threading.Thread):
     """A cluster under load, and the faults of its nodes. The demo treats it as the streaming job."""
 
-    def __init__(self, settings: Settings, cluster: LocalCluster, nodes: int, job: Path, console: Console) -> None:
-        super().__init__(name="troubles", daemon=True)
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: LocalCluster,
+        nodes: int,
+        job: Path,
+        servers: DemoServers,
+        console: Console,
+    ) -> None:
+        super().__init__(name="faults", daemon=True)
         self.log_file = settings.run_path
         self._settings = settings
         self._cluster = cluster
         self._nodes = nodes
         self._job = job
+        self._servers = servers
         self._console = console
         self._pchannels = 0
         self._ended = threading.Event()
@@ -90,16 +132,19 @@ class FaultInjector(threading.Thread):
 
     def run(self) -> None:
         try:
-            troubles: list[Callable[[], None]] = [
+            faults: list[Callable[[], None]] = [
                 partial(self._kill, f"n{self._nodes}"),
                 partial(self._suspend, "n2"),
-                self._drain,
+                self._restart_coordinator,
+                # The tasks of the only Spark driver shall run on the cluster's workers to the end.
+                self._restart_driver if self._settings.spark_master else self._drain,
                 self._add,
+                *(partial(self._restart, server) for server in self._servers.all),
             ]
-            for trouble in troubles:
+            for fault in faults:
                 if self._ended.wait(FAULT_INTERVAL_SECONDS):
                     return
-                trouble()
+                fault()
         except Exception as error:
             self._failure = error
 
@@ -117,6 +162,24 @@ class FaultInjector(threading.Thread):
         self._cluster.resume(name)
         self._until(lambda: self._cluster.session(name) not in ("", session) and name in self._owners().values())
 
+    def _restart_coordinator(self) -> None:
+        self._say("the coordinator is killed, and started again")
+        self._cluster.jobs.pop("c1").kill()
+        self._cluster.coordinator("c1")
+
+    def _restart_driver(self) -> None:
+        self._say("n1, the Spark driver, is killed, and started again")
+        self._cluster.jobs.pop("n1").kill()
+        self._owned_without("n1")
+        self._cluster.node("n1", job=self._job)
+        self._until(lambda: "n1" in self._owners().values(), START_DEADLINE)
+
+    def _restart(self, server: LocalServer) -> None:
+        self._say(f"{server.data.name} is killed, and started again")
+        self._servers.restart(server)
+        nodes = {name for name in self._cluster.jobs if name.startswith("n")}
+        self._until(lambda: set(self._owners().values()) == nodes)
+
     def _drain(self) -> None:
         self._say("drained n1, then stopped it")
         control.drain(self._cluster.store, "n1")
@@ -132,12 +195,12 @@ class FaultInjector(threading.Thread):
     def _owned_without(self, name: str) -> None:
         self._until(lambda: bool(owners := self._owners()) and name not in owners.values())
 
-    def _until(self, what: Callable[[], bool]) -> None:
-        end = Deadline.after(MOVE_DEADLINE)
+    def _until(self, what: Callable[[], bool], seconds: float = MOVE_DEADLINE) -> None:
+        end = Deadline.after(seconds)
         while not self._ended.is_set() and not what():
             if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(
-                    f"the cluster did not recover within {MOVE_DEADLINE:.0f} s\n{self._cluster.log_tails()}"
+                    f"the cluster did not recover within {seconds:.0f} s\n{self._cluster.log_tails()}"
                 )
 
     def _say(self, words: str) -> None:
@@ -153,7 +216,7 @@ class FaultInjector(threading.Thread):
 
     def wait_finished(self) -> None:
         """Wait until the cluster has recovered from the last fault. Raises the error of a fault that it did not."""
-        self.join(4 * MOVE_DEADLINE)
+        self.join(RECOVERY_DEADLINE)
         if self._failure is not None:
             raise self._failure
         for moves in self.moves.values():
@@ -167,7 +230,7 @@ class FaultInjector(threading.Thread):
 
     def print_moves(self) -> None:
         """Print how each PChannel moved."""
-        columns = ("PChannel", "Role", "Term", "Why", "From", "To", "Handed over", "Stood still")
+        columns = ("PChannel", "Role", "Term", "Why", "From", "To", "Handed over", "Downtime")
         table = Table(*columns, title="Moves", title_justify="left")
         for column in (2, 6, 7):
             table.columns[column].justify = "right"
@@ -179,15 +242,17 @@ class FaultInjector(threading.Thread):
         self._console.print(table)
         self._console.print(
             "Handover: from the decision until the new owner is ready; producers wait that long if appends moved."
-            " Standstill: between two commits to the WAL, while rows arrive."
+            " Downtime: between two commits to the WAL, while rows arrive."
         )
 
 
 @contextmanager
-def faulty_cluster(settings: Settings, nodes: int, job: Path, console: Console) -> Iterator[FaultInjector]:
+def faulty_cluster(
+    settings: Settings, nodes: int, job: Path, servers: DemoServers, console: Console
+) -> Iterator[FaultInjector]:
     """Yield the cluster; stop all of its processes at the end."""
     with LocalCluster(settings) as cluster:
-        made = FaultInjector(settings, cluster, nodes, job, console)
+        made = FaultInjector(settings, cluster, nodes, job, servers, console)
         try:
             yield made
         finally:

@@ -15,6 +15,7 @@ from rich.console import Console
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers.registry import OBJECT_STORES, create_server
+from millrace.demo.cluster_faults import DemoServers
 from millrace.log.protocol import LogService
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -26,7 +27,7 @@ _TRIES: Final = 5
 
 
 @contextmanager
-def running_store(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+def running_store(settings: Settings, kind: str, servers: DemoServers, console: Console) -> Iterator[Settings]:
     """Yield the settings with the tables in a store of `kind` ("": unchanged); run its server meanwhile.
 
     A folder whose tables are in such a server continues with it.
@@ -44,7 +45,7 @@ def running_store(settings: Settings, kind: str, console: Console) -> Iterator[S
             " MILLRACE_DATA"
         )
     console.print(f"Starting an object store ({kind}) on this host; its first start builds it …")
-    with create_server(kind, folder / kind, settings=settings) as running:
+    with servers.added(create_server(kind, folder / kind, settings=settings)) as running:
         console.print(f"Tables: [bold]{running.url}[/]")
         os.environ.update(running.client_environment)  # for delta-rs, obstore and child processes
         yield replace(settings, tables=running.url)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,22 +18,24 @@ from millrace.base.errors import DeadlineExceeded, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers.server import LOOPBACK
 from millrace.brokers.spark import SparkMaster, SparkWorker
-from millrace.demo.cluster_faults import MIN_NODES
+from millrace.demo.cluster_faults import MIN_NODES, DemoServers
 
 FOLDER = "brokers"
-_KILL_EVERY = 20.0
 _PACK_SECONDS = 600
 _REGISTER_SECONDS = 60.0
 
 
 @contextmanager
 def running_spark(
-    settings: Settings, workers: int, root: Path, console: Console, *, drivers: int = MIN_NODES + 1
+    settings: Settings,
+    workers: int,
+    root: Path,
+    servers: DemoServers,
+    console: Console,
+    *,
+    drivers: int = MIN_NODES + 1,
 ) -> Iterator[Settings]:
-    """Yield the settings with a master that has `workers` (0: unchanged), each with a core for each of `drivers`.
-
-    Meanwhile one worker after another is killed, with its executors, and comes back.
-    """
+    """Yield the settings with a master that has `workers` (0: unchanged), each with a core for each of `drivers`."""
     if not workers:
         yield settings
         return
@@ -49,34 +50,16 @@ def running_spark(
         raise InvalidSettings(f"the environment could not be packed: {done.stderr[-2000:]}")
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     with ExitStack() as stack:
-        master = stack.enter_context(SparkMaster(folder / "master", settings=settings))
+        master = stack.enter_context(servers.added(SparkMaster(folder / "master", settings=settings)))
         started = [
             SparkWorker(folder / f"worker{number}", master=master.url, cores=drivers, memory="8g", settings=settings)
             for number in range(workers)
         ]
         for each in started:
-            stack.enter_context(each)
+            stack.enter_context(servers.added(each))
         end = Deadline.after(_REGISTER_SECONDS)
         while master.workers() < workers:
             if not end.pause(0.1):
                 raise DeadlineExceeded(f"Spark's workers do not reach {master.url}: see their logs in {folder}")
         console.print(f"Spark: [bold]{master.url}[/], {workers} workers")
-        stop = threading.Event()
-        killer = threading.Thread(target=_kill_in_turn, args=(started, stop, console), daemon=True)
-        killer.start()
-        try:
-            yield replace(settings, spark_master=master.url, spark_environment=str(archive), spark_cores=workers)
-        finally:
-            stop.set()
-            killer.join()
-
-
-def _kill_in_turn(workers: list[SparkWorker], stop: threading.Event, console: Console) -> None:
-    """Kill each worker once, with its executors. The thread that starts a server must live as long as the server."""
-    for number, worker in enumerate(workers):
-        if stop.wait(_KILL_EVERY):
-            return
-        worker.kill()
-        worker.start()
-        console.print(f"Killed Spark's worker {number} with its executors, and started it again.")
-    stop.wait()
+        yield replace(settings, spark_master=master.url, spark_environment=str(archive), spark_cores=workers)

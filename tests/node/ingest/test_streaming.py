@@ -135,6 +135,32 @@ def test_a_batch_reports_the_logs_ends_and_leaves_workers_with_little_to_collect
     )
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_micro_batch_is_one_stage_with_a_task_for_each_pchannel_and_shuffles_nothing(
+    spark: SparkSession, deployment: Deployment
+) -> None:
+    """docs/scale.md counts on it: the work of a commit does not grow with anything but its PChannels."""
+    for name in ("p0", "p1"):
+        deployment.append(name, opening(), accepted())
+    before = _stages(spark)
+    query = start(spark, deployment, available_now=True)
+    assert query.awaitTermination(PATIENCE)
+    made = _stages(spark)[len(before) :]
+    batches = [each for each in query.recentProgress if each.numInputRows]
+    assert made == [(2, 0)] * len(batches)
+    assert len(batches) == 1
+
+
+def _stages(spark: SparkSession) -> list[tuple[int, int]]:
+    """Return the tasks and the shuffled bytes of each stage that this session has run, the oldest first."""
+    context = spark.sparkContext
+    quantiles = context._gateway.new_array(context._jvm.double, 0)
+    found = context._jsc.sc().statusStore().stageList(None, False, False, quantiles, None)
+    each = [found.apply(place) for place in range(found.size())]
+    return [(stage.numTasks(), stage.shuffleWriteBytes()) for stage in sorted(each, key=lambda stage: stage.stageId())]
+
+
 @pytest.mark.spark
 def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_leave_each_row_once(
     spark: SparkSession, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
