@@ -224,7 +224,8 @@ def _run_cluster(
         with faulty_cluster(settings, options.nodes, job, servers, console) as cluster:
             cluster.start_nodes(watch, pchannels=len(client.log.names()))
             cluster.start()
-            load = run_load_phases(client, collection, table, watch, cluster, console, options)
+            over = cluster.over
+            load = run_load_phases(client, collection, table, watch, cluster, console, options, over=over)
             cluster.wait_finished()
         cluster.print_moves()
         same = [_on_disk(settings, client, console)] if settings.tables else []

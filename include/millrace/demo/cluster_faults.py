@@ -34,8 +34,6 @@ START_DEADLINE: Final = 300.0
 """Spark starts beside all other processes, on two cores."""
 MIN_NODES: Final = 3
 MOVE_DEADLINE: Final = 120.0
-RECOVERY_DEADLINE: Final = 900.0
-"""From the end of the load to the recovery from the last fault."""
 FAULT_INTERVAL_SECONDS: Final = 3.0
 """Seconds of normal operation between two faults."""
 
@@ -214,9 +212,13 @@ class FaultInjector(threading.Thread):
     def tail(self) -> str:
         return f"{self._failure or ''}\n{self._cluster.log_tails()}"
 
+    def over(self) -> bool:
+        """Return whether all faults are over, or one was not survived."""
+        return not self.is_alive()
+
     def wait_finished(self) -> None:
         """Wait until the cluster has recovered from the last fault. Raises the error of a fault that it did not."""
-        self.join(RECOVERY_DEADLINE)
+        self.join(MOVE_DEADLINE)
         if self._failure is not None:
             raise self._failure
         for moves in self.moves.values():

@@ -5,6 +5,7 @@ It counts the producers' results outside of the system; the summary compares the
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ VCHANNELS: Final = 4
 PRODUCERS: Final = 3
 SLICE_SECONDS: Final = 0.25
 FULL_SPEED_ROWS: Final = 30_000
+EASY_ROWS: Final = 500
 TRANSACTION_ROWS: Final = 500
 CORRECTED_ROWS: Final = 500
 
@@ -118,6 +120,20 @@ class LoadGenerator:
                     self._insert_and_cancel(
                         producer, self._flights.slice(start, FULL_SPEED_ROWS), f"{self._prefix}x{turn}/"
                     )
+
+        self._each_producer(work)
+
+    def until(self, over: Callable[[], bool]) -> None:
+        """Send parts of the year, at an easy pace, until `over` returns True."""
+
+        def work(producer: Producer, number: int) -> None:
+            for turn in itertools.count():
+                for start in range(0, len(self._flights), EASY_ROWS):
+                    if self._stop.is_set() or over():
+                        return
+                    rows = self._flights.slice(start, EASY_ROWS)
+                    self._insert_and_cancel(producer, rows, f"{self._prefix}u{number}.{turn}/")
+                    self._stop.wait(SLICE_SECONDS)
 
         self._each_producer(work)
 

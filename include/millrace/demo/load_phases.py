@@ -30,8 +30,10 @@ def run_load_phases(
     job: StreamingJobHandle,
     console: Console,
     options: argparse.Namespace,
+    *,
+    over: Callable[[], bool] | None = None,
 ) -> LoadGenerator:
-    """Send `flights` and wait until they are in the collection's table.
+    """Send `flights`, and more of them until `over`, and wait until they are in the collection's table.
 
     Return the load with the producers' results.
     """
@@ -41,6 +43,8 @@ def run_load_phases(
         ("transactions, a repeat, a flush", load.special_cases),
         (f"full speed, {options.times} times", partial(load.full_speed, options.times)),
     ]
+    if over is not None:
+        phases.append(("at an easy pace, until all faults are over", partial(load.until, over)))
     with _progress(console) as progress:
         task = progress.add_task("starting", total=len(flights) * (1 + options.times), rate="", lag="")
         update = partial(progress.update, task)
