@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
 from millrace.base.errors import FileReplaced, TableDamaged, TableUnavailable
@@ -198,10 +199,43 @@ def dataset(
     `groups` chooses the row groups to read from each footer.
     """
     if groups is not None:
-        return _filtered_dataset(store, names, schema, groups)
-    return ds.dataset(
-        list(names), filesystem=store.filesystem, schema=schema, format=_CHECKED, partitioning=partitioning
-    )
+        found = _filtered_dataset(store, names, schema, groups)
+    else:
+        found = ds.dataset(
+            list(names), filesystem=store.filesystem, schema=schema, format=_CHECKED, partitioning=partitioning
+        )
+    return ObjectDataset.of(found) if isinstance(store.filesystem, fs.PyFileSystem) else found
+
+
+class ObjectDataset(ds.FileSystemDataset):  # type: ignore[misc] # pyarrow has no types
+    """Files behind a file system in Python, for engines that scan a dataset by themselves, such as DuckDB."""
+
+    @classmethod
+    def of(cls, files: ds.FileSystemDataset) -> ObjectDataset:
+        """Return a dataset of the same files."""
+        return cls(list(files.get_fragments()), files.schema, files.format, files.filesystem)
+
+    def scanner(self, *arguments: Any, **options: Any) -> ObjectScanner:
+        """Return a scanner with pyarrow's options."""
+        return ObjectScanner(super().scanner(*arguments, **options))
+
+
+class ObjectScanner:
+    """pyarrow's scanner, with a reader that cannot deadlock.
+
+    ``Scanner.to_reader`` holds the GIL while it waits for a lock of the scan. The thread that has the lock may be
+    opening a file, for which it needs the GIL (pyarrow 26).
+    """
+
+    def __init__(self, scanner: ds.Scanner) -> None:
+        self._scanner = scanner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scanner, name)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Stream the rows."""
+        return pa.RecordBatchReader.from_batches(self._scanner.projected_schema, self._scanner.to_batches())
 
 
 def _filtered_dataset(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroupFilter) -> ds.Dataset:
