@@ -24,7 +24,7 @@ from millrace.brokers.spark import SparkMaster, SparkWorker, spark_home
 from millrace.brokers.versitygw import VersityGateway
 from millrace.runtime.child_processes import ChildProcess
 from tests.crash.kill_rig import end_server
-from tests.network_namespaces import HOST, Machine, machines, require_namespaces
+from tests.network_namespaces import Machine, machines, require_namespaces
 from tests.waiting import until
 
 
@@ -33,10 +33,11 @@ class Cluster:
 
     def __init__(self, folder: Path, settings: Settings, stack: ExitStack, away: list[Machine]) -> None:
         enter = stack.enter_context
-        store = enter(VersityGateway(folder / "s3", settings=settings, host=HOST))
+        self.host = away[0].home
+        store = enter(VersityGateway(folder / "s3", settings=settings, host=self.host))
         os.environ.update(store.client_environment)
-        self.kafka = enter(KafkaBroker(folder / "kafka", settings=settings, host=HOST))
-        self.master = enter(SparkMaster(folder / "master", settings=settings, host=HOST))
+        self.kafka = enter(KafkaBroker(folder / "kafka", settings=settings, host=self.host))
+        self.master = enter(SparkMaster(folder / "master", settings=settings, host=self.host))
         archive = folder / "environment.tar.gz"
         pack = [ROOT.parent / "tools" / "pack_environment.sh", ROOT.parent / ".venv" / "bin", archive]
         subprocess.run(pack, cwd=ROOT.parent, timeout=300, check=True)
@@ -87,7 +88,7 @@ class Drivers:
     def __init__(self, spark: Cluster, folder: Path, stack: ExitStack, *, node: bool = True, **more: Any) -> None:
         """`node`: whether to run that node. `more` are settings of all machines."""
         self._folder, self._stack = folder, stack
-        etcd = stack.enter_context(EtcdServer(folder / "etcd", settings=spark.settings, host=HOST))
+        etcd = stack.enter_context(EtcdServer(folder / "etcd", settings=spark.settings, host=spark.host))
         self._shared = replace(spark.settings, meta_store=etcd.url, session_seconds=5.0, pchannels=2, **more)
         self.home = self._machine("home")
         self.plain = replace(self.home, spark_master="", spark_environment="", spark_properties="")
@@ -137,9 +138,9 @@ def cluster(
     require_namespaces()
     for name in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "")  # what it is set to goes at the end
-    monkeypatch.setenv("SPARK_LOCAL_IP", HOST)
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with machines(workers) as away, ExitStack() as stack:
+        monkeypatch.setenv("SPARK_LOCAL_IP", away[0].home)
         yield Cluster(folder, settings, stack, away), away
 
 

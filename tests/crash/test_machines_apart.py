@@ -24,7 +24,7 @@ from millrace.rpc.wire import TOKEN_VARIABLE
 from millrace.runtime.child_processes import ChildProcess
 from tests.crash.kill_rig import end_server
 from tests.crash.test_cluster_moves import PCHANNELS, SCHEMA, WAIT, Stream, until, wait_flushed
-from tests.network_namespaces import HOST, Machine, machines, require_namespaces
+from tests.network_namespaces import Machine, machines, require_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -38,8 +38,8 @@ class Machines:
         self.away = away
         self.jobs: dict[str, ChildProcess] = {}
 
-    def settings(self, name: str, host: str = HOST) -> Settings:
-        return replace(self._shared, data_dir=self._folder / name / "data", log_host=host)
+    def settings(self, name: str, host: str = "") -> Settings:
+        return replace(self._shared, data_dir=self._folder / name / "data", log_host=host or self.away[0].home)
 
     def start(self, name: str, command: list[str], machine: Machine) -> None:
         settings = replace(self.settings(f"machine{machine.number}", machine.host), node=name)
@@ -70,11 +70,11 @@ def apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     base = Settings(data_dir=folder / "servers" / "data", session_seconds=3.0, balance_interval=1.0, balance_lag=60.0)
     base.data_dir.mkdir(parents=True, mode=0o700)
     with machines(3) as away, ExitStack() as stack:
-        store = stack.enter_context(VersityGateway(folder / "servers" / "s3", settings=base, host=HOST))
+        store = stack.enter_context(VersityGateway(folder / "servers" / "s3", settings=base, host=away[0].home))
         for name, value in store.client_environment.items():
             monkeypatch.setenv(name, value)
-        etcd = stack.enter_context(EtcdServer(folder / "servers" / "etcd", settings=base, host=HOST))
-        kafka = stack.enter_context(KafkaBroker(folder / "servers" / "kafka", settings=base, host=HOST))
+        etcd = stack.enter_context(EtcdServer(folder / "servers" / "etcd", settings=base, host=away[0].home))
+        kafka = stack.enter_context(KafkaBroker(folder / "servers" / "kafka", settings=base, host=away[0].home))
         shared = replace(
             base,
             tables=store.url,

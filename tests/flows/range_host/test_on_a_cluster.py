@@ -26,7 +26,6 @@ from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.wire import TOKEN_VARIABLE
 from millrace.runtime.child_processes import ChildProcess
-from tests.network_namespaces import HOST
 from tests.spark_cluster import Cluster, Drivers, cluster, command_of, tasks_run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -86,7 +85,7 @@ def test_documents_reach_a_collection_and_an_index_once_through_lost_executors_a
             "rows": {"kind": "collection", "collection": "flights"},
             "index": {
                 "kind": "opensearch",
-                "hosts": [f"http://{HOST}:{index.port['client']}"],
+                "hosts": [f"http://{spark.host}:{index.port['client']}"],
                 "index_base": "flights",
                 "create_index": True,
                 "ids": "key",
