@@ -118,3 +118,40 @@ def test_a_thread_that_is_interrupted_while_it_waits_is_not_committed(monkeypatc
     made._then = None
     assert made.commit.commit(3) == 6
     assert made.groups == [[1], [3]]
+
+
+def test_an_error_that_cannot_be_copied_reaches_every_thread() -> None:
+    """No thread of the group waits forever."""
+    gate = threading.Event()
+
+    def commit(taken: Sequence[Waiter[int, int]]) -> None:
+        if taken[0].item == 0:
+            gate.wait(10.0)
+        raise ValueError("no space")
+
+    def copied(error: Exception) -> Exception:
+        raise TypeError("it takes other arguments")
+
+    def take(waiting: deque[Waiter[int, int]]) -> list[Waiter[int, int]]:
+        taken = list(waiting)
+        waiting.clear()
+        return taken
+
+    group = GroupCommit[int, int](take, commit, interrupted=lambda: OSError("interrupted"), copy=copied)
+    raised: list[str] = []
+
+    def one(item: int) -> None:
+        try:
+            group.commit(item)
+        except ValueError as error:
+            raised.append(str(error))
+
+    threads = [threading.Thread(target=one, args=(item,), daemon=True) for item in range(4)]
+    threads[0].start()
+    for each in threads[1:]:
+        each.start()
+    until(lambda: len(group.waiting) == 3, "the others wait")
+    gate.set()
+    for each in threads:
+        each.join(5.0)
+    assert raised == ["no space"] * 4

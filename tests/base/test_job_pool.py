@@ -117,3 +117,36 @@ def test_a_pool_without_threads_runs_nothing() -> None:
     with JobPool("test", threads=0) as pool:
         pool.start(lambda: pytest.fail("it ran"))
         assert (pool.runs, pool.threads, len(pool)) == (0, 0, 1)
+
+
+def test_a_job_that_is_woken_again_and_again_leaves_a_bounded_number_of_places() -> None:
+    """Each run asks for another one in an hour, which the next call to wake it makes void."""
+    with JobPool("test", threads=0) as pool:
+        job = pool.start(lambda: None)
+        for _ in range(2000):
+            assert pool._following() is job
+            with pool._changed:
+                job.running = False
+                pool._put(job, 3600.0)
+            job.wake()
+        assert len(pool._heap) <= 2 + module._SPARE + 1
+        assert pool._following() is job
+
+
+def test_a_thread_that_cannot_be_started_is_not_counted(pool: JobPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of threads of a container: jobs run once there is a thread again."""
+    start = threading.Thread.start
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ran = threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            pool.start(ran.set)
+    assert pool.threads == 0
+    monkeypatch.setattr(threading.Thread, "start", start)
+    job = pool.start(lambda: None)
+    assert ran.wait(10.0), "the jobs that waited run, too"
+    job.stop()

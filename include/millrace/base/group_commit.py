@@ -117,6 +117,13 @@ class GroupCommit(Generic[T, A]):
         finally:
             for each in taken:
                 if each.answer is None:
-                    each.answer = self._copy(fault)
+                    each.answer = self._of(fault)
                 if not each._leads:
                     each._wake()
+
+    def _of(self, fault: Exception) -> Exception:
+        """Return the error of one thread: a copy, or the error itself if it cannot be copied. Nobody waits forever."""
+        try:
+            return self._copy(fault)
+        except Exception:
+            return fault

@@ -26,6 +26,8 @@ EARLY_SECONDS: Final = 0.05
 soon."""
 FAILED_PAUSE: Final = 1.0
 """Seconds until a job runs again that raised an error."""
+_SPARE: Final = 64
+"""Places that the heap may have besides two for each job."""
 _IDLE_SECONDS: Final = 10.0
 """Time after which a thread without work ends. One always stays while there are jobs."""
 
@@ -112,11 +114,23 @@ class JobPool(Closeable):
         job.early = EARLY_SECONDS if seconds >= 1.0 else 0.0
         job.version += 1
         heapq.heappush(self._heap, (at, next(self._order), job.version, job))
+        if len(self._heap) > 2 * len(self._jobs) + _SPARE:  # a job that is woken leaves its later place behind
+            self._heap = [each for each in self._heap if each[2] == each[3].version and each[3].due is not None]
+            heapq.heapify(self._heap)
         if self._idle:
             self._changed.notify()
         elif self._threads < self._most:
-            self._threads += 1
+            self._begin()
+
+    def _begin(self) -> None:
+        """Start a thread. Raises RuntimeError if the system has none and the pool neither."""
+        self._threads += 1
+        try:
             threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+        except RuntimeError:  # the limit of the process or of its container
+            self._threads -= 1
+            if not self._threads:
+                raise
 
     def remove(self, job: Job) -> None:
         """Stop a job."""
