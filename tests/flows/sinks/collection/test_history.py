@@ -178,6 +178,7 @@ class Bounded(Table):
     def __init__(self, history: History) -> None:
         super().__init__(history, "timestamp")
         self.history = history
+        self.in_hand = 1_000_000
 
     def at(self, day: int) -> None:
         info = self.rules._collection
@@ -186,12 +187,18 @@ class Bounded(Table):
     def expire(self) -> None:
         schema = self.rules._collection.schema.arrow()
 
-        def select(where: str, columns: Sequence[str], limit: int | None) -> pa.Table:
+        def select(where: str, columns: Sequence[str], limit: int | None) -> list[pa.RecordBatch]:
             whole = pa.Table.from_pylist(list(self.rows.values()), schema=schema)
-            return whole.filter(parse_predicate(where, schema)).select(list(columns)).slice(0, limit)
+            found = whole.filter(parse_predicate(where, schema)).select(list(columns)).slice(0, limit)
+            return list(found.combine_chunks().to_batches(max_chunksize=2))
 
-        for row in self.rules.expired(select, most=1000).to_pylist():
-            del self.rows[row["id"], row["version"]]
+        turn, turns = 0, 1
+        with patch.object(rules, "ROWS_IN_HAND", self.in_hand), patch.object(rules, "BUCKETS", 8):
+            while turn < turns:
+                gone, buckets = self.rules.expired(select, most=1000, turn=turn)
+                for row in gone.to_pylist():
+                    del self.rows[row["id"], row["version"]]
+                turn, turns = turn + 1, max(turns, buckets)
 
     def shown(self) -> list[Row]:
         found = shown(list(self.rows.values()))
@@ -218,12 +225,14 @@ def dated(each: Told, place: int) -> Action:
     batches=st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.lists(changes, max_size=6)), max_size=10),
     shift=st.integers(1, 2),
     columns=st.sampled_from(sorted(UNCHANGED)),
+    in_hand=st.sampled_from([1, 3, 1_000_000]),
 )
 def test_from_the_horizon_on_a_history_is_what_duckdb_makes_of_all_changes(
-    batches: list[tuple[int, bool, list[Told]]], shift: int, columns: tuple[str, ...]
+    batches: list[tuple[int, bool, list[Told]]], shift: int, columns: tuple[str, ...], in_hand: int
 ) -> None:
     """Changes come late by any time, also before the horizon; rows beyond it are removed at any time."""
     table, feed, day = Bounded(BOUNDED.model_copy(update={"columns": columns})), list[Told](), 0
+    table.in_hand = in_hand
     for ahead, expire, some in batches:
         day += ahead
         some = [each._replace(at=max(0, day - shift * each.at)) for each in some]
@@ -517,6 +526,44 @@ def test_a_flow_removes_what_is_beyond_the_horizon_and_counts_what_comes_later(d
     assert ages == [("a", 5), ("a", 8), ("a", 20), ("b", 5), ("b", 20), ("c", 15)]
     named = db["h"].read(where="current = true", columns=["id"])["id"].to_pylist()
     assert sorted(named) == ["a", "b", "c"]
+
+
+def test_a_look_beyond_the_horizon_takes_memory_for_a_bounded_number_of_rows_however_many_keys_there_are() -> None:
+    """100,000 keys, each with a change without a version and a newer one."""
+    history = BOUNDED.model_copy(update={"columns": ("city",)})
+    schema = history_schema(PLAIN, history, clock="timestamp")
+    made = KeyHistory(history, CollectionInfo(1, "h", "active", ("c_1v0",), (schema,), {"_default": 1}, 2))
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+
+    held = [0]
+
+    class Watched(rules._Bucket):
+        def _mine(self, rows: pa.Table) -> pa.Table:
+            held[0] = max(held[0], self.rows)
+            return super()._mine(rows)
+
+    def taken(keys: int) -> tuple[set[str], int]:
+        def select(where: str, columns: Sequence[str], limit: int | None) -> Iterator[pa.RecordBatch]:
+            hidden = "`valid_to` = `valid_from`" in where
+            for first in range(0, 0 if limit is not None else keys, 1000):
+                names = [f"key {each}" for each in range(first, first + 1000)]
+                values = {"id": pa.array(names), "version": pa.array([1] * 1000)}
+                values["changed_at"] = pa.array([old - timedelta(days=hidden)] * 1000, pa.timestamp("us", "UTC"))
+                yield pa.record_batch([values[each] for each in columns], names=list(columns))
+
+        found: set[str] = set()
+        turn, turns = 0, 1
+        while turn < turns:
+            gone, turns = made.expired(select, most=1000, turn=turn)
+            found |= set(gone["id"].to_pylist())
+            turn += 1
+        return found, turns
+
+    with patch.object(rules, "ROWS_IN_HAND", 10_000), patch.object(rules, "_Bucket", Watched):
+        found, turns = taken(100_000)
+    assert len(found) == 100_000
+    assert turns >= 16
+    assert held[0] <= 10_000 + 1_000, "and a batch of the table"
 
 
 def test_a_horizon_needs_times_and_its_column() -> None:

@@ -35,6 +35,7 @@ from millrace.flows.documents import decoded
 from millrace.flows.records import TASK_PUT, Action, Failure
 from millrace.flows.sinks.collection.model import ALL_COLUMNS, History
 from millrace.flows.sinks.collection.placed import separate
+from millrace.message.keys import key_column, vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec, normalize_key_names
 
 Row: TypeAlias = dict[str, Any]
@@ -75,8 +76,53 @@ class Revised(NamedTuple):
 
 Find: TypeAlias = Callable[[Sequence[Row]], Sequence[Row]]
 """Returns the rows of some primary keys (rows of the key's columns)."""
-Select: TypeAlias = Callable[[str, Sequence[str], int | None], pa.Table]
-"""Returns these columns of the rows of a predicate, or of so many of them."""
+Select: TypeAlias = Callable[[str, Sequence[str], int | None], Iterable[pa.RecordBatch]]
+"""Yields these columns of the rows of a predicate, or of so many of them, in batches."""
+ROWS_IN_HAND: Final = 1_000_000
+"""Rows that decide about changes without a version, in one look for rows beyond the horizon."""
+BUCKETS: Final = 1024
+"""Buckets of keys at most: one key may have more rows than ROWS_IN_HAND."""
+
+
+class Expired(NamedTuple):
+    """Rows beyond the horizon."""
+
+    rows: pa.Table
+    """Their primary keys."""
+    buckets: int
+    """Calls, with as many turns, that look at all keys."""
+
+
+class _Bucket:
+    """Rows of a part of the keys, by name: of fewer keys as there are more rows."""
+
+    def __init__(self, key: Sequence[str], turn: int) -> None:
+        self._key, self._turn = list(key), turn
+        self.count, self.rows = 1, 0
+        self._parts: dict[str, list[pa.Table]] = {}
+
+    def add(self, name: str, batches: Iterable[pa.RecordBatch]) -> None:
+        for each in batches:
+            part = self._mine(pa.Table.from_batches([each]))
+            self._parts.setdefault(name, []).append(part)
+            self.rows += len(part)
+            while self.rows > ROWS_IN_HAND and self.count < BUCKETS:
+                self.count *= 2  # those of the smaller buckets are of this one
+                self._parts = {
+                    known: [pa.concat_tables([self._mine(part) for part in parts]).combine_chunks()]
+                    for known, parts in self._parts.items()
+                }
+                self.rows = sum(len(part) for parts in self._parts.values() for part in parts)
+
+    def _mine(self, rows: pa.Table) -> pa.Table:
+        if self.count == 1 or not len(rows):
+            return rows
+        places = vchannel_index(key_column(rows, self._key), self.count) == self._turn % self.count
+        return rows.filter(pa.array(places))
+
+    def table(self, name: str) -> pa.Table:
+        parts = self._parts.get(name)
+        return pa.concat_tables(parts) if parts else pa.table({})
 
 
 class KeyHistory:
@@ -374,10 +420,13 @@ class KeyHistory:
 
     # --- the horizon -------------------------------------------------------------------------------------------------
 
-    def expired(self, select: Select, *, most: int) -> pa.Table:
+    def expired(self, select: Select, *, most: int, turn: int = 0) -> Expired:
         """Return primary keys of rows that say nothing about a moment after the horizon; `most` of ended versions.
 
         None of them is the newest of its key, and nobody writes them again but for a moment with what they are.
+
+        Which changes without a version are left over, only the other rows of their keys tell. Keys are divided into as
+        many buckets as keep those rows below ROWS_IN_HAND, and a call looks at one: `turn` chooses it.
         """
         history = self._history
         names = [*self.key, history.version]
@@ -385,21 +434,30 @@ class KeyHistory:
         at, begins, ends, number = (
             f"`{name}`" for name in (history.changed_at, history.valid_from, history.valid_to, history.version)
         )
-        closed = select(f"{ends} <= {limit} AND {ends} > {begins}", names, most)
+        bucket, key, when = _Bucket(self.key, turn), list(self.key), history.changed_at
         # Changes without a version: those before the newest one of their key at the horizon.
-        hidden = select(f"{ends} = {begins} AND {number} > 0 AND {at} <= {limit}", [*names, history.changed_at], None)
+        bucket.add("hidden", select(f"{ends} = {begins} AND {number} > 0 AND {at} <= {limit}", [*names, when], None))
+        if bucket.rows:
+            bucket.add("valid", select(f"{number} > 0 AND {at} <= {limit} AND {ends} > {limit}", [*key, when], None))
+            bucket.add("moved", select(f"{number} = 0 AND {at} > {limit}", key, None))
+        closed = [
+            pa.Table.from_batches([each]).select(names)
+            for each in select(f"{ends} <= {limit} AND {ends} > {begins}", names, most)
+            if each.num_rows
+        ]
+        hidden = bucket.table("hidden")
         if not len(hidden):
-            return closed
-        key, when = list(self.key), history.changed_at
-        valid = select(f"{number} > 0 AND {at} <= {limit} AND {ends} > {limit}", [*key, when], None)
-        both = pa.concat_tables([hidden.select([*key, when]), valid.select([*key, when])])
-        newest = both.group_by(key).aggregate([(when, "max")])
+            none = self._collection.schema.arrow().empty_table().select(names)
+            return Expired(pa.concat_tables(closed) if closed else none, bucket.count)
+        known = [each.select([*key, when]) for each in (hidden, bucket.table("valid")) if len(each)]
+        newest = pa.concat_tables(known).group_by(key).aggregate([(when, "max")])
         told = hidden.join(newest, keys=key)
         replaced = pc.less(told[when], told[f"{when}_max"])
-        moved = select(f"{number} = 0 AND {at} > {limit}", key, None)
-        resting = told.filter(pc.invert(replaced)).join(moved, keys=key, join_type="left anti")
-        found = [closed, told.filter(replaced).select(names), resting.select(names)]
-        return pa.concat_tables([each.cast(closed.schema) for each in found])
+        resting = told.filter(pc.invert(replaced))
+        if len(moved := bucket.table("moved")):
+            resting = resting.join(moved.group_by(key).aggregate([]), keys=key, join_type="left anti")
+        found = [*closed, told.filter(replaced).select(names), resting.select(names)]
+        return Expired(pa.concat_tables([each.cast(found[0].schema) for each in found]), bucket.count)
 
     def _unchanged(self, before: Row, after: Row) -> bool:
         """Return whether two rows that follow each other are one version."""

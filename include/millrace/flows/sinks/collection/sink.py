@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -107,6 +107,8 @@ _MISFIT: Final = "INVALID_ARGUMENT"
 _RETRY_AFTER: Final = 1.0
 EXPIRED_SECONDS: Final = 3600.0
 """Between two looks for rows beyond a history's horizon."""
+EXPIRED_LOOKS: Final = 8
+"""Looks in that time at most, if the keys are too many for one."""
 EXPIRED_AT_ONCE: Final = 1_000_000
 """Versions of one look."""
 EXPIRED_A_BATCH: Final = 20_000
@@ -189,6 +191,8 @@ class CollectionSink(Closeable):
         self._followed: TableColumns | None = None
         self._gone = pa.table({})
         """Keys of rows beyond the history's horizon that are still to be removed."""
+        self._turn = 0
+        """Of the keys that are looked at next."""
         self._look_at = 0.0
         """When such rows are looked for again."""
         self._lanes: dict[str, _Lane] = {}
@@ -521,13 +525,18 @@ class CollectionSink(Closeable):
     def _expired(self, rules: KeyHistory, rows: Collection) -> pa.Table:
         """Return keys of rows beyond the horizon to be removed with the next batch."""
 
-        def select(where: str, columns: Sequence[str], limit: int | None) -> pa.Table:
-            return rows.read(where=where, columns=list(columns), limit=limit)
+        def select(where: str, columns: Sequence[str], limit: int | None) -> Iterator[pa.RecordBatch]:
+            if limit is not None:
+                yield from rows.read(where=where, columns=list(columns), limit=limit).to_batches()
+                return
+            with rows.stream(where=where, columns=list(columns)) as reader:
+                yield from reader
 
         if not len(self._gone) and time.monotonic() >= self._look_at:
-            self._gone = rules.expired(select, most=EXPIRED_AT_ONCE)
+            self._gone, buckets = rules.expired(select, most=EXPIRED_AT_ONCE, turn=self._turn)
+            self._turn += 1
             more = len(self._gone) >= EXPIRED_AT_ONCE
-            self._look_at = time.monotonic() + (0 if more else EXPIRED_SECONDS)
+            self._look_at = time.monotonic() + (0 if more else EXPIRED_SECONDS / min(buckets, EXPIRED_LOOKS))
         found, self._gone = self._gone.slice(0, EXPIRED_A_BATCH), self._gone.slice(EXPIRED_A_BATCH)
         return found
 
