@@ -32,11 +32,12 @@ from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.versitygw import VersityGateway
 from millrace.client.database import connect
+from millrace.flows.declare.keys import new_key
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.runtime.child_processes import ChildProcess
 from tests.certificates import certificate
 from tests.conftest import RUN_MARK
-from tests.network_namespaces import HOST, Machine, machines, require_namespaces
+from tests.network_namespaces import Machine, machines, require_namespaces
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
@@ -194,14 +195,15 @@ def pods(stack: ExitStack, home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     settings = Settings(data_dir=home / "servers" / "data")
     settings.data_dir.mkdir(parents=True, mode=0o700)
     away = stack.enter_context(machines(6))
-    store = stack.enter_context(VersityGateway(home / "servers" / "s3", settings=settings, host=HOST))
-    kafka = stack.enter_context(KafkaBroker(home / "servers" / "kafka", settings=settings, host=HOST))
-    database = stack.enter_context(MariaDbServer(home / "servers" / "mariadb", settings=settings, host=HOST))
+    store = stack.enter_context(VersityGateway(home / "servers" / "s3", settings=settings, host=away[0].home))
+    kafka = stack.enter_context(KafkaBroker(home / "servers" / "kafka", settings=settings, host=away[0].home))
+    database = stack.enter_context(MariaDbServer(home / "servers" / "mariadb", settings=settings, host=away[0].home))
     given = {
         "MILLRACE_TABLES": store.url,
         "MILLRACE_LOG": kafka.url,
         "MILLRACE_META_STORE": database.url,
         "MILLRACE_SERVER_TOKEN": TOKEN,
+        "MILLRACE_PIPELINE_KEYS": new_key(),
         "MILLRACE_PCHANNELS": "4",
         "MILLRACE_SESSION_SECONDS": "4",
         "MILLRACE_FLUSH_INTERVAL": "1",

@@ -36,7 +36,8 @@ for values in full cluster; do
     "$helm" template pipes tools/shipping/chart --kube-version "$KUBERNETES" -f tools/shipping/values/$values.yaml >"$out/$values.yaml"
 done
 "$helm" template pipes tools/shipping/chart --kube-version "$KUBERNETES" >"$out/default.yaml"
-for wrong in config.server.httpPort=70000 cluster.enabled=true store.log=rocksmq store.tls.secret=tls; do
+keyless=store.tables=s3://warehouse/millrace,store.metaStore=mariadb://mariadb:3306/millrace,store.log=kafka://kafka:9092/millrace
+for wrong in config.server.httpPort=70000 cluster.enabled=true store.log=rocksmq store.tls.secret=tls "$keyless"; do
     if "$helm" template pipes tools/shipping/chart --kube-version "$KUBERNETES" --set "$wrong" >/dev/null 2>&1; then
         echo "the wrong value $wrong was taken" >&2
         exit 1

@@ -19,7 +19,7 @@ from millrace.base.errors import (
     SecretUnreadable,
 )
 from millrace.base.settings import Settings
-from millrace.flows.declare.keys import FILE, VARIABLE, new_key
+from millrace.flows.declare.keys import FILE, VARIABLE, Keys, new_key
 from millrace.pipelines.store import store as storing
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
@@ -222,3 +222,31 @@ def test_keys_are_rotated_and_one_that_is_gone_is_named(settings: Settings) -> N
             store.get("more")
     assert not (settings.data_dir / FILE).exists()
     Fernet(old)
+
+
+def test_keys_that_would_be_lost_with_a_pod_are_refused(settings: Settings) -> None:
+    """A pod without a volume makes a key, shares the secrets that it encrypts, and takes the key with it."""
+    env = {"MILLRACE_PIPELINE_KEYS_REQUIRED": "1"}
+    with pytest.raises(InvalidSettings, match=r"lost with this pod.*set MILLRACE_PIPELINE_KEYS to a key"):
+        open_pipelines(settings, env=env)
+    with pytest.raises(InvalidSettings, match="lost with this pod"):
+        Keys(settings.data_dir, env=env).encrypt("secret")
+    assert not (settings.data_dir / FILE).exists()
+    open_pipelines(settings, env=env | {VARIABLE: new_key()}).close()
+
+
+def keep(store: PipelineStore, pipeline: str, secrets: dict[str, str]) -> None:
+    store.create(declared(pipeline), secrets=secrets, who="ada", saga={})
+
+
+def test_no_new_key_is_made_beside_secrets_of_a_lost_one(settings: Settings) -> None:
+    with open_pipelines(settings, env={}) as store:
+        keep(store, "flights", {"sink.password": "first"})
+        (settings.data_dir / FILE).unlink()
+        with pytest.raises(InvalidSettings, match="the key that encrypted the secrets of 'flights' and others is gone"):
+            keep(store, "orders", {"sink.password": "second"})
+        keep(store, "plain", {})
+        assert not (settings.data_dir / FILE).exists()
+    with open_pipelines(settings, env={VARIABLE: new_key()}) as store:
+        keep(store, "orders", {"sink.password": "second"})
+        assert store.secrets("orders") == {"sink.password": "second"}

@@ -46,12 +46,14 @@ RESERVED: Final = frozenset(
         "MILLRACE_META_USERNAME",
         "MILLRACE_META_PASSWORD",
         "MILLRACE_PIPELINE_KEYS",
+        "MILLRACE_PIPELINE_KEYS_REQUIRED",
     }
 )
 """``MILLRACE_*`` variables that are not settings.
 
 They name the settings file, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the folder of
-tasks on another machine, the installation that a process belongs to and the pipeline service. The others are secrets,
+tasks on another machine, the installation that a process belongs to and the pipeline service, and say that a pod keeps
+no keys of pipelines' secrets. The others are secrets,
 which no file and no listing shows: the tokens for metrics and for the log, the logins of brokers and of the meta store,
 and the keys that encrypt pipelines' secrets.
 """

@@ -2,8 +2,10 @@
 
 ``MILLRACE_PIPELINE_KEYS`` holds Fernet keys, newest first, separated by commas: the first encrypts, each decrypts.
 Without it they are in the data folder's file ``access/pipelines.key``, one per line, generated at the first need and
-readable by its owner only. To rotate, put a new key before the old one, run ``millrace flows service rotate-keys``, and
-remove the old one.
+readable by its owner only. ``MILLRACE_PIPELINE_KEYS_REQUIRED`` says that the data folder is lost with the machine or
+pod, while the secrets are not: then no key is generated there.
+
+To rotate, put a new key before the old one, run ``millrace flows service rotate-keys``, and remove the old one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from millrace.base.errors import InvalidSettings, SecretUnreadable
 from millrace.base.files import replace_file
 
 VARIABLE: Final = "MILLRACE_PIPELINE_KEYS"
+REQUIRED: Final = "MILLRACE_PIPELINE_KEYS_REQUIRED"
 FILE: Final = "access/pipelines.key"
 
 
@@ -31,6 +34,20 @@ class Keys:
     def __init__(self, data_dir: Path, *, env: Mapping[str, str] = os.environ) -> None:
         self._path = data_dir / FILE
         self._given = env.get(VARIABLE, "")
+        self._required = bool(env.get(REQUIRED, ""))
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are keys already."""
+        return bool(self._given) or self._path.exists()
+
+    def require_lasting(self) -> None:
+        """Raise InvalidSettings if keys would be lost with the data folder, and the secrets not."""
+        if self._required and not self._given:
+            raise InvalidSettings(
+                f"the data folder is lost with this pod, and the keys in it with all secrets: set {VARIABLE} to a key"
+                " that `millrace flows service new-key` makes"
+            )
 
     def encrypt(self, text: str) -> bytes:
         """Raises InvalidSettings where the keys are none, or where others may read their file."""
@@ -55,6 +72,7 @@ class Keys:
         return VARIABLE if self._given else str(self._path)
 
     def _keys(self, *, make: bool) -> MultiFernet:
+        self.require_lasting()
         if not self._given and make and not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _generate(self._path)

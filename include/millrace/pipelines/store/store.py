@@ -30,6 +30,8 @@ from millrace.base.errors import (
     QuotaExceeded,
 )
 from millrace.base.settings import Settings
+from millrace.flows.declare.keys import FILE as KEY_FILE
+from millrace.flows.declare.keys import VARIABLE as KEY_VARIABLE
 from millrace.flows.declare.keys import Keys
 from millrace.meta.factory import PASSWORD_VARIABLE, USERNAME_VARIABLE
 from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade, upgrade_exclusively
@@ -63,9 +65,11 @@ def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -
     a new place, the pipelines of the data folder are moved there.
 
     Raises MetaUnavailable, UnsupportedVersion, PipelineExists (both have one of the same id), and InvalidSettings if
-    the settings no longer name the place to which the pipelines were moved.
+    the settings no longer name the place to which the pipelines were moved, or if the keys of their secrets would be
+    lost with this pod.
     """
     keys = Keys(settings.data_dir, env=env)
+    keys.require_lasting()
     url, path = settings.meta_store, settings.data_dir / FILE
     own = f"sqlite:///{path}"
     if url.startswith("mariadb:"):
@@ -138,7 +142,7 @@ class PipelineStore(Closeable):
 
         Raises PipelineExists, QuotaExceeded, InvalidSettings (no key for its secrets).
         """
-        encrypted = {path: self._keys.encrypt(text) for path, text in secrets.items()}
+        encrypted = self._encrypted(secrets)
         now, values = self._clock(), _columns(declaration)
         with self._writing() as db:
             if db.execute(sa.select(PIPELINE.c.id).where(PIPELINE.c.id == declaration["id"])).first() is not None:
@@ -162,6 +166,18 @@ class PipelineStore(Closeable):
             db.execute(sa.insert(ROLE).values(**owner))
             self._note(db, declaration["id"], who, "create", {"version": 1})
             return _record(_row(db, declaration["id"]))
+
+    def _encrypted(self, secrets: Mapping[str, str]) -> dict[str, bytes]:
+        """Encrypt secrets by path. Raises InvalidSettings if a new key would be made beside secrets of a lost one."""
+        if secrets and not self._keys.exist:
+            with self._reading() as db:
+                known = db.execute(sa.select(SECRET.c.pipeline).limit(1)).scalar()
+            if known is not None:
+                raise InvalidSettings(
+                    f"the key that encrypted the secrets of {known!r} and others is gone: bring {KEY_FILE} back from a"
+                    f" copy, or set {KEY_VARIABLE} (`millrace flows service new-key` makes a key) and give them anew"
+                )
+        return {path: self._keys.encrypt(text) for path, text in secrets.items()}
 
     def ping(self) -> None:
         """Ask the database for nothing. Raises MetaUnavailable where it does not answer."""
@@ -192,7 +208,7 @@ class PipelineStore(Closeable):
 
         Raises PipelineNotFound, PipelineBusy, PipelineConflict, QuotaExceeded.
         """
-        encrypted = {path: self._keys.encrypt(text) for path, text in secrets.items()}
+        encrypted = self._encrypted(secrets)
         with self._writing() as db:
             row = _ready(db, pipeline)
             _check_version(row, version)
