@@ -191,7 +191,7 @@ def test_the_cells_of_a_csv_file_are_inferred_as_they_are_read(tmp_path: Path) -
     [
         ("twice.csv", "id,v,v\n1,2,3\n", "two columns 'v'"),
         ("empty.csv", "", "it is empty"),
-        ("mixed.jsonl", '{"id": 1, "v": 1}\n{"id": 2, "v": "x"}\n', "v has no one type .*--field v:TYPE"),
+        ("mixed.jsonl", '{"id": 1, "v": 1}\n{"id": 2, "v": "x"}\n', "v has more than one type .*--field v:TYPE"),
         ("twice.jsonl", '{"id": 1}\n\n{"id": 1, "v": 1, "v": 2}\n', "line 3: the name 'v' appears twice"),
         ("number.json", '[{"id": 1},\n7]', "line 2: it is int, not an object"),
         ("rows.xyz", "", "names no format"),

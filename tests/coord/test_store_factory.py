@@ -101,7 +101,7 @@ def test_a_backup_is_not_restored_beside_the_nodes_of_its_meta_store(settings: S
 
 
 def test_a_backup_is_not_restored_where_the_meta_store_has_a_catalog(settings: Settings) -> None:
-    elsewhere = replace(settings, meta_store=f"sqlite:///{settings.data_dir}/../meta.db")
+    elsewhere = replace(settings, meta_store=f"sqlite:///{settings.data_dir}/../catalog.db")
     CatalogStore(settings.data_dir / "coord/coord.db", shared=open_shared_catalog(elsewhere)).close()
     require_unused_store(settings)
     with pytest.raises(InvalidSettings, match="has the catalog of a deployment"):

@@ -204,7 +204,7 @@ def test_a_log_elsewhere_that_is_not_there_is_not_made(changed: Path, tmp_path: 
     manifest = BackupManifest.read(changed)
     path = changed / DATA_FOLDER / name
     replace(manifest, files={**manifest.files, name: StoredFile(path.stat().st_size, sha256_file(path))}).write(changed)
-    with pytest.raises(BackupRefused, match="there is none"):
+    with pytest.raises(BackupRefused, match="holds no log"):
         restore_backup(settings_in(tmp_path / "restored"), changed)
     assert not place.exists()
 

@@ -553,6 +553,12 @@ class StreamNotFound(MillraceError):
     """No stream with this name is declared: `millrace flows list` shows the declared ones."""
 
 
+class FlowNotRunning(MillraceError):
+    """No machine runs the flow, and only a running worker can do what was asked. Start it, and try again."""
+
+    retriable = True
+
+
 class InvalidStream(MillraceError):
     """A stream's declaration is invalid; the message names each field and its problem."""
 

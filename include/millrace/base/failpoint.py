@@ -19,8 +19,9 @@ Names, and the state at each:
 - ``layout.*`` (millrace.tables.collections.layout): after the steps ``renamed``, ``recorded``, ``moved`` (once a rows
   table), ``emptied`` of the move from an earlier layout.
 - ``restore.recorded``, ``restore.inserted``: a restore has begun; one more part of it is in.
-- ``backup.*`` (millrace.operations.backup): after the steps ``pinned``, ``log``, ``copied``, ``written``; ``dropped``:
-  an old backup is removed.
+- ``flows.held`` (millrace.flows.hold): the flows of a deployment wait.
+- ``backup.*`` (millrace.operations.backup): after the steps ``pinned``, ``held``, ``log``, ``copied``, ``written``;
+  ``dropped``: an old backup is removed.
 - ``move.*`` (millrace.operations.move): ``claimed``, the target is this deployment's; ``file``, before a file is
   copied; ``pass``, after all were; ``closing``, the record says so, and no table is closed; ``closed``, after each
   table; ``copied``, before the switch; ``switched``, ``cancelled``, ``removing``.

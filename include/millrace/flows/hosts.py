@@ -137,7 +137,7 @@ class WorkerHost(_RangeHost):
         """Have the workers leave their consumer group, in which they keep their partitions over a restart."""
         source = self._flow.source
         if self._flow.divided and isinstance(source, KafkaSource) and not self.bounded:
-            from millrace.flows.range_host.definition import instance_name
+            from millrace.flows.sources.division import instance_name
             from millrace.flows.sources.kafka.membership import leave
 
             names = [instance_name(self._settings, each) for each in range(self.count)]

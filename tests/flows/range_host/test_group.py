@@ -19,7 +19,7 @@ from millrace.base.errors import LogUnavailable, MillraceError, PipelineBusy, Pi
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.beat import Beat
-from millrace.flows.range_host.definition import FlowCommitter, FlowRun, instance_name
+from millrace.flows.range_host.definition import FlowCommitter, FlowRun
 from millrace.flows.range_host.host import run
 from millrace.flows.range_host.offsets import require_no_members
 from millrace.flows.range_host.positions import Positions, ensure_positions, positions_of, positions_uri
@@ -27,7 +27,7 @@ from millrace.flows.range_host.status import State
 from millrace.flows.range_host.supervision import read_status
 from millrace.flows.range_host.task import Work
 from millrace.flows.sinks.delta.sink import OUTPUTS
-from millrace.flows.sources.division import Division
+from millrace.flows.sources.division import Division, instance_name
 from millrace.flows.sources.kafka.membership import Membership, leave, members
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.node.range_loop.schedule import START, RangeSchedule

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from millrace.base.errors import InvalidArgument
-from millrace.commands.flows.group import Config, Name, app, found_flow, stopped_flow
+from millrace.commands.flows.group import Config, Name, app, found_flow, name_anywhere, stopped_flow
 from millrace.commands.parts.command_line import CommandContext, JsonContext, iso_time, print_rows
 
 
@@ -56,12 +56,11 @@ def snapshot(context: CommandContext, name: Name, config: Config = None) -> None
     """Let a capture of MariaDB or PostgreSQL read its tables anew, in place of what it gave before.
 
     A capture that lost its place in the database's log (CAPTURE_LOST) goes on by that within a minute. Another one
-    begins the snapshot when it is started next.
+    begins the snapshot when it is started next. With a meta store this works from any machine of the deployment.
 
     Example: `millrace flows snapshot orders`
     """
     from millrace.flows.sources.capture.feeder import ask_for_snapshot
-    from millrace.flows.sources.capture.ticks import spool_folder
     from millrace.flows.sources.mariadb.model import MariaDbSource
     from millrace.flows.sources.postgres.model import PostgresSource
 
@@ -69,7 +68,7 @@ def snapshot(context: CommandContext, name: Name, config: Config = None) -> None
     pipeline = found_flow(settings, name, config).declaration(settings)
     if not isinstance(pipeline.source, MariaDbSource | PostgresSource):
         raise InvalidArgument(f"the source of {name} is of the kind {pipeline.source.kind}, which has no snapshots")
-    ask_for_snapshot(spool_folder(settings, pipeline.consumer_group))
+    ask_for_snapshot(settings, pipeline.name, pipeline.consumer_group)
     typer.echo(f"{pipeline.name} reads its tables anew when its engine starts next.")
 
 
@@ -103,6 +102,8 @@ def ticks(
 ) -> None:
     """List the ticks at which a captured database's collections hold whole transactions of it.
 
+    With a meta store this works from any machine of the deployment.
+
     Example: `millrace flows ticks shop`
 
     Example: `millrace flows ticks shop --transaction 0-1-4711`
@@ -110,10 +111,8 @@ def ticks(
     from millrace.flows.sources.capture.ticks import recorded_ticks, tick_of
 
     settings = context.settings
-    flow = found_flow(settings, name)
-    found = (
-        [tick_of(settings, flow.name, transaction)] if transaction else recorded_ticks(settings, flow.name, limit=limit)
-    )
+    flow = name_anywhere(settings, name)
+    found = [tick_of(settings, flow, transaction)] if transaction else recorded_ticks(settings, flow, limit=limit)
     rows = [
         {
             "tick": each.tick,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace.base.errors import InvalidArgument, PipelineBusy
+from millrace.base.errors import InvalidArgument, PipelineBusy, StreamNotFound
 from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import OPERATE_PANEL, CommandGroup, ReportingGroup, command_group
 
@@ -60,6 +60,16 @@ def found_flow(settings: Settings, name: str, config: Path | None = None) -> Nam
     if name.endswith(SUFFIXES):
         require_extras("pipelines")
     return find_flow(settings, name, config=config)
+
+
+def name_anywhere(settings: Settings, name: str) -> str:
+    """Return the name of the flow that `name` names; with a meta store, one may be known to another machine alone."""
+    try:
+        return found_flow(settings, name).name
+    except StreamNotFound:
+        if not settings.meta_store:
+            raise
+        return name
 
 
 def streams_of(settings: Settings, name: str) -> list[Flow]:

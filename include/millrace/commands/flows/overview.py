@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millrace.base.errors import InvalidStream, MillraceError
+from millrace.base.errors import InvalidStream, MetaUnavailable, MillraceError, StreamNotFound
 from millrace.base.extras import require_extras
 from millrace.commands.flows.group import AnyName, Config, Name, app, found_flow, pipeline_named
 from millrace.commands.parts.command_line import (
@@ -45,7 +45,7 @@ def list_flows(context: JsonContext) -> None:
     """
     from millrace.flows.directory import flow_statuses
 
-    rows = [each.model_dump(mode="json") for each in flow_statuses(context.settings)]
+    rows = [each.model_dump(mode="json") for each in _everywhere(context.settings, flow_statuses(context.settings))]
     print_rows(rows, columns=_LISTED, as_json=context.as_json, empty="There are no flows.")
 
 
@@ -61,20 +61,58 @@ def show_status(context: JsonContext, name: AnyName = None) -> None:
     Example: `millrace flows status flights`
     """
     from millrace.flows.directory import flow_statuses, status_of
+    from millrace.flows.requests import running_flows
 
     settings = context.settings
     if name is None:
-        rows = [each.model_dump(mode="json") for each in flow_statuses(settings)]
+        rows = [each.model_dump(mode="json") for each in _everywhere(settings, flow_statuses(settings))]
         print_rows(rows, columns=_MEASURED, as_json=context.as_json, empty="There are no flows.")
         return
-    flow = found_flow(settings, name)
-    facts, tasks = _facts(status_of(settings, flow), as_json=context.as_json), _tasks(settings, flow)
+    try:
+        flow = found_flow(settings, name)
+        status, tasks, on_spark = status_of(settings, flow), _tasks(settings, flow), flow.stream is not None
+    except StreamNotFound:
+        if not running_flows(settings).get(name):
+            raise
+        status, tasks, on_spark = None, [], False
+    if not on_spark and (status is None or not _is_here(status)) and running_flows(settings).get(name):
+        from millrace.flows.range_host.answers import asked_status
+
+        status, told = asked_status(settings, name)
+        tasks = [each.model_dump(mode="json") for each in told.tasks]
+    assert status is not None, "it was found, or asked for"
+    facts = _facts(status, as_json=context.as_json)
     if context.as_json:
-        print_json(facts | ({} if flow.stream is not None else {"tasks": tasks}))
+        print_json(facts | ({} if on_spark else {"tasks": tasks}))
         return
     print_facts(facts, as_json=False)
-    if flow.stream is None:
+    if not on_spark:
         print_rows(tasks, columns=_TASK, as_json=False, empty="It has no tasks yet.")
+
+
+def _is_here(status: FlowStatus) -> bool:
+    from millrace.flows.status import FlowState
+
+    return status.state.live or status.state in (FlowState.STARTING, FlowState.PAUSED)
+
+
+def _everywhere(settings: Settings, known: list[FlowStatus]) -> list[FlowStatus]:
+    """Return the statuses with those of flows that other machines run, by their workers' answers."""
+    from millrace.flows.requests import running_flows
+
+    here = {each.name for each in known if each.host == "spark" or _is_here(each)}
+    try:
+        others = [name for name, workers in running_flows(settings).items() if workers and name not in here]
+        if not others:
+            return known
+        from millrace.flows.range_host.answers import asked_statuses
+
+        asked = asked_statuses(settings, others)
+    except MetaUnavailable as error:
+        typer.echo(f"flows of other machines are not shown: {error}", err=True)
+        return known
+    found = {each.name: each for each in known} | asked
+    return sorted(found.values(), key=lambda each: (each.name, each.host))
 
 
 def _tasks(settings: Settings, flow: NamedFlow) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
+from millrace.flows.range_host.answers import handlers_of
 from millrace.flows.range_host.crashes import suspects_of
 from millrace.flows.range_host.documents import DocumentCopies
 from millrace.flows.range_host.limits import over_memory, taken_by
@@ -27,6 +28,8 @@ from millrace.flows.range_host.status import PipelineStatus, State, TaskStatus, 
 from millrace.flows.range_host.supervision import Health, Supervision, read_status, read_wanted
 from millrace.flows.range_host.task import Done
 from millrace.flows.range_host.trend import EVERY_SECONDS, sample_of, samples_path
+from millrace.flows.requests import Requests
+from millrace.flows.sources.division import instance_name
 from millrace.flows.sources.source import Ends
 from millrace.node.range_loop.samples import SampleFile
 from millrace.runtime.periodic import PeriodicTask
@@ -69,6 +72,12 @@ class Beat(PeriodicTask):
         self._shown: set[str] = set()
         self._topics = run.places()
         self._documents = DocumentCopies(run.settings, run.flow.name)
+        self._requests = Requests(
+            run.settings,
+            run.flow.name,
+            instance_name(run.settings, run.worker),
+            handlers_of(run.settings, run.flow, run.worker),
+        )
         self._serial = read_wanted(run.settings, run.flow.name).serial
         self._history = SampleFile(samples_path(run.settings, run.flow.name)) if not run.worker else None
         self._sampled = 0.0
@@ -92,6 +101,7 @@ class Beat(PeriodicTask):
     def run_once(self) -> None:
         with suppress(MetaUnavailable, MetaAmbiguous):  # the copies are the newest that are known
             self._documents.refresh()
+            self._requests.answer()
         self.take()
         self._look()
         taken = self._taken

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +42,7 @@ from millrace.flows.range_host.task import BULKS, Done, Task, Work
 from millrace.flows.range_host.topic_admin import require_no_loop
 from millrace.flows.registry import feeder_of, sink_of, source_kinds, source_of, ticks_of
 from millrace.flows.sinks.sink import Ticks
-from millrace.flows.sources.division import LeasedMember, Member, members
+from millrace.flows.sources.division import LeasedMember, Member, instance_name, members
 from millrace.flows.sources.kafka.membership import Membership
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.source import Ends, Feeder, Source, task_of
@@ -338,12 +336,6 @@ def require_tasks(settings: Settings, flow: Flow) -> None:
 def runs_alone(settings: Settings, flow: Flow) -> bool:
     """Whether one worker of all machines runs the flow, by a lease in the meta store."""
     return bool(settings.meta_store) and not flow.divided and flow.deployment != AIRFLOW
-
-
-def instance_name(settings: Settings, worker: int) -> str:
-    """The name of a worker in its consumer group: the same after a restart, and no other worker's anywhere."""
-    folder = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
-    return f"{socket.gethostname()}-{folder}-{worker}"
 
 
 class FlowPlanner(Planner[Work, int]):

@@ -23,7 +23,7 @@ from millrace.base.files import replace_file
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
 from millrace.coord.machine.tables_place import copy_place
-from millrace.flows.range_host.status import flow_folder
+from millrace.flows.range_host.status import FLOWS, flow_folder
 from millrace.meta.store import Delete, Entry, MetaStore, Put, RevisionEquals
 
 PREFIX: Final = "flow-documents/"
@@ -56,6 +56,28 @@ def forget_documents(settings: Settings, flow: str) -> None:
             copies.forget()
 
 
+def all_documents(settings: Settings) -> dict[str, dict[str, bytes]]:
+    """Return the documents of all flows, by flow and name. Raises MetaUnavailable, UnsupportedVersion."""
+    found: dict[str, dict[str, bytes]] = {}
+    if not settings.meta_store:
+        for folder in sorted((settings.data_dir / FLOWS).glob("*")):
+            bodies = {name: _read(folder / name) for name in _files(folder)}
+            found[folder.name] = {name: body for name, body in bodies.items() if body is not None}
+        return found
+    from millrace.coord.store_factory import open_cluster_store
+
+    with open_cluster_store(settings, SystemClock()) as store:
+        for each in store.list(PREFIX).entries:
+            flow, _, name = each.key.removeprefix(PREFIX).partition("/")
+            found.setdefault(flow, {})[_unquoted(name)] = each.value
+    return found
+
+
+def document_key(flow: str, name: str) -> str:
+    """Return the key of a document in the meta store."""
+    return f"{PREFIX}{flow}/" + name.replace("%", "@").replace("~", "@7E")  # names of lanes are quoted
+
+
 class DocumentCopies(Closeable):
     """Keeps a flow's files equal to its documents in the meta store. Does nothing without one. One thread at a time."""
 
@@ -65,7 +87,7 @@ class DocumentCopies(Closeable):
 
         self._settings = settings
         self._folder = flow_folder(settings, flow)
-        self._prefix = f"{PREFIX}{flow}/"
+        self._flow, self._prefix = flow, f"{PREFIX}{flow}/"
         self._store: MetaStore | None = open_cluster_store(settings, SystemClock()) if settings.meta_store else None
         self._known: dict[str, int] = {}
         """Revisions of what was copied."""
@@ -82,7 +104,7 @@ class DocumentCopies(Closeable):
         mark = self._folder / SHARED_MARK
         if not mark.exists():
             # The files of an earlier build, or of a deployment that had no meta store.
-            own = {name: body for name in self._files() if (body := _read(self._folder / name)) is not None}
+            own = {name: body for name in _files(self._folder) if (body := _read(self._folder / name)) is not None}
             for name in own.keys() - found.keys():
                 key = self._key(name)
                 self._store.commit([Put(key, own[name])], when=[RevisionEquals(key, 0)])
@@ -91,7 +113,7 @@ class DocumentCopies(Closeable):
         for name, entry in found.items():
             if self._known.get(name) != entry.modified:
                 _write(self._folder / name, entry.value, synced=False)
-        for name in set(self._files()) - found.keys():
+        for name in set(_files(self._folder)) - found.keys():
             _write(self._folder / name, None, synced=False)
         self._known = {name: each.modified for name, each in found.items()}
 
@@ -135,14 +157,19 @@ class DocumentCopies(Closeable):
         return {self._name(each.key): each for each in store.list(self._prefix).entries}
 
     def _key(self, name: str) -> str:
-        return self._prefix + name.replace("%", "@").replace("~", "@7E")  # names of lanes are quoted
+        return document_key(self._flow, name)
 
     def _name(self, key: str) -> str:
-        return key.removeprefix(self._prefix).replace("@7E", "~").replace("@", "%")
+        return _unquoted(key.removeprefix(self._prefix))
 
-    def _files(self) -> list[str]:
-        suspects = (f"{SUSPECTS}/{each.name}" for each in (self._folder / SUSPECTS).glob("*.json"))
-        return [name for name in (WANTED, SKIP, *suspects) if (self._folder / name).exists()]
+
+def _unquoted(name: str) -> str:
+    return name.replace("@7E", "~").replace("@", "%")
+
+
+def _files(folder: Path) -> list[str]:
+    suspects = (f"{SUSPECTS}/{each.name}" for each in (folder / SUSPECTS).glob("*.json"))
+    return [name for name in (WANTED, SKIP, *suspects) if (folder / name).exists()]
 
 
 def _read(path: Path) -> bytes | None:

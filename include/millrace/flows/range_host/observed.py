@@ -7,6 +7,7 @@ and addressed by name. Starting or deploying the flow writes the file.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from millrace.flows.declare.steps import Lookup
 from millrace.flows.declare.worker import AIRFLOW
 from millrace.flows.guarantee import GUARANTEES
 from millrace.flows.range_host.status import (
+    FLOWS,
     SILENT_SECONDS,
     PipelineStatus,
     State,
@@ -181,19 +183,25 @@ def read_flow(settings: Settings, flow: str) -> dict[str, Any]:
 
 def pipelines_here(settings: Settings) -> list[str]:
     """Return the ids of the flows that have run, or are deployed, with this data folder."""
-    folder = settings.data_dir / "pipelines"
+    folder = settings.data_dir / FLOWS
     files = ("status.json", flow_path(settings, "-").name, declaration_path(settings, "-").name)
     return sorted({each.parent.name for file in files for each in folder.glob(f"*/{file}")})
 
 
 def flow_status(
-    settings: Settings, flow: str, told: PipelineStatus | None = None, *, now: float | None = None
+    settings: Settings,
+    flow: str,
+    told: PipelineStatus | None = None,
+    *,
+    now: float | None = None,
+    noted: Mapping[str, Any] | None = None,
 ) -> FlowStatus:
     """Return a flow's status as that of any flow. One that has never run is `new`.
 
-    `told` is the result of `observed`, if the caller has it; `now` is the end of the time that the rate is of.
+    `told` is the result of `observed`, if the caller has it, and `noted` that of `read_flow`; `now` is the end of the
+    time that the rate is of.
     """
-    told, noted = told or observed(settings, flow), read_flow(settings, flow)
+    told, noted = told or observed(settings, flow), noted or read_flow(settings, flow)
     reads, tasks = tuple(noted.get("reads", ())), told.tasks
     failed = sum(task.state is State.FAILED for task in tasks)
     state = _STATES[told.state]

@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millrace.base.settings import Settings
 
+FLOWS: Final = "pipelines"
+"""Folder of the flows in a data folder."""
 WORKERS: Final = "workers"
 SILENT_SECONDS: Final = 30.0
 """A worker that has not spoken for so long is ended; it speaks once a second."""
@@ -115,7 +117,7 @@ class PipelineStatus(BaseModel):
 
 def flow_folder(settings: Settings, flow: str) -> Path:
     """What belongs to a flow on its machine."""
-    return settings.data_dir / "pipelines" / flow
+    return settings.data_dir / FLOWS / flow
 
 
 def worker_folder(settings: Settings, flow: str, worker: int = 0) -> Path:

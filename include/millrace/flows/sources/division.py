@@ -11,9 +11,11 @@ keeps them apart is the claim, a commit of the lane's position before its first 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -194,6 +196,12 @@ class _Keeper(PeriodicTask):
             self._key.release()
         elif now >= self._due:
             self._due = now + self._key.step()
+
+
+def instance_name(settings: Settings, worker: int) -> str:
+    """Return the name of a worker in its group: the same after a restart, and no other worker's anywhere."""
+    folder = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
+    return f"{socket.gethostname()}-{folder}-{worker}"
 
 
 def open_store(settings: Settings, clock: Clock) -> ClosableMetaStore:

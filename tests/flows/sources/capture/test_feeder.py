@@ -194,7 +194,7 @@ def test_a_loss_offers_a_new_snapshot_which_replaces_the_rows_once_it_is_asked_f
     script = Script(batch(change(1), DONE), CaptureLost("the log is gone"))
     fed = Fed(tmp_path, monkeypatch, script)
     with pytest.raises(InvalidArgument, match="nothing was captured"):
-        feeder.ask_for_snapshot(fed.folder)
+        feeder.note_snapshot(fed.folder)
     with fed.start(), Spool(fed.folder) as spool:
         until(lambda: "the log is gone" in spool.standing().error, "it stopped", seconds=10)
         offered = spool.standing().error
@@ -203,7 +203,7 @@ def test_a_loss_offers_a_new_snapshot_which_replaces_the_rows_once_it_is_asked_f
         assert fed.ids() == [1]
         until(lambda: len(script.starts) == 2, "it tries again where it was", seconds=10)
         script.frames = [batch(change(2), DONE)]
-        feeder.ask_for_snapshot(fed.folder)
+        feeder.note_snapshot(fed.folder)
         script.close()
         until(lambda: fed.ids()[-1:] == [2], "the new snapshot is there", seconds=10)
         assert fed.ids() == [1, -1, 2]

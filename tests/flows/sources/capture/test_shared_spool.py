@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 from millrace.base.errors import CaptureLost, MetaAmbiguous, StreamBusy, TablesMoved
 from millrace.base.settings import Settings
 from millrace.flows.sources.capture import shared_spool as shared_module
-from millrace.flows.sources.capture.shared_spool import FOLDER, SharedSpool, forget_spool, move_spools, shared_spool
+from millrace.flows.sources.capture.shared_spool import (
+    FOLDER,
+    Record,
+    SharedSpool,
+    forget_spool,
+    move_spools,
+    shared_spool,
+)
 from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.meta.sql import SqlStore
 from millrace.meta.store import Mutation, RevisionEquals
@@ -298,3 +306,45 @@ def test_an_idle_capture_writes_few_files_a_day(tmp_path: Path, monkeypatch: pyt
                 [], [Mark(0, "0-1-123456789", number)], partition={"server": "x"}, offset=offset | {"pos": number}
             )
     assert len(stored) * 10_800 / 200 < 600, "a day"
+
+
+def test_a_large_spool_is_read_with_one_of_its_files_in_memory(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "files")
+    with SqlStore(f"sqlite:///{tmp_path}/meta.db", lambda: 0.0) as meta:
+        shared = SharedSpool(meta, store, GROUP, place="here")
+        shared.take_over()
+        for number in range(40):
+            shared.put(Record([(f"insert {number}", [["x" * 200_000]])], {}))
+        tracemalloc.start()
+        found = [record.statements[0][0] for record in shared.records(3)]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert found == [f"insert {number}" for number in range(3, 40)]
+    assert peak < 5 * 200_000
+
+
+def test_the_whole_spool_of_a_new_owner_is_not_removed_by_the_former_one(tmp_path: Path) -> None:
+    """It was suspended after its commit; the next owner stores the spool whole at the same number."""
+    store, spool = store_at(tmp_path / "files"), tmp_path / "spool.db"
+    spool.write_bytes(b"spool")
+    url = f"sqlite:///{tmp_path}/meta.db"
+    with SqlStore(url, lambda: 0.0) as meta, SqlStore(url, lambda: 0.0) as other:
+        former, owner = (SharedSpool(each, store, GROUP, place="here") for each in (meta, other))
+        former.take_over()
+        former.put(Record([("insert", [["x" * 20_000]])], {}))
+        commit = SqlStore.commit
+
+        def suspended(self: SqlStore, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
+            done = commit(self, then, when=when)
+            if self is meta and done:
+                patch.undo()
+                owner.take_over()
+                assert owner.put_whole(spool)
+            return done
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SqlStore, "commit", suspended)
+            former.put_whole(spool)
+        owner.look()
+        owner.download(owner.base(), tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").read_bytes() == b"spool"

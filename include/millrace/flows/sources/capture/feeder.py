@@ -23,6 +23,7 @@ from millrace.base.errors import (
     CaptureEnded,
     CaptureLost,
     DeadlineExceeded,
+    FlowNotRunning,
     InvalidArgument,
     LogUnavailable,
     MillraceError,
@@ -30,6 +31,7 @@ from millrace.base.errors import (
 )
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.flows.requests import ask
 from millrace.flows.sources.capture.ddl import (
     Effect,
     current_records,
@@ -41,7 +43,8 @@ from millrace.flows.sources.capture.ddl import (
 from millrace.flows.sources.capture.engine import Batch, Columns, Engine, Event, History, regex_of
 from millrace.flows.sources.capture.rereading import Rereading, TableReader
 from millrace.flows.sources.capture.shared_spool import shared_spool
-from millrace.flows.sources.capture.spool import Mark, Spool, Standing
+from millrace.flows.sources.capture.spool import FILE, Mark, Spool, Standing, is_fed_here
+from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.runtime.supervisor import RestartBackoff
 
 CHANGES: Final = frozenset("cudrt")
@@ -597,15 +600,39 @@ class Feeder(Closeable):
             self._stop.wait(_FULL_PAUSE)
 
 
-def ask_for_snapshot(folder: Path) -> None:
-    """Let the capture into `folder` read its tables anew when its engine starts next.
+def ask_for_snapshot(settings: Settings, flow: str, group: str) -> None:
+    """Let the capture of a flow with this consumer group read its tables anew when its engine starts next.
 
-    A capture that stopped with a loss starts it within a minute. Raises InvalidArgument if nothing captures there.
+    A capture that stopped with a loss starts it within a minute. With a meta store, its worker is asked on whichever
+    machine it runs; if none does, the note is stored where the next one finds it. Raises InvalidArgument if the flow
+    has captured nothing, StreamBusy if one starts meanwhile, DeadlineExceeded, MetaUnavailable, MetaAmbiguous.
     """
-    if not (folder / "spool.db").exists():
-        raise InvalidArgument(f"nothing was captured into {folder} on this machine")
+    folder = spool_folder(settings, group)
+    if not settings.meta_store or is_fed_here(folder):
+        note_snapshot(folder)
+        return
+    with suppress(FlowNotRunning):
+        ask(settings, flow, "snapshot", {})
+        return
+    shared = shared_spool(settings, group)
+    assert shared is not None, "there is a meta store"
+    if not shared.read() and not (folder / FILE).exists():
+        shared.close()
+        raise _nothing(group)
+    with Spool(folder, write=True, shared=shared) as spool:
+        spool.note(**{SNAPSHOT: True})
+
+
+def note_snapshot(folder: Path) -> None:
+    """The same of the capture into `folder`, of this machine. Raises InvalidArgument if nothing captures there."""
+    if not (folder / FILE).exists():
+        raise _nothing(folder.name)
     with Spool(folder) as spool:
         spool.note(**{SNAPSHOT: True})
+
+
+def _nothing(group: str) -> InvalidArgument:
+    return InvalidArgument(f"the flow with the consumer group {group!r} has captured nothing: start it first")
 
 
 def is_loss(error: Exception) -> bool:

@@ -34,6 +34,7 @@ from millrace.base.errors import CaptureLost, MetaAmbiguous, StreamBusy, TablesM
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
+from millrace.flows.hold import SPOOLS_KEY
 from millrace.meta.store import Delete, Entry, MetaStore, Put, RevisionEquals
 from millrace.storage.store import TableStore, put_stream, store_at
 
@@ -162,6 +163,13 @@ class SharedSpool(Closeable):
                 return
         raise self._busy()
 
+    def read(self) -> bool:
+        """Read it without becoming its owner; nothing may be put then. Returns False if there is none."""
+        entry = self._meta.get(self._key)
+        if entry is not None:
+            self._head = _decoded(entry.value, self._group)
+        return entry is not None
+
     def look(self) -> None:
         """Read the head again, after a record whose outcome is not known. Raises StreamBusy, MetaUnavailable."""
         entry = self._meta.get(self._key)
@@ -193,23 +201,33 @@ class SharedSpool(Closeable):
         many = head.files >= BASE_FILES and spool_bytes < MODERATE_BYTES
         return many or head.bytes >= max(BASE_BYTES, spool_bytes)
 
-    def put_whole(self, spool: Path) -> None:
-        """Store the file of a whole spool, which has all records, in place of the files. Raises as `put`."""
+    def put_whole(self, spool: Path) -> bool:
+        """Store the file of a whole spool, which has all records, in place of the files. Raises as `put`.
+
+        Returns False, and stores nothing, while a backup reads the files.
+        """
+        if self._held():
+            return False
         before = self._head.last
         name = f"{self._head.next:012d}-{secrets.token_hex(8)}.db"
         with spool.open("rb") as source:
             put_stream(self._files, name, source)
+        # Before the commit: what another owner stores afterwards is its own.
+        old = [each for each in self._files.list("") if _NUMBER.fullmatch(each) and each != name]
         head = msgspec.structs.replace(self._head, last=name, small=[], files=0, bytes=0)
-        if not self._commit(head, self._revision):
+        if not self._commit(head, self._revision, RevisionEquals(SPOOLS_KEY, 0)):
             self.look()
+            if self._held():
+                self._files.delete([name])
+                return False
             raise MetaAmbiguous(f"the spool of {self._group} was stored when an earlier answer had been lost")
         with suppress(OSError):  # the next one removes them
-            self._files.delete(
-                each
-                for each in self._files.list("")
-                if (found := _NUMBER.fullmatch(each)) and each != name and int(found[1]) <= self._head.next
-            )
+            self._files.delete(old)
         _logger.info("%s: the spool is stored whole as %s, after %s", self._group, name, before or "its beginning")
+        return True
+
+    def _held(self) -> bool:
+        return self._meta.get(SPOOLS_KEY) is not None
 
     def base(self) -> str:
         """Return the name of the newest whole spool; empty: there is none."""
@@ -223,19 +241,25 @@ class SharedSpool(Closeable):
 
     def records(self, first: int) -> Iterable[Record]:
         """Yield the records from number `first` on. The newest whole spool must not be later. Raises CaptureLost."""
-        number, parts = self._head.next - len(self._head.small), list[list[Record]]()
+        number, names = self._head.next - len(self._head.small), list[str]()
         for name, part in self._chain():
             if number <= first or name.endswith(".db"):
                 break
             assert part is not None
-            parts.append(part.records)
+            names.append(name)
             number -= len(part.records)
         if number > first:
             raise self._lost(f"its records from {first} on are not there")
-        parts.reverse()
-        for each in [record for part in [*parts, self._head.small] for record in part]:
+        # Each file names the one before it, so they are found from the newest on, and read once more in their order: a
+        # large spool does not fit into memory.
+        for name in reversed(names):
+            for record in self._part(name).records:
+                if number >= first:
+                    yield record
+                number += 1
+        for record in self._head.small:
             if number >= first:
-                yield each
+                yield record
             number += 1
 
     def _chain(self) -> Iterable[tuple[str, _Part | None]]:
@@ -245,12 +269,15 @@ class SharedSpool(Closeable):
             if name.endswith(".db"):
                 yield name, None
                 return
-            body = self._files.read(name)
-            if body is None:
-                raise self._lost(f"its file {name} does not exist")
-            part = msgspec.msgpack.decode(body, type=_Part)
+            part = self._part(name)
             yield name, part
             name = part.before
+
+    def _part(self, name: str) -> _Part:
+        body = self._files.read(name)
+        if body is None:
+            raise self._lost(f"its file {name} does not exist")
+        return msgspec.msgpack.decode(body, type=_Part)
 
     def _store(self, number: int, body: bytes) -> str:
         name = f"{number:012d}-{secrets.token_hex(8)}"
@@ -262,9 +289,9 @@ class SharedSpool(Closeable):
             sink.close()
         return name
 
-    def _commit(self, head: Head, revision: int) -> bool:
+    def _commit(self, head: Head, revision: int, *when: RevisionEquals) -> bool:
         written = self._meta.commit(
-            [Put(self._key, msgspec.msgpack.encode(head))], when=[RevisionEquals(self._key, revision)]
+            [Put(self._key, msgspec.msgpack.encode(head))], when=[RevisionEquals(self._key, revision), *when]
         )
         if written is None:
             return False
@@ -309,6 +336,16 @@ def forget_spool(settings: Settings, group: str) -> None:
             meta.commit([Delete(_key(group))])
         files = store_at(settings.table_uri(f"{FOLDER}/{group}"))
         files.delete(each for each in files.list("") if _NUMBER.fullmatch(each))
+
+
+def shared_groups(settings: Settings) -> list[str]:
+    """Return the consumer groups of the flows that have a shared spool. Raises MetaUnavailable."""
+    if not settings.meta_store:
+        return []
+    from millrace.coord.store_factory import open_cluster_store
+
+    with open_cluster_store(settings, SystemClock()) as meta:
+        return [_group(each.key) for each in meta.list(f"{FOLDER}/").entries]
 
 
 def move_spools(meta: MetaStore, place: str, to: str) -> list[str]:

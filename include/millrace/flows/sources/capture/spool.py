@@ -35,6 +35,8 @@ from millrace.base.closeable import Closeable
 from millrace.base.errors import InvalidSettings, MillraceError, StreamBusy, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
+from millrace.client.consume.membership import boot_clock
+from millrace.flows.hold import SPOOL_SECONDS
 from millrace.flows.sources.capture.shared_spool import Record, RecordingConnection, SharedSpool
 
 FILE: Final = "spool.db"
@@ -47,7 +49,9 @@ _LARGE: Final = "'definitions', 'rereading'"
 _SHARED: Final = "shared"
 """The fact of how much of which shared spool this one has, and its position then."""
 _TOLD_TICK: Final = "told_tick"
-_OWN: Final = frozenset({"bytes", "error", "lag_bytes", "lag_seconds", "read_at", "target", _SHARED, _TOLD_TICK})
+_HELD: Final = "held"
+"""The fact of when trims may go on, by the machine's clock since its start: a backup waits for none of them."""
+_OWN: Final = frozenset({"bytes", "error", "lag_bytes", "lag_seconds", "read_at", "target", _HELD, _SHARED, _TOLD_TICK})
 """Facts of one machine: what it keeps, and how it is."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 _TABLES: Final = """
@@ -210,7 +214,8 @@ class Spool(Closeable):
         alone = known is not None and place != self._place()
         if chain == shared.chain and number == shared.next and (first or alone):
             self._mark_shared(shared, number)
-            self._share_whole(shared)
+            if not self._share_whole(shared):
+                raise StreamBusy(f"a backup reads the spools: {self.folder} is shared when it is done")
         else:
             self._catch_up(shared)
 
@@ -255,12 +260,13 @@ class Spool(Closeable):
         with self._local():
             self._db.execute(f"delete from state where name in ({', '.join('?' * len(_OWN))})", sorted(_OWN))
 
-    def _share_whole(self, shared: SharedSpool) -> None:
+    def _share_whole(self, shared: SharedSpool) -> bool:
+        """Return False if a backup does not let the files be replaced."""
         draft = self.folder / f"{FILE}.whole"
         draft.unlink(missing_ok=True)
         try:
             self._db.execute("vacuum into ?", (str(draft),))
-            shared.put_whole(draft)
+            return shared.put_whole(draft)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -513,6 +519,8 @@ class Spool(Closeable):
         if end is None:
             return
         with self._local():
+            if 0 < (self.fact(_HELD) or 0) - boot_clock() <= SPOOL_SECONDS:
+                return
             self._remove("name = ? and first < ?", table, end)
             self._db.execute(
                 "insert into lanes values (?, ?) on conflict (name) do update set trimmed = excluded.trimmed",
@@ -530,6 +538,10 @@ class Spool(Closeable):
                 (table, end),
             )
         self._db.execute("pragma incremental_vacuum(256)").fetchall()
+
+    def hold(self, *, seconds: float = SPOOL_SECONDS) -> None:
+        """Let nothing be trimmed for so long: a backup has read positions of lanes, and reads their changes next."""
+        self.note(**{_HELD: boot_clock() + seconds})
 
     def read(self, table: str, start: int, end: int) -> Iterator[Changes]:
         """Yield the changes of a table from `start` on and before `end` in stored parts."""
@@ -570,10 +582,11 @@ class Spool(Closeable):
                 (MAX_TICKS,),
             )
 
-    def ticks(self, *, limit: int = MAX_TICKS) -> list[Recorded]:
-        """Return the newest recorded ticks, oldest first."""
+    def ticks(self, *, limit: int = MAX_TICKS, before: int | None = None) -> list[Recorded]:
+        """Return the newest recorded ticks, of those `before` a tick, oldest first."""
         rows = self._db.execute(
-            "select tick, number, source, moment from ticks order by tick desc limit ?", (limit,)
+            "select tick, number, source, moment from ticks where ? is null or tick < ? order by tick desc limit ?",
+            (before, before, limit),
         ).fetchall()
         return [Recorded(tick, Mark(number, source, moment)) for tick, number, source, moment in reversed(rows)]
 
@@ -674,6 +687,36 @@ class Spool(Closeable):
     def _differs(self, name: str, value: str) -> bool:
         row = self._db.execute("select value from state where name = ?", (name,)).fetchone()
         return row is None or row[0] != value
+
+
+def is_fed_here(folder: Path) -> bool:
+    """Whether a process of this machine captures into `folder`."""
+    try:
+        with (folder / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def copy_shared_spool(shared: SharedSpool, folder: Path) -> None:
+    """Make a spool in `folder`, which is empty, of all records that `shared` has now.
+
+    Raises CaptureLost, MetaUnavailable, OSError.
+    """
+    shared.read()
+    with Spool(folder) as spool:
+        spool._catch_up(shared)
+
+
+def release_copy(db: sqlite3.Connection) -> None:
+    """Let a copy of a spool's file forget its machine and the shared spool: another deployment begins with it."""
+    with db:
+        db.execute(f"delete from state where name in ({', '.join('?' * len(_OWN))})", sorted(_OWN))
+        (size,) = db.execute("select coalesce(sum(bytes), 0) from parts").fetchone()
+        db.execute("insert into state values ('bytes', ?)", (json.dumps(size),))
 
 
 def _places(gaps: bytes | None, count: int) -> np.ndarray:

@@ -1,0 +1,66 @@
+"""What a running worker answers to commands of other machines (millrace.flows.requests)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+from millrace.base.errors import DeadlineExceeded, FlowNotRunning
+from millrace.base.settings import Settings
+from millrace.flows.declare.flow import Flow
+from millrace.flows.range_host.observed import flow_status, read_flow
+from millrace.flows.range_host.status import PipelineStatus
+from millrace.flows.range_host.supervision import read_worker_status, together
+from millrace.flows.requests import Handler, ask
+from millrace.flows.sources.capture.feeder import note_snapshot
+from millrace.flows.sources.capture.ticks import answer_ticks, spool_folder
+from millrace.flows.status import FlowStatus
+
+STATUS_SECONDS: Final = 4.0
+"""For which a status of another machine is awaited: its workers look once a second."""
+_AT_ONCE: Final = 8
+
+
+def handlers_of(settings: Settings, flow: Flow, worker: int) -> Mapping[str, Handler]:
+    """Return what a worker of `flow` answers."""
+
+    def status(_: Mapping[str, Any]) -> Any:
+        said = read_worker_status(settings, flow.name, worker)
+        return {"said": said.model_dump(mode="json"), "noted": read_flow(settings, flow.name)}
+
+    def ticks(arguments: Mapping[str, Any]) -> Any:
+        return answer_ticks(settings, flow.consumer_group, arguments)
+
+    def snapshot(_: Mapping[str, Any]) -> Any:
+        note_snapshot(spool_folder(settings, flow.consumer_group))
+        return True
+
+    return {"status": status, "ticks": ticks, "snapshot": snapshot}
+
+
+def asked_status(settings: Settings, flow: str) -> tuple[FlowStatus, PipelineStatus]:
+    """Return the status of a flow that runs on other machines: as any flow's, and with its tasks.
+
+    Raises FlowNotRunning, DeadlineExceeded, MetaUnavailable.
+    """
+    answers = ask(settings, flow, "status", {}, seconds=STATUS_SECONDS).values()
+    said = [PipelineStatus.model_validate(each["said"]) for each in answers]
+    # A process of another machine: what has its number here is something else.
+    told = together(said).model_copy(update={"pid": 0})
+    noted = next(iter(answers))["noted"]
+    return flow_status(settings, flow, told, noted=noted).model_copy(update={"workers": len(said)}), told
+
+
+def asked_statuses(settings: Settings, flows: list[str]) -> dict[str, FlowStatus]:
+    """Return the status of each of `flows` that answers. Raises MetaUnavailable."""
+
+    def one(flow: str) -> FlowStatus | None:
+        with suppress(FlowNotRunning, DeadlineExceeded):
+            return asked_status(settings, flow)[0]
+        return None
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="status") as pool:
+        found = dict(zip(flows, pool.map(one, flows), strict=True))
+    return {flow: each for flow, each in found.items() if each is not None}
