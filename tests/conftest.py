@@ -57,6 +57,7 @@ TOGETHER = {
         "node/ingest/test_streaming.py",
         "node/publish/test_published_spark.py",
         "operations/test_backfill.py",
+        "operations/test_backup_streams.py",
         "operations/test_on_a_cluster.py",
         "operations/test_compaction_run.py",
         "operations/test_quality_run.py",

@@ -161,7 +161,7 @@ def test_ticks_and_snapshots_of_a_capture_are_had_on_any_machine(
     monkeypatch.setattr(ticks_module, "PAGE", 3)
     with pytest.raises(InvalidArgument, match="'shop' has captured no database"):
         recorded_ticks(here, "shop")
-    with pytest.raises(InvalidArgument, match="has captured nothing"):
+    with pytest.raises(InvalidArgument, match="nothing was captured"):
         ask_for_snapshot(here, "shop", GROUP)
     feeding = spool(there)
     feeding.begin_epoch()

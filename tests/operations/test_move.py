@@ -397,7 +397,7 @@ def test_a_place_that_is_not_free_is_refused(box: str, tmp_path: Path, monkeypat
             patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
             with pytest.raises(MoveRefused, match="room for"):
                 move(world.settings, to=str(tmp_path / "disk"))
-        with pytest.raises(MoveRefused, match="no move is unfinished"):
+        with pytest.raises(MoveRefused, match="there is no unfinished move"):
             move(world.settings)
         with pytest.raises(InvalidArgument, match="names no bucket"):
             move(world.settings, to="s3://")

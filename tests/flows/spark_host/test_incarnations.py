@@ -197,3 +197,17 @@ def test_a_sinks_memory_is_the_same_for_the_next_driver(places: Settings) -> Non
     taken = FolderJournal(folder, "one")
     assert (taken.producer_id, taken.noted()) == (journal.producer_id, Noted(13, 2))
     taken.close()
+
+
+def test_a_driver_that_lost_the_stream_while_it_computed_a_batch_sends_nothing(shared: Settings) -> None:
+    """It asked for its hold when the batch began. The next driver has opened the sink since."""
+    folder = f"{shared.tables}/streams/one/1/millrace-sink"
+    former, owner = FolderJournal(folder, "one"), FolderJournal(folder, "one")
+    assert former.producer_id == owner.producer_id
+    owner.keep(InFlight(Noted(7), {"dml_0": 3}))
+    with pytest.raises(StreamBusy, match="another driver writes to 'one' by now"):
+        former.keep(InFlight(Noted(6), {"dml_0": 2}))
+    found = owner.load()
+    assert found is not None
+    assert found.noted.batch_id == 7, "the former driver's batch is not in place of it"
+    owner.keep(InFlight(Noted(8), {}))

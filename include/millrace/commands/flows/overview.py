@@ -61,7 +61,6 @@ def show_status(context: JsonContext, name: AnyName = None) -> None:
     Example: `millrace flows status flights`
     """
     from millrace.flows.directory import flow_statuses, status_of
-    from millrace.flows.requests import running_flows
 
     settings = context.settings
     if name is None:
@@ -72,10 +71,10 @@ def show_status(context: JsonContext, name: AnyName = None) -> None:
         flow = found_flow(settings, name)
         status, tasks, on_spark = status_of(settings, flow), _tasks(settings, flow), flow.stream is not None
     except StreamNotFound:
-        if not running_flows(settings).get(name):
+        if name not in _running(settings):
             raise
         status, tasks, on_spark = None, [], False
-    if not on_spark and (status is None or not _is_here(status)) and running_flows(settings).get(name):
+    if not on_spark and (status is None or not _is_here(status)) and name in _running(settings):
         from millrace.flows.range_host.answers import asked_status
 
         status, told = asked_status(settings, name)
@@ -96,22 +95,28 @@ def _is_here(status: FlowStatus) -> bool:
     return status.state.live or status.state in (FlowState.STARTING, FlowState.PAUSED)
 
 
-def _everywhere(settings: Settings, known: list[FlowStatus]) -> list[FlowStatus]:
-    """Return the statuses with those of flows that other machines run, by their workers' answers."""
+def _running(settings: Settings) -> set[str]:
+    """Return the flows that workers of any machine run; those of other machines need a meta store."""
+    if not settings.meta_store:
+        return set()
     from millrace.flows.requests import running_flows
 
-    here = {each.name for each in known if each.host == "spark" or _is_here(each)}
     try:
-        others = [name for name, workers in running_flows(settings).items() if workers and name not in here]
-        if not others:
-            return known
-        from millrace.flows.range_host.answers import asked_statuses
-
-        asked = asked_statuses(settings, others)
+        return {name for name, workers in running_flows(settings).items() if workers}
     except MetaUnavailable as error:
         typer.echo(f"flows of other machines are not shown: {error}", err=True)
+        return set()
+
+
+def _everywhere(settings: Settings, known: list[FlowStatus]) -> list[FlowStatus]:
+    """Return the statuses with those of flows that other machines run, by their workers' answers."""
+    here = {each.name for each in known if each.host == "spark" or _is_here(each)}
+    others = sorted(_running(settings) - here)
+    if not others:
         return known
-    found = {each.name: each for each in known} | asked
+    from millrace.flows.range_host.answers import asked_statuses
+
+    found = {each.name: each for each in known} | asked_statuses(settings, others)
     return sorted(found.values(), key=lambda each: (each.name, each.host))
 
 

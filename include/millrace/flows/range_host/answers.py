@@ -12,7 +12,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.observed import flow_status, read_flow
 from millrace.flows.range_host.status import PipelineStatus
-from millrace.flows.range_host.supervision import read_worker_status, together
+from millrace.flows.range_host.supervision import merged, read_worker_status
 from millrace.flows.requests import Handler, ask
 from millrace.flows.sources.capture.feeder import note_snapshot
 from millrace.flows.sources.capture.ticks import answer_ticks, spool_folder
@@ -48,7 +48,7 @@ def asked_status(settings: Settings, flow: str) -> tuple[FlowStatus, PipelineSta
     answers = ask(settings, flow, "status", {}, seconds=STATUS_SECONDS).values()
     said = [PipelineStatus.model_validate(each["said"]) for each in answers]
     # A process of another machine: what has its number here is something else.
-    told = together(said).model_copy(update={"pid": 0})
+    told = merged(said).model_copy(update={"pid": 0})
     noted = next(iter(answers))["noted"]
     return flow_status(settings, flow, told, noted=noted).model_copy(update={"workers": len(said)}), told
 

@@ -21,11 +21,9 @@ import json
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self, overload
 
@@ -35,6 +33,7 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
+from millrace.flows.hold import process_store
 from millrace.flows.sinks.memory import Folder, below, keep_note, read_note
 from millrace.flows.sources.collection.model import CollectionSource
 from millrace.runtime.periodic import PeriodicTask
@@ -42,7 +41,6 @@ from millrace.storage.store import list_below, put_stream, store_at
 
 if TYPE_CHECKING:
     from millrace.coord.lease import LeasedKey
-    from millrace.meta.factory import ClosableMetaStore
 
 STREAMS: Final = "streams"
 """Folder of the streams, in the data folder and below the tables; prefix of their keys in a meta store."""
@@ -138,7 +136,7 @@ class Kept:
         self.home: Folder = f"{settings.tables_uri}/{STREAMS}/{name}" if on_s3 else self._local
         """Where the checkpoints are to be, by the settings."""
         self._shared = bool(settings.meta_store)
-        self._key = f"{STREAMS}/{name}/state"
+        self._key = state_key(name)
         self._handed = False
         """Whether :meth:`hand` has noted it, in the process that holds the stream."""
 
@@ -155,7 +153,7 @@ class Kept:
     def _read(self) -> tuple[State, int]:
         """Return the state, and its revision in the meta store."""
         if self._shared:
-            found = _meta_store(self._settings.meta_store).get(self._key)
+            found = process_store(self._settings.meta_store).get(self._key)
             if found is not None:
                 return State.decode(json.loads(found.value), self.name), found.modified
         value = read_note(self._local, STATE)  # with a meta store: of an earlier build
@@ -173,7 +171,7 @@ class Kept:
             return state
         from millrace.meta.store import Put, RevisionEquals
 
-        store = _meta_store(self._settings.meta_store)
+        store = process_store(self._settings.meta_store)
         while True:
             state, revision = self._read()
             state = changed(state)
@@ -296,22 +294,24 @@ class Kept:
         return state
 
 
-def streams_below(settings: Settings, root: str) -> list[str]:
-    """Return the streams whose checkpoints lie below `root`, a URI of an object store. Raises MetaUnavailable."""
+def kept_streams(settings: Settings) -> list[str]:
+    """Return the names of the streams of which something is kept. Raises MetaUnavailable."""
     local = settings.data_dir / STREAMS
     names = {path.name for path in local.iterdir()} if local.is_dir() else set()
     if settings.meta_store:
-        found = _meta_store(settings.meta_store).list(f"{STREAMS}/").entries
+        found = process_store(settings.meta_store).list(f"{STREAMS}/").entries
         names |= {each.key.split("/")[1] for each in found}
-    return sorted(name for name in names if Kept(settings, name).state.place.startswith(f"{root}/"))
+    return sorted(names)
 
 
-@lru_cache(maxsize=4)
-def _meta_store(url: str) -> ClosableMetaStore:
-    """Return this process's connection to the meta store."""
-    from millrace.meta.factory import open_meta_store
+def streams_below(settings: Settings, root: str) -> list[str]:
+    """Return the streams whose checkpoints lie below `root`, a URI of an object store. Raises MetaUnavailable."""
+    return [name for name in kept_streams(settings) if Kept(settings, name).state.place.startswith(f"{root}/")]
 
-    return open_meta_store(url, time.monotonic, env=os.environ)
+
+def state_key(name: str) -> str:
+    """Return the key of a stream's state in the meta store."""
+    return f"{STREAMS}/{name}/state"
 
 
 class _Lease(PeriodicTask):
@@ -324,7 +324,7 @@ class _Lease(PeriodicTask):
 
         super().__init__(name="stream-lease", interval=settings.session_seconds / 6)
         owner = f"{socket.gethostname()}/{os.getpid()}"
-        store = _meta_store(settings.meta_store)
+        store = process_store(settings.meta_store)
         key = f"{STREAMS}/{name}/owner"
         self._leased: LeasedKey = LeasedKey(
             store, SystemClock(), key=lambda lease: key, value=owner.encode(), seconds=settings.session_seconds
@@ -392,7 +392,7 @@ def copy_folder(here: Folder, there: Folder) -> None:
     source, target = store_at(here), store_at(there)
     remove_folder(there, but={LOCK, STATE})
     for name in list_below(source):
-        if name in (LOCK, STATE) or _is_checksum(name):
+        if name in (LOCK, STATE) or is_checksum(name):
             continue
         with source.filesystem.open_input_stream(name) as file:
             put_stream(target, name, file)
@@ -413,7 +413,7 @@ def remove_folder(folder: Folder, *, but: frozenset[str] | set[str] = frozenset(
         store.delete([name for name in list_below(store) if name not in but])
 
 
-def _is_checksum(name: str) -> bool:
+def is_checksum(name: str) -> bool:
     """Whether a file is Hadoop's checksum of another one on a local disk."""
     last = name.rpartition("/")[2]
     return last.startswith(".") and last.endswith(".crc")

@@ -12,10 +12,19 @@ from millrace.client.database import connect
 from millrace.flows.declare.checks import check, given_columns, require_runnable
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
+from millrace.flows.hold import wait_while_held
+from millrace.flows.sinks.memory import Folder
 from millrace.flows.sinks.sink import Sink, Verdicts
 from millrace.flows.spark_host.error_window import ErrorWindow, window_of
 from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
-from millrace.flows.spark_host.incarnations import STREAMS, Kept, Lock, require_reachable, sink_folder
+from millrace.flows.spark_host.incarnations import (
+    STREAMS,
+    Kept,
+    Lock,
+    newest_offsets,
+    require_reachable,
+    sink_folder,
+)
 from millrace.flows.spark_host.keyed import Taken
 from millrace.flows.spark_host.micro_batches import columns_of, start
 from millrace.flows.spark_host.operated import both_sides, operated_sink, operator_of, right_rows
@@ -72,6 +81,7 @@ class StreamQuery:
             create_sink(settings, stream, stream.row_sink, answers)
             create_sink(settings, stream, stream.late, aside)
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
+        _require_behind(stream, sink, checkpoint)
         told = Told(settings, stream.name, metrics, spark.streams)
         undecoded = self._undecoded = Undecoded(settings, stream)
 
@@ -88,6 +98,7 @@ class StreamQuery:
         def begins() -> None:
             lock.require_held()
             settings.check_place()
+            wait_while_held(settings)
             kept.hand()
 
         # Tasks of this machine stage rows on its disk.
@@ -118,6 +129,21 @@ class StreamQuery:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _require_behind(stream: Flow, sink: Sink, checkpoint: Folder) -> None:
+    """Raise InvalidStream if the sink has micro-batches that the checkpoint does not know: it would leave out theirs.
+
+    That is so after the restore of a backup, if the sink is a table that is not in it.
+    """
+    taken = max(sink.standing([stream.name]).values(), default=0)
+    if taken and taken - 1 > (known := newest_offsets(checkpoint)):
+        sink.close()
+        raise InvalidStream(
+            f"the sink of {stream.name!r} has micro-batches up to {taken - 1}, and the checkpoint, which a backup had,"
+            f" knows {known}: restore the sink to the same moment, or begin anew after a tick or a time, which writes"
+            f" rows of that time again (`millrace flows replay {stream.name}`)"
+        )
 
 
 def queries_of(settings: Settings, streams: list[Flow]) -> list[StartQuery]:

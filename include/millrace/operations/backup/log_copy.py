@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -53,9 +53,16 @@ class CopiedLog:
 
 
 def copy_log(
-    settings: Settings, service: LogService, pinned: Mapping[str, PinnedTable], files: BackupFiles
+    settings: Settings,
+    service: LogService,
+    pinned: Mapping[str, PinnedTable],
+    files: BackupFiles,
+    *,
+    at_ends: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> CopiedLog:
     """Copy the coordinator's file, the consumers' positions and the log. The caller must prevent removals.
+
+    The ends are read inside of `at_ends`.
 
     Raises LogBusy while the log's backend is being switched, and what the log raises.
     """
@@ -65,7 +72,8 @@ def copy_log(
     copy_consumers(settings, files)
     _take_groups(log, folder, generations, files)
     _ends(service)  # start the server and open all logs before the coordinator has to wait
-    ends = _cut(settings, service, files)
+    with at_ends():
+        ends = _cut(settings, service, files)
     if _settled(GenerationFile(log, settings.log)) != generations:
         raise LogBusy("the log was switched to another backend during the backup: make the backup again")
     if (log / FILE).exists():

@@ -39,15 +39,15 @@ from millrace.operations.backup.bucket import (
     folders_of,
     read_owner,
 )
-from millrace.operations.backup.safe_paths import FLOW_FOLDERS, check_paths, open_beneath
+from millrace.operations.backup.safe_paths import FLOW_FOLDERS, STATE_FOLDERS, check_paths, open_beneath
 
 MANIFEST_FILE: Final = "manifest.json"
 MARKER_FILE: Final = "backup.json"
 DATA_FOLDER: Final = "data"
 _ID: Final = re.compile(r"backup-\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
-VERSIONS: Final = (1, 2, 3)
-"""Version 3 has positions of flows; version 2 has rows tables in ``tables/<id>/_rows``, version 1 in
-``collections/<id>``."""
+VERSIONS: Final = (1, 2, 3, 4)
+"""Version 4 has documents, spools and checkpoints of flows; version 3 has their positions; version 2 has rows tables in
+``tables/<id>/_rows``, version 1 in ``collections/<id>``."""
 
 
 class StoredFile(NamedTuple):
@@ -107,7 +107,7 @@ class BackupManifest:
         """Write the manifest into the backup's folder, durably. This completes the backup."""
         body = asdict(self)
         named = {name.partition("/")[0] for name in (*self.tables, *self.files)}
-        version = 3 if named & FLOW_FOLDERS else 2 if "tables" in named else 1
+        version = 4 if named & STATE_FOLDERS else 3 if named & FLOW_FOLDERS else 2 if "tables" in named else 1
         document = {"version": version, "sha256": _digest(body), "body": body}
         if isinstance(folder, BucketFolder):
             folder.store.replace(MANIFEST_FILE, json.dumps(document).encode())

@@ -44,6 +44,7 @@ from millrace.node.ingest.ingester import check_not_regressed
 from millrace.operations.backup.bucket import BackupPlace
 from millrace.operations.backup.deployment_id import write_deployment_id as write_id
 from millrace.operations.backup.files import CHUNK, copy_stream, exclusive_lock
+from millrace.operations.backup.flow_state import bring_back, is_of_tables, restored_name
 from millrace.operations.backup.log_copy import COORDINATOR_DB
 from millrace.operations.backup.manifest import (
     DATA_FOLDER,
@@ -80,6 +81,9 @@ class BackupRestoreReport(OperationReport):
     ticks: dict[str, int] = Field(
         description="By PChannel: tick up to which the WAL is complete. The log continues from there."
     )
+    notes: tuple[str, ...] = Field(
+        default=(), description="What flows do next whose source or sink is not in the backup and may have gone on."
+    )
     settings: dict[str, Any] = Field(description="Settings of the deployment that differ from the current ones.")
     seconds: float
 
@@ -114,12 +118,13 @@ def restore_backup(settings: Settings, path: BackupPlace, progress: Progress | N
             drafted = replace(settings, data_dir=draft)
             # A new id: the original may keep running, and neither may remove the other's backups.
             write_id(draft, deployment=manifest.deployment, backup=manifest.id)
-            _copy(folder, manifest, draft, tables, progress)
+            _copy(settings, folder, manifest, draft, tables, progress)
             hit("restore_backup.copied")
             _leave_ids(draft)
             _begin_log(drafted, manifest)
             progress.update("checking the tables against the log")
             check_restored(drafted, manifest)
+            notes = bring_back(settings, drafted, manifest.files)
             for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
                 sync(place)
             if tables is not None:
@@ -139,6 +144,7 @@ def restore_backup(settings: Settings, path: BackupPlace, progress: Progress | N
         files=len(manifest.files),
         bytes=manifest.bytes,
         ticks={name: each.tick for name, each in manifest.channels.items()},
+        notes=notes,
         settings={name: value for name, value in manifest.settings.items() if now.get(name) != value},
         seconds=round(time.monotonic() - started, 3),
     )
@@ -219,14 +225,20 @@ def _copy_object(source: BinaryIO, store: TableStore, name: str, stored: StoredF
 
 
 def _copy(
-    folder: BackupPlace, manifest: BackupManifest, draft: Path, tables: TableStore | None, progress: Progress
+    settings: Settings,
+    folder: BackupPlace,
+    manifest: BackupManifest,
+    draft: Path,
+    tables: TableStore | None,
+    progress: Progress,
 ) -> None:
     total, done = manifest.bytes or 1, 0
     named = {*manifest.tables, STAGED, LANES}
+    of_draft = replace(settings, data_dir=draft)
 
     def of_tables(name: str) -> bool:
         parts = name.split("/")
-        return any("/".join(parts[:count]) in named for count in (1, 2, 3))
+        return is_of_tables(settings, name) or any("/".join(parts[:count]) in named for count in (1, 2, 3))
 
     def one(each: tuple[str, StoredFile]) -> int:
         name, stored = each
@@ -241,8 +253,9 @@ def _copy(
             if tables is not None and of_tables(name):
                 whole = _copy_object(source, tables, name, stored)
             else:
-                make_folder((draft / name).parent)
-                whole = copy_stream(source, draft / name) == stored
+                path = draft / restored_name(of_draft, name)
+                make_folder(path.parent)
+                whole = copy_stream(source, path) == stored
         if not whole:
             raise BackupDamaged(
                 f"{folder / DATA_FOLDER / name} has changed since it was written: restore another backup"

@@ -28,7 +28,6 @@ from millrace.base.log_backends import is_in_data_folder
 from millrace.base.package import VERSION
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings, non_default_settings
-from millrace.flows.sinks.collection.lane import LANES
 from millrace.log.protocol import LogService
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backfill.importer import STATE_FILE
@@ -37,6 +36,7 @@ from millrace.operations.backup.bucket_files import BucketFiles
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.deployment_id import ensure_deployment_id, read_deployment_id
 from millrace.operations.backup.files import BackupFiles, FileGone, exclusive_lock
+from millrace.operations.backup.flow_state import HeldFlows, spools_kept, take_documents, take_spools
 from millrace.operations.backup.log_copy import CopiedLog, copy_log
 from millrace.operations.backup.manifest import (
     BackupManifest,
@@ -46,7 +46,7 @@ from millrace.operations.backup.manifest import (
     remove_unfinished_backups,
     remove_unused_contents,
 )
-from millrace.operations.backup.table_pins import PinnedTable, pin_tables
+from millrace.operations.backup.table_pins import PinnedTable, pin_outputs, pin_tables
 from millrace.operations.backup.verify import verify_backup
 from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
 from millrace.operations.coverage import Coverage
@@ -70,7 +70,6 @@ from millrace.tables.quality_state import quality_results_uri
 
 ATTEMPTS: Final = 3
 """Attempts of a backup before a missing file makes it fail."""
-_LANE_TRIES: Final = 20
 WAIT_SECONDS: Final = 60.0
 """Seconds that a backup waits for a truncation under way."""
 LOCK: Final = ".backups.lock"
@@ -249,17 +248,30 @@ def _take(
     known = files.earlier_manifest
     # The records say what the previous backup has: they are of no use beside another one.
     covered = Coverage.load(settings, "backup", depends=_depends(known), ignore=params.full or known is None)
+    flows = HeldFlows(settings, files)
+
+    @contextmanager
+    def at_ends() -> Iterator[None]:
+        with flows.held():
+            pinned.update(pin_outputs(settings, files, covered))
+            hit("backup.held")
+            yield
+
     with TablePins(settings.pins_uri).pinned():
-        with removals_blocked(settings, deadline=WAIT_SECONDS):
+        with removals_blocked(settings, deadline=WAIT_SECONDS), spools_kept(settings):
             progress.update("pinning the tables")
-            pinned = pin_tables(settings, files, covered)
+            take_documents(settings, files)
+            pinned = pin_tables(settings, files, covered, outputs=False)
             files.flush()
             hit("backup.pinned")
             # Before the log's end is read: the log then has everything that the records call sent.
             _take_records(settings, files)
             progress.update("copying the log")
-            log = copy_log(settings, service, pinned, files)
+            log = copy_log(settings, service, pinned, files, at_ends=at_ends)
             hit("backup.log")
+            progress.update("copying what flows keep")
+            flows.take_rest()
+            take_spools(settings, files)
             # After the log: files that its messages name were staged before them.
             _take_staged(_staged_stores(settings), files)
         _take_tables(pinned, files, progress)
@@ -351,34 +363,14 @@ def _staged_stores(settings: Settings) -> list[TableStore]:
 def _take_records(settings: Settings, files: BackupFiles) -> None:
     """Copy small files that are replaced whole.
 
-    They are the notes of loads and restores, the users' expectation suites, and the journals of flows' lanes: what a
-    journal calls done is in the log, and what it has begun is sent again under the same numbers.
+    They are the notes of loads and restores, and the users' expectation suites.
     """
-    _take_lanes(settings, files)
     _take_notes(_staged_stores(settings), files)
     tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), quality_path(settings) / "docs"}
     for path in (restores_path(settings), quality_path(settings)):
         for each in sorted(path.rglob("*")) if path.is_dir() else []:
             if each.is_file() and not tables.intersection(each.parents):
                 files.copy(each, str(each.relative_to(settings.data_dir)))
-
-
-def _take_lanes(settings: Settings, files: BackupFiles) -> None:
-    """Copy the newest file of each lane's journal."""
-    lanes = store_at(settings.table_uri(LANES))
-    for flow in lanes.folders():
-        store = store_at(settings.table_uri(f"{LANES}/{flow}"))
-        for lane in store.folders():
-            for _ in range(_LANE_TRIES):
-                names = store.list(lane)
-                try:
-                    if names:
-                        files.copy_table_file(store, f"{lane}/{max(names)}", f"{LANES}/{flow}")
-                    break
-                except FileGone:
-                    continue  # a newer one has replaced it
-            else:
-                raise FileGone(f"the journal of lane {lane} of the flow {flow} is always replaced: try again")
 
 
 def _dry_run(settings: Settings, root: BackupPlace, started: float) -> BackupReport:

@@ -24,27 +24,38 @@ from millrace.storage.delta_log import is_log_file, referenced_files
 
 FLOW_FOLDERS: Final = frozenset({"flow-lanes", "pipelines", "pipelines-out"})
 """Those of flows' positions, their journals, and their tables."""
-BACKED_UP_FOLDERS: Final = FLOW_FOLDERS | frozenset(
-    {
-        "bases",
-        "checkpoints",
-        "collections",
-        "coord",
-        "deletes",
-        "derived",
-        "log",
-        "quality",
-        "recovery_checkpoints",
-        "restores",
-        "segments",
-        "staged",
-        "tables",
-        "wal",
-        "wal_trims",
-    }
+STATE_FOLDERS: Final = frozenset({"captures", "flow-documents", "streams"})
+"""Those of what flows keep besides tables and journals."""
+BACKED_UP_FOLDERS: Final = (
+    FLOW_FOLDERS
+    | STATE_FOLDERS
+    | frozenset(
+        {
+            "bases",
+            "checkpoints",
+            "collections",
+            "coord",
+            "deletes",
+            "derived",
+            "log",
+            "quality",
+            "recovery_checkpoints",
+            "restores",
+            "segments",
+            "staged",
+            "tables",
+            "wal",
+            "wal_trims",
+        }
+    )
 )
 """Folders of a data folder that a backup contains. It holds no Airflow settings and no server addresses."""
 
+_EXACT: Final = {
+    "flow-documents": re.compile(r"[^/]+/(wanted\.json|skip\.json|suspects/[^/]+\.json)"),
+    "captures": re.compile(r"[^/]+/spool\.db"),
+}
+"""What a backup has of these folders."""
 MAX_NAME_BYTES: Final = 4096
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -66,11 +77,18 @@ def check_paths(where: object, names: Iterable[object]) -> None:
     Raises BackupDamaged for the first that leads out of a data folder, or to a folder that no backup contains.
     """
     for name in names:
-        if not is_safe_path(name) or str(name).partition("/")[0] not in BACKED_UP_FOLDERS:
+        if not is_safe_path(name) or not _is_backed_up(str(name)):
             raise BackupDamaged(
                 f"{where} names {str(name)[:200]!r}, which no backup contains: the manifest was altered. Restore "
                 "another backup, and check who can write to that folder"
             )
+
+
+def _is_backed_up(name: str) -> bool:
+    """Whether a backup may contain `name`. Of a flow's folder these documents alone: others there run code."""
+    first, _, rest = name.partition("/")
+    exact = _EXACT.get(first)
+    return first in BACKED_UP_FOLDERS and (exact is None or exact.fullmatch(rest) is not None)
 
 
 def open_beneath(root: Path, name: str) -> FileIO:

@@ -8,13 +8,14 @@ The caller holds a pin (millrace.storage.pins), so that they stay until they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.base.errors import Malformed
 from millrace.base.settings import Settings
 from millrace.flows.range_host.positions import flow_tables
+from millrace.flows.sinks.delta.sink import OUTPUTS
 from millrace.operations.backfill.derived import SLICES, derived_names
 from millrace.operations.backup.files import BackupFiles
 from millrace.operations.backup.manifest import DATA_FOLDER
@@ -36,12 +37,16 @@ class PinnedTable:
     """Live files, relative to the table, with their sizes in bytes."""
 
 
-def tables_to_pin(settings: Settings) -> Iterator[str]:
-    """Yield the names of all existing tables in the order of pinning."""
+def tables_to_pin(settings: Settings, *, outputs: bool = True) -> Iterator[str]:
+    """Yield the names of all existing tables in the order of pinning; without `outputs`, not those of flows' sinks."""
     slices = f"derived/{SLICES}"
     derived = [f"derived/{name}" for name in derived_names(settings)]
     # Of a flow the positions before what they say is there: a restored one writes again what came between.
-    yield from (name for name in flow_tables(settings) if table_exists(settings.table_uri(name)))
+    yield from (
+        name
+        for name in flow_tables(settings)
+        if (outputs or not name.startswith(f"{OUTPUTS}/")) and table_exists(settings.table_uri(name))
+    )
     about = [slices, *(each for each in derived if each != slices), "quality/results", "quality/quarantine"]
     for name in [*about, "recovery_checkpoints"]:
         if table_exists(settings.table_uri(name)):
@@ -55,6 +60,7 @@ def pin_tables(
     covered: Coverage,
     *,
     at: Callable[[str], int | None] = lambda uri: None,
+    outputs: bool = True,
 ) -> dict[str, PinnedTable]:
     """Pin all tables and return them by name, in the order of pinning. Their logs go into `files` (None: a dry run).
 
@@ -62,10 +68,27 @@ def pin_tables(
 
     A table that has not changed since the previous backup (`covered`) has the version and the log that are there: its
     log is linked from it, and the table is not opened. The caller must prevent removals
-    (millrace.node.retention.removal_lock).
+    (millrace.node.retention.removal_lock). Without `outputs`, the tables of flows' sinks are left to `pin_outputs`.
     """
+    return _pin(settings, tables_to_pin(settings, outputs=outputs), files, covered, at)
+
+
+def pin_outputs(settings: Settings, files: BackupFiles, covered: Coverage) -> dict[str, PinnedTable]:
+    """Pin the tables of flows' sinks: those have what any checkpoint says that was read before."""
+    names = (name for name in flow_tables(settings) if name.startswith(f"{OUTPUTS}/"))
+    found = (name for name in names if table_exists(settings.table_uri(name)))
+    return _pin(settings, found, files, covered, lambda uri: None)
+
+
+def _pin(
+    settings: Settings,
+    names: Iterable[str],
+    files: BackupFiles | None,
+    covered: Coverage,
+    at: Callable[[str], int | None],
+) -> dict[str, PinnedTable]:
     found = {}
-    for name in tables_to_pin(settings):
+    for name in names:
         uri = settings.table_uri(name)
         if covered.look(name, uri) is not None and files is not None:
             again = files.reuse_table(name)

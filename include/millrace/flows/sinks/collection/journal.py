@@ -30,6 +30,7 @@ import io
 import json
 import logging
 import secrets
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.transaction import TXN_ENDED
+from millrace.flows.hold import wait_while_held
 from millrace.flows.sinks.collection.atomic import begun_again, is_commit, transaction_of
 from millrace.flows.sinks.memory import Folder, Noted, create_folder, keep_note, read_note
 from millrace.message.ids import pchannel_of
@@ -71,6 +73,8 @@ _SCHEMA: Final = pa.schema(
     [pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary()), pa.field("places", _PLACES)]
 )
 _NAME: Final = "batch.arrow"
+_OWNER: Final = "owner.json"
+"""Of the journal in an object store: the driver that opened it last."""
 _HELD: Final = ""
 """In place of a PChannel."""
 _logger: Final = logging.getLogger(__name__)
@@ -184,6 +188,7 @@ class Journal:
         batch = self._files.load() if self._begun else None
         if batch is None or batch.noted.batch_id <= self.noted.batch_id:
             return
+        wait_while_held(self._client.settings)
         if batch.renumber:
             self._renumbered(batch, batch.messages())
         self._settle(batch, self._lanes(resumed=self._producer is None))
@@ -364,6 +369,8 @@ class Journal:
         self._begun = True
         batch.entries = {name: [encode_entry(group) for group in groups] for name, groups in batch.groups.items()}
         self._files.keep(batch)
+        # Not before: a backup that holds the flows has read the journals by then, or reads this one.
+        wait_while_held(self._client.settings)
 
     def _done(self, noted: Noted) -> None:
         self.noted = noted
@@ -375,14 +382,18 @@ class Journal:
 class FolderJournal:
     """The journal of a Spark query's sink, in a folder of the query's checkpoint.
 
-    In an object store the query's own hold excludes other processes (millrace.flows.spark_host.incarnations).
+    In an object store the query's own hold excludes other processes (millrace.flows.spark_host.incarnations). A driver
+    that lost its hold while it computed a batch finds the name of the next one here: it journals and sends nothing.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
         """Raises StreamBusy while another process holds `folder`; `name` is said then."""
         create_folder(folder)
-        self._folder = folder
+        self._folder, self._name = folder, name
         self._lock = _held(folder, name) if isinstance(folder, Path) else None
+        self._owner = uuid.uuid4().hex
+        if self._lock is None:
+            keep_note(folder, _OWNER, {"owner": self._owner})
         self.producer_id = _identity(folder)
 
     def noted(self) -> Noted:
@@ -411,7 +422,9 @@ class FolderJournal:
         if not isinstance(self._folder, Path):
             body = io.BytesIO()
             write_batch(body, batch, {})
+            self._require_owned()
             store_at(self._folder).replace(_NAME, body.getvalue())
+            self._require_owned()  # before anything is sent: another one may have begun meanwhile
             return
         draft = self._folder / f".{_NAME}"
         with pa.OSFile(str(draft), "wb") as file:
@@ -419,6 +432,11 @@ class FolderJournal:
         sync(draft)
         draft.replace(self._folder / _NAME)
         sync(self._folder)
+
+    def _require_owned(self) -> None:
+        found = read_note(self._folder, _OWNER)
+        if found is None or found["owner"] != self._owner:
+            raise StreamBusy(f"another driver writes to {self._name!r} by now: this one was cut off or suspended")
 
     def done(self, noted: Noted) -> None:
         noted.keep(self._folder, synced=False)

@@ -632,7 +632,7 @@ def note_snapshot(folder: Path) -> None:
 
 
 def _nothing(group: str) -> InvalidArgument:
-    return InvalidArgument(f"the flow with the consumer group {group!r} has captured nothing: start it first")
+    return InvalidArgument(f"nothing was captured for the consumer group {group!r}: start its flow first")
 
 
 def is_loss(error: Exception) -> bool:
