@@ -86,7 +86,7 @@ class Delivery:
     _definitions: DefinitionLookup | None = None
     _files: ImportSource | None = None
     _schema: SchemaMode = "written"
-    _together: BatchDecoder = field(default_factory=BatchDecoder)
+    _decoder: BatchDecoder = field(default_factory=BatchDecoder)
     places: tuple[object, ...] = ()
     """Where its consumer keeps the progress of the lanes that it belongs to."""
     ack: AckState = field(init=False)
@@ -153,13 +153,13 @@ class Delivery:
 
         match message.type:
             case MessageType.INSERT:
-                yield inserted(message.partition_id, self._together.rows(message, written.arrow()))
+                yield inserted(message.partition_id, self._decoder.rows(message, written.arrow()))
             case MessageType.UPSERT:
-                rows = self._together.rows(message, written.arrow())
+                rows = self._decoder.rows(message, written.arrow())
                 yield deleted(0, rows.select(written.key_arrow().names))
                 yield inserted(message.partition_id, rows)
             case MessageType.DELETE:
-                yield deleted(message.partition_id, self._together.rows(message, written.key_arrow()))
+                yield deleted(message.partition_id, self._decoder.rows(message, written.key_arrow()))
             case MessageType.DROP_PARTITION:
                 yield _retraction(message, given, message.partition_id)
             case MessageType.DROP_COLLECTION:

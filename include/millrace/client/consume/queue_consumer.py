@@ -345,9 +345,9 @@ class QueueConsumer(Closeable):
             asked = self._clock()
             answer = self._call(renew=_elements(part))
             gone, unread = (_named(part, answer, "renew", outcome) for outcome in ("lost", "unread"))
-            kept = {id(task) for task in (*gone, *unread)}
+            exempt = {id(task) for task in (*gone, *unread)}
             for task in part:
-                if id(task) not in kept:
+                if id(task) not in exempt:
                     task.expires = asked + self._lease * (1 - CLOCK_DRIFT)
             if gone:
                 for task in gone:

@@ -203,7 +203,7 @@ class Scan(Closeable):
         """Since when no source has the next messages, by the monotonic clock."""
         self._log_helps = False
         """Whether reading the log may still help; False after it was read in vain since then."""
-        self._table_stood = 0
+        self._table_tick = 0
         """The table's tick when the wait began, or when the table last advanced."""
         self._caught_up = False
         self._metrics = metrics
@@ -222,7 +222,7 @@ class Scan(Closeable):
         self._tick_interval = tick_interval
         self._asked = self._persisted = -_PERSISTED_SECONDS
         """When a tick, and one that is persisted, was last requested, by the monotonic clock."""
-        self._time_stands = False
+        self._tick_stalled = False
         """Whether the last tick that was not persisted showed no progress: the log is a broker's, perhaps."""
         self._idle_tick: TimeTick | None = None
         """The tick to be yielded once everything up to it was."""
@@ -394,9 +394,9 @@ class Scan(Closeable):
     def _wait_for_the_table(self, timeout: float) -> None:
         """Wait for messages that have left the tail; then read the log, or raise TickNotReached."""
         now = time.monotonic()
-        stands = 0 if self._snapshot is None else self._snapshot.last_tick(self._pchannel)
-        if self._waiting is None or stands > self._table_stood:
-            self._waiting, self._table_stood, self._log_helps = now, stands, self._log is not None
+        table_tick = 0 if self._snapshot is None else self._snapshot.last_tick(self._pchannel)
+        if self._waiting is None or table_tick > self._table_tick:
+            self._waiting, self._table_tick, self._log_helps = now, table_tick, self._log is not None
         waited = now - self._waiting
         if self._log is not None and self._log_helps and (self._snapshot is None or waited >= _TABLE_FIRST):
             self._untaken, self._log_helps = self._log(self._pchannel), False
@@ -405,7 +405,7 @@ class Scan(Closeable):
             raise TickNotReached(
                 f"the server's tail of {self._pchannel} no longer has the messages after tick {self._seen}, and for"
                 f" {waited:.0f} s the wal"
-                f" table, which is at tick {stands}, has not advanced: is the streaming node running (`millrace"
+                f" table, which is at tick {table_tick}, has not advanced: is the streaming node running (`millrace"
                 " status`)?"
             )
         else:
@@ -434,12 +434,12 @@ class Scan(Closeable):
             return
         self._asked = now
         # A log that promises its later stamps needs no entry. A broker's stands still without one.
-        persist = self._time_stands and (ends or now >= self._persisted + _PERSISTED_SECONDS)
+        persist = self._tick_stalled and (ends or now >= self._persisted + _PERSISTED_SECONDS)
         if persist:
             self._persisted = now
         found = self._tail.time_tick(self._pchannel, persist=persist)
-        self._time_stands = not found.persisted and found.time_tick <= self._seen
-        if self._tick_interval is not None and not found.persisted and not self._time_stands:
+        self._tick_stalled = not found.persisted and found.time_tick <= self._seen
+        if self._tick_interval is not None and not found.persisted and not self._tick_stalled:
             self._idle_tick = found
 
     def _tick_is_due(self) -> bool:

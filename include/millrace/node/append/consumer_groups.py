@@ -211,10 +211,10 @@ class ConsumerGroups:
                 case {"take": str(lane)}:
                     self._require_mode(group, holder, _Mode(False, ""))
                     self._take(group, lane, holder)
-                    ticks = self._stands(group, lane)
-                    told = {"tick": ticks.get(lane), "lease": self._lease}
+                    ticks = self._positions_of(group, lane)
+                    answer = {"tick": ticks.get(lane), "lease": self._lease}
                     start = start_of(lane, ticks)
-                    return told if start == ticks.get(lane) else told | {"start": start}
+                    return answer if start == ticks.get(lane) else answer | {"start": start}
                 case {"move": dict(moves)}:
                     steps = {name: _step(step) for name, step in moves.items()}
                     if request.get("strict") is True:
@@ -248,19 +248,19 @@ class ConsumerGroups:
             self._loaded(group)
             lost, positions = set[str](), self._open()
             for lane, move in moves.items():
-                stands = positions.get(group, lane)
-                if not self._holds(group, lane, holder, move.claim) or (stands is not None and stands > move.tick):
+                position = positions.get(group, lane)
+                if not self._holds(group, lane, holder, move.claim) or (position is not None and position > move.tick):
                     lost.add(lane)
                     continue
                 self._take(group, lane, holder, lease=self._member_lease(group, holder), adopted=True)
                 self._places[group, lane].number = move.claim
-            kept = {lane: move for lane, move in moves.items() if lane not in lost}
-            if not kept:
+            held = {lane: move for lane, move in moves.items() if lane not in lost}
+            if not held:
                 return lost
             try:
-                self._move_states(group, kept)
+                self._move_states(group, held)
             except GroupBusy:
-                for lane, move in kept.items():
+                for lane, move in held.items():
                     try:
                         self._move_states(group, {lane: move})
                     except GroupBusy as error:
@@ -330,12 +330,12 @@ class ConsumerGroups:
         for (group, lane), holder in claimed.items():
             if holder in wanted.get(group, {}) or lane not in abandoned[group]:
                 claims.setdefault(group, {})[lane] = holder
-        told = []
+        views = []
         for group in sorted({*found, *wanted, *claims}):
             held, members = claims.get(group, {}), wanted.get(group, {})
             of = {name: frozenset(said["lanes"]) for name, said in members.items()}
             share = divide(of, held)
-            told.append(
+            views.append(
                 {
                     "group": group,
                     "positions": lane_positions(found.get(group, {})),
@@ -354,7 +354,7 @@ class ConsumerGroups:
                     ],
                 }
             )
-        return {"groups": told}
+        return {"groups": views}
 
     def close(self) -> None:
         """Write what is to be written later, and release all leases."""
@@ -415,12 +415,12 @@ class ConsumerGroups:
                     _log.debug("group %r: %s", group, error)
                     state.view = None
         mine = {lane: place.number for lane, place in sorted(self._of(group).items()) if place.holder == holder}
-        ticks = self._stands(group, *(lane for lane, claim in mine.items() if held.get(lane) != claim))
+        ticks = self._positions_of(group, *(lane for lane, claim in mine.items() if held.get(lane) != claim))
         until, done = said.get("until"), False
         if isinstance(until, int):
             others = lanes - mine.keys()
             if view.ticks is None or not others <= view.looked:
-                view.ticks, view.looked = self._stands(group, *lanes), lanes
+                view.ticks, view.looked = self._positions_of(group, *lanes), lanes
             starts = [start_of(lane, view.ticks) for lane in others]
             done = all(tick is not None and tick >= until for tick in starts)
         return {
@@ -593,7 +593,7 @@ class ConsumerGroups:
             return {lane: self._places[group, lane] for lane in self._lanes_of.get(group, ())}
 
     def _holds(self, group: str, lane: str, holder: str, number: int) -> bool:
-        """Whether the holder has this claim: from this server, or from another, and nobody has had the lane since."""
+        """Return whether the holder has this claim, from this or another server, and no other holder since."""
         place = self._places.get((group, lane))
         if place is not None:
             return place.holder == holder and place.until > self._clock() and place.number in (0, number)
@@ -700,7 +700,7 @@ class ConsumerGroups:
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
-    def _stands(self, group: str, *lanes: str) -> dict[str, int]:
+    def _positions_of(self, group: str, *lanes: str) -> dict[str, int]:
         """Return the positions of lanes and their PChannels, with moves that are not written yet."""
         pending, positions = self._pending.get(group, {}), self._open()
         found = {}
@@ -717,9 +717,9 @@ class ConsumerGroups:
         self._flush(group)
         positions = self._open()
         for lane, (before, to) in moves.items():
-            stands = positions.get(group, lane)
-            if stands not in (before, to):
-                raise _moved(group, lane, stands)
+            position = positions.get(group, lane)
+            if position not in (before, to):
+                raise _moved(group, lane, position)
         positions.move(group, {lane: to for lane, (_, to) in moves.items()})
 
     def _move_claimed(
@@ -735,13 +735,13 @@ class ConsumerGroups:
                 )
             self._take(group, lane, holder, lease=self._member_lease(group, holder), adopted=True)
             self._places[group, lane].number = moves[lane][0] or 0
-        stands = self._stands(group, *moves)
-        if passed := [lane for lane, (_, to) in moves.items() if stands.get(lane, to) > to]:
+        current = self._positions_of(group, *moves)
+        if passed := [lane for lane, (_, to) in moves.items() if current.get(lane, to) > to]:
             # Another member had the lane, and this one missed it: the store's claim names a holder and has no number.
             # Under the old claim it could neither move the lane nor give it up, so its next claim is a new one.
             for lane in passed:
                 self._end_claim(group, lane, holder)
-            raise _moved(group, passed[0], stands[passed[0]])
+            raise _moved(group, passed[0], current[passed[0]])
         ticks = {lane: to for lane, (_, to) in moves.items()}
         with self._guard:
             self._pending[group] = self._pending.get(group, {}) | ticks
@@ -847,9 +847,9 @@ def _busy(group: str, lane: str) -> GroupBusy:
     return GroupBusy(f"another consumer of group {group!r} reads {lane}: stop it, or give this one a group of its own")
 
 
-def _moved(group: str, lane: str, stands: int | None) -> GroupBusy:
+def _moved(group: str, lane: str, position: int | None) -> GroupBusy:
     return GroupBusy(
-        f"another consumer moved group {group!r} on {lane} to tick {stands}: it owns what this consumer has not"
+        f"another consumer moved group {group!r} on {lane} to tick {position}: it owns what this consumer has not"
         " acknowledged; stop one of the two"
     )
 

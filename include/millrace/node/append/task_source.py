@@ -183,7 +183,7 @@ class ScannedTasks:
         batch = _Batch()
         for unit in units:
             delivery = Delivery(
-                self._pchannel, unit, _definitions=self._definition, _files=self._files, _together=decoder
+                self._pchannel, unit, _definitions=self._definition, _files=self._files, _decoder=decoder
             )
             open_unit = False
             for change in delivery.changes():

@@ -314,7 +314,7 @@ class WorkQueue:
         self.job: Job | None = None
         """Tends it."""
         self._called = clock()
-        self._told: tuple[int, int, float] | None = None
+        self._reported: tuple[int, int, float] | None = None
         """What the gauges show."""
         self._gone: CollectionNotFound | None = None
         """That the collection was dropped, once its last task is done."""
@@ -346,7 +346,7 @@ class WorkQueue:
         return len(self._consumers)
 
     def is_idle(self, seconds: float) -> bool:
-        """Whether there is no consumer, and was no call for so many seconds."""
+        """Return whether there is no consumer, and was no call for `seconds`."""
         with self.lanes.changed:
             return not self._consumers and self._clock() - self._called >= seconds
 
@@ -611,9 +611,9 @@ class WorkQueue:
                 sum(each.ready + each.blocked for each in counts),
                 sum(each.in_flight for each in counts),
             )
-            told = ready, in_flight, age
-            if not self.closed and told != self._told:
-                self._told = told
+            figures = ready, in_flight, age
+            if not self.closed and figures != self._reported:
+                self._reported = figures
                 for gauge, value in zip(self._gauges(self._metrics), (ready, in_flight, age), strict=True):
                     gauge.labels(self.group).set(value)
 
@@ -641,8 +641,8 @@ def dispatcher_name(data_dir: Path) -> str:
 
     A data folder has one server at a time, so nobody else has the name.
     """
-    told = f"{socket.gethostname()}\n{data_dir.absolute()}"
-    return f"queue-{hashlib.sha256(told.encode()).hexdigest()[:24]}"
+    identity = f"{socket.gethostname()}\n{data_dir.absolute()}"
+    return f"queue-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
 
 def _all(elements: Sequence[_Element]) -> list[list[int]]:
