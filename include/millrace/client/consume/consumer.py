@@ -521,7 +521,7 @@ class Consumer(Closeable):
                     self._follow(member.sync(self._claims))
                 self._commit_in_time()  # what was done last, although nothing comes any more
                 if time.monotonic() - self._polled > SILENT_SECONDS:
-                    self._release_drained(tell_user=False)
+                    self._release_drained(told=False)
                 failed = False
             except MillraceError as error:
                 _log.info("the membership of group %r was not renewed: %s: %s", self.group, error.code, error)
@@ -590,25 +590,25 @@ class Consumer(Closeable):
             with self._changed:
                 drained = self._drained()
             if drained:
-                self._release_drained(tell_user=True)
+                self._release_drained(told=True)
         if self._assigned:
             with self._changed:
                 came, self._assigned = frozenset(self._assigned), set()
             if self._on_assigned is not None:
                 self._on_assigned(came)
 
-    def _release_drained(self, *, tell_user: bool) -> None:
+    def _release_drained(self, *, told: bool) -> None:
         assert self._member is not None
         now = time.monotonic()
         with self._changed:
             lanes = frozenset(
                 lane
                 for lane, place in self._places.items()
-                if place.drain_until is not None and (not place.out or now >= place.drain_until or not tell_user)
+                if place.drain_until is not None and (not place.out or now >= place.drain_until or not told)
             )
         if not lanes:
             return
-        if tell_user and self._on_revoked is not None:
+        if told and self._on_revoked is not None:
             self._on_revoked(lanes)
         with self._committing:
             try:
@@ -628,7 +628,7 @@ class Consumer(Closeable):
                     if (place := self._places.get(lane)) is not None:
                         self._drop(lane, place)
                         self._claims.pop(lane, None)
-                if not tell_user:
+                if not told:
                     self._lost |= lanes
                 self._draining = any(place.drain_until is not None for place in self._places.values())
         self._read_lanes({split_channel(lane)[0] for lane in lanes})
@@ -646,7 +646,7 @@ class Consumer(Closeable):
     # --- reading ahead ------------------------------------------------------------------------------------------------
 
     def _deliverable(self) -> bool:
-        """Return whether the next item may be delivered. Nothing is, once the lease has expired by this process's clock."""
+        """Return whether the next item may be delivered. Nothing is after the lease expired by the own clock."""
         return bool(self._ready) and not (self._member is not None and self._member.expired)
 
     def _delivered(self, delivery: Delivery) -> Delivery | None:
