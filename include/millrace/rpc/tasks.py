@@ -32,7 +32,7 @@ class LeasedTasks(NamedTuple):
     lanes: int
     """VChannels of the queue that the server dispatches."""
     reason: str
-    """Reason that the server dispatches no VChannel; "" if it does."""
+    """Why it dispatches none, "" if it does."""
 
 
 def encode_tasks(

@@ -646,7 +646,7 @@ class Consumer(Closeable):
     # --- reading ahead ------------------------------------------------------------------------------------------------
 
     def _deliverable(self) -> bool:
-        """Return whether the next item may be delivered. Nothing is after the lease expired by the own clock."""
+        """Return whether there is an item to deliver. A member of a group also needs an unexpired lease."""
         return bool(self._ready) and not (self._member is not None and self._member.expired)
 
     def _delivered(self, delivery: Delivery) -> Delivery | None:
