@@ -197,8 +197,8 @@ def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("name", "str is no DataFrame"),
-        (7, "int is no DataFrame"),
+        ("name", "str is not a DataFrame"),
+        (7, "int is not a DataFrame"),
         ([1, 2], "row 0 is int: rows are dicts, dataclass instances or pydantic models"),
         ([{"id": 1}, None], "row 1 is NoneType"),
         ([{"id": 1, "city": "Oslo"}], "has no column 'city'; it has id, name"),

@@ -57,7 +57,7 @@ def test_paths_become_the_wider_type_of_the_whole_field() -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ({"rename": {"at.x": "deep"}}, "'deep' stands twice in a struct"),
+        ({"rename": {"at.x": "deep"}}, "'deep' appears twice in a struct"),
         ({"rename": {"at.x": "x"}}, "'at.x' has that name"),
         ({"rename": {"at.x": "at.y"}}, "'at.x' stays in its place: give only its new name, 'y'"),
         ({"rename": {"at.z": "y"}}, "'at.z': there is no field 'z'; there are x, deep"),
