@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from millrace.log.protocol import Log
@@ -21,6 +20,7 @@ from millrace.rpc.discovery import read_record
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.remote_log import RemoteLogService
 from tests.prefork import started_as_by_users  # noqa: F401 - a fixture
+from tests.processes import end_processes
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("started_as_by_users")
@@ -134,13 +134,6 @@ def everything(log: Log) -> dict[LogId, bytes]:
     return found
 
 
-def gone(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 @contextmanager
 def producers(folder: Path, *named: tuple[str, str]) -> Iterator[list[Producer]]:
     running = [Producer(folder, name, way) for name, way in named]
@@ -154,12 +147,7 @@ def producers(folder: Path, *named: tuple[str, str]) -> Iterator[list[Producer]]
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    servers = [
-        process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in (process.info["cmdline"] or [])
-    ]
-    for server in servers:
-        server.terminate()
-    until(lambda: all(gone(server) for server in servers), "the servers stop")
+    end_processes(tmp_path)
 
 
 def kill_server(folder: Path) -> bool:

@@ -31,6 +31,7 @@ from millrace.runtime.child_processes import ChildProcess
 from millrace.streams.sourcing.store import EventStore, Loaded
 from tests.crash.sourcing_writer import ACCOUNTS, EVERY, KEYS, Account, Paid, lines_of
 from tests.crash.sourcing_writer import after as fold
+from tests.processes import end_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,7 +168,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield made
     finally:
         made.stop()
-        made.kill_server()
+        end_processes(tmp_path)
 
 
 def test_a_writer_and_the_server_die_with_events_in_the_log_that_nobody_was_told_of(rig: Rig) -> None:

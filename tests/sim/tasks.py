@@ -138,9 +138,13 @@ class World(group_world.World[Model]):
             lost = {place for place, _ in answer["lost"].get(kind, [])}
             unread = {place for place, _ in answer["unread"].get(kind, [])}
             for place, name in enumerate(each):
-                if place in unread or kind == "release":
+                if kind == "release":
                     continue
-                if place in lost:
+                # As QueueConsumer: again, as long as it is of use. Another server may have the VChannel for good.
+                late = place in unread and self.clock.now > model.held[name][1] + TASK_LEASE
+                if place in unread and not late:
+                    continue
+                if place in lost or late:
                     del model.held[name]
                 elif kind == "renew":
                     model.held[name] = (model.held[name][0], max(model.held[name][1], asked + TASK_LEASE))
@@ -207,7 +211,7 @@ class World(group_world.World[Model]):
         assert self.sent >= everything, f"{len(everything - self.sent)} of {len(everything)} tasks were not done"
         assert set(self.times) >= everything
         for _ in range(40):
-            self.clock.now += 1.0
+            self.pass_time(1.0)
             self.do_tend()
             for model in self.models:
                 self.do_take(model, whole=True)

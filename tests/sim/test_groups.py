@@ -20,8 +20,8 @@ from tests.sim import members, tasks
 COMMON = ("kill", "pause", "store", "restart", "switch", "leave", "cut")
 """What happens in worlds of both kinds."""
 SOAK, PART = 20_000, 100
-FOUND = [145417011, 482859785]
-"""Seeds of members that once broke a law."""
+FOUND = {"members": [145417011, 482859785], "tasks": [778000468, 778000487]}
+"""Seeds that once broke a law."""
 
 
 def play_members(seeds: Iterable[int]) -> tuple[Counter[str], int]:
@@ -49,8 +49,9 @@ def test_of_a_shared_group_nothing_is_lost_and_a_lane_has_one_committer(part: in
     assert again, "lanes were lost with messages in flight, which came again"
 
 
-def test_seeds_that_once_broke_a_law_of_members_hold_it() -> None:
-    play_members(FOUND)
+def test_seeds_that_once_broke_a_law_hold_it() -> None:
+    play_members(FOUND["members"])
+    play_tasks(FOUND["tasks"], "")
 
 
 def test_the_same_for_a_group_on_one_machine(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost
 from millrace.rpc.remote_log import RemoteLogService
 from tests.prefork import started_as_by_users  # noqa: F401 - a fixture
+from tests.processes import end_processes
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("started_as_by_users")
@@ -102,22 +103,7 @@ def python(script: str, *arguments: object) -> subprocess.Popen[str]:
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A log folder whose servers, those that wait for its lock included, are gone after the test."""
     yield tmp_path
-    servers = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(part.startswith(str(tmp_path)) for part in process.info["cmdline"] or [])
-    ]
-    for server in servers:
-        server.terminate()
-    until(lambda: all(ended(server) for server in servers), "the servers stop")
-
-
-def ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, or waits only for init to take note."""
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+    end_processes(tmp_path)
 
 
 def server_of(folder: Path) -> ServerRecord:
