@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from millrace.coord.balancer.balancer import ChannelStats
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove
 from millrace.coord.broadcast.task import TaskState, keys_conflict
 from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord
 from millrace.coord.control import DRAIN_PREFIX
@@ -214,6 +217,8 @@ def unsettled(cluster: Cluster) -> str:
         shares = [load[node.name] for node in cluster.nodes]
         if max(shares) - min(shares) > 1:
             return f"{role} is {load}"
+        if moves := planned(cluster, role, there):  # the next round may be some seconds away
+            return f"{role} is even, and the policy moves {moves}"
     if open_requests := [name for name, each in cluster.requests.items() if each.patient and not each.outcome]:
         return f"requests {open_requests}"
     if left := cluster.catalog.kept.open_tasks():
@@ -223,6 +228,19 @@ def unsettled(cluster: Cluster) -> str:
     if any(cluster.log.committed[name] != len(channel.entries) for name, channel in cluster.log.channels.items()):
         return BEHIND
     return ""
+
+
+def planned(cluster: Cluster, role: str, there: Sequence[ChannelRecord]) -> list[PlannedMove]:
+    """Return what the policy would move if it were asked now."""
+    stats, none = cluster.shape.stats, ChannelStats()
+    channels = [
+        ChannelView(each.pchannel, each.owner.address, its.vchannels, its.collections)
+        for each in there
+        if each.role == role and each.owner is not None
+        for its in [stats.get(each.pchannel, none)]
+    ]
+    nodes = tuple(node.name for node in cluster.nodes)
+    return cluster.shape.policy(AssignmentView(nodes, tuple(channels), max_moves=len(channels)))
 
 
 def check_rows(cluster: Cluster) -> None:
