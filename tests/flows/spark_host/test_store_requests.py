@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
+START = datetime(2024, 3, 1, tzinfo=UTC)
 NAMES = ("copied", "hourly", "rises", "arrived")
 DECLARATIONS = """
 flows:
@@ -111,8 +113,8 @@ class Streams:
         """Give each stream rows for one micro-batch."""
         ids = range(self._sent, self._sent + 200)
         self._sent += 200
-        rows = [{"id": n, "k": f"k{n % 7}", "at": f"2024-03-01T{n // 200:02}:00:00Z", "v": n * n % 101} for n in ids]
-        self._db["numbers"].insert(rows)
+        at = START + timedelta(hours=ids.start // 200)
+        self._db["numbers"].insert([{"id": n, "k": f"k{n % 7}", "at": at, "v": n * n % 101} for n in ids])
         ingest_to_end(self._db.settings, self._db.log)
         producer = Producer({"bootstrap.servers": running_brokers.kafka().address})
         for n in ids:
@@ -145,7 +147,8 @@ class Streams:
 def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Streams, ChildProcess]]:
     monkeypatch.setenv("MILLRACE_CACHE", str(folder / "cache"))
     kafka, topic = running_brokers.kafka(), f"sent-{folder.name}"
-    AdminClient({"bootstrap.servers": kafka.address}).create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
     declared, properties = folder / "flows.yaml", folder / "spark.conf"
     declared.write_text(DECLARATIONS.replace("{kafka}", kafka.address).replace("{topic}", topic))
     properties.write_text(f"spark.sql.streaming.stateStore.maintenanceInterval {TIDY_SECONDS}s\n")
