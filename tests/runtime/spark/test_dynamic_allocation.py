@@ -64,10 +64,10 @@ def test_executors_come_under_load_and_go_with_what_they_held(
         with rig.driver("second", "stream", "all", "--available-now") as process:
             assert process.wait(deadline=300) == 0, process.tail()
         check(db, rig.home, numbers(range(ROWS + 2)))
-        told = _cached(rig.home)
-        assert told["before"]["executors"] > told["after"]["executors"], told
-        assert told["before"]["cached"] > told["after"]["cached"], told
-        assert (told["rows"], told["equal"]) == (ROWS + 2, True)
+        facts = _cached(rig.home)
+        assert facts["before"]["executors"] > facts["after"]["executors"], facts
+        assert facts["before"]["cached"] > facts["after"]["cached"], facts
+        assert (facts["rows"], facts["equal"]) == (ROWS + 2, True)
 
 
 def with_state(spark: Cluster) -> int:
@@ -87,5 +87,5 @@ def _cached(settings: Settings) -> dict[str, dict[str, int]]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    told: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    facts: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return facts

@@ -328,8 +328,8 @@ def require_tasks(settings: Settings, flow: Flow) -> None:
             "executors with an environment of their own (MILLRACE_SPARK_ENVIRONMENT) find a flow's suspects and the"
             " catalog in the meta store: set MILLRACE_META_STORE"
         )
-    told = described(flow)
-    if any(each.startswith("collection:") for each in (*told["reads"], *told["writes"])):
+    named = described(flow)
+    if any(each.startswith("collection:") for each in (*named["reads"], *named["writes"])):
         require_reachable_log(settings)
 
 
