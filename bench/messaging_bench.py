@@ -33,6 +33,7 @@ import psutil
 
 from bench import queues_bench
 from bench.deployment import LANES, ROOT, backlog, kafka_backlog, poll_backlog
+from bench.idle_consumers import idle_consumers
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.settings import Settings
 from millrace.client.consume.delivery import CHANGES
@@ -314,6 +315,17 @@ def parts(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         "event sourcing": partial(sourcing, folder, commands=4_000 if quick else 40_000, keys=1_000),
         "kafka": partial(kafka, folder, messages=messages),
         **queues_bench.parts(folder / "queues", quick),
+        **{
+            f"idle consumers of {name}": partial(
+                idle_consumers,
+                folder,
+                mode=mode,
+                consumers=100 if quick else 1_000,
+                lanes=16 if quick else 64,
+                seconds=10.0 if quick else 20.0,
+            )
+            for name, mode in (("queues", "queue"), ("groups", "stream"))
+        },
     }
 
 

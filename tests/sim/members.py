@@ -51,8 +51,8 @@ def _same(held: HeldLane | None, lane: Lane) -> bool:
 
 class World(group_world.World[Model]):
     KINDS: ClassVar = {
-        "sync": 30, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1, "kill": 1,
-        "pause": 2, "store": 2, "restart": 1, "switch": 1, "cut": 2,
+        "sync": 20, "beat": 10, "work": 40, "commit": 12, "time": 14, "flush": 6, "publish": 8, "join": 2, "leave": 1,
+        "kill": 1, "pause": 2, "store": 2, "restart": 1, "switch": 1, "cut": 2,
     }  # fmt: skip
 
     def __init__(self, seed: int, folder: Path | None) -> None:
@@ -93,6 +93,9 @@ class World(group_world.World[Model]):
             model.follow(model.member.sync({lane: its.claim for lane, its in model.lanes.items()}))
         except MillraceError:
             return
+        self.give_up(model)
+
+    def give_up(self, model: Model) -> None:
         assert model.share is not None
         for lane in sorted(model.lanes.keys() - model.share.share):
             try:
@@ -101,6 +104,23 @@ class World(group_world.World[Model]):
                 del model.lanes[lane]
             except MillraceError:
                 pass  # again at the next sync
+
+    def do_beat(self) -> None:
+        """Renew several memberships at one server in one call, as the members of one client do."""
+        server = self.chance.randrange(len(self.servers))
+        models = [model for model in self.models if model.server == server and not model.paused]
+        requests = [model.member.asking({lane: its.claim for lane, its in model.lanes.items()}) for model in models]
+        if self.chance.random() < 0.05:
+            self.events["lost beat"] += 1
+            return
+        answers = self.servers[server].heartbeats(requests, lambda group: None)
+        if self.chance.random() < 0.05:
+            self.events["lost beat"] += 1
+            return
+        for model, answer in zip(models, answers, strict=True):
+            if "error" not in answer:
+                model.follow(model.member.followed(answer))
+                self.give_up(model)
 
     def do_work(self, model: Model | None = None) -> None:
         model = model or self.one()

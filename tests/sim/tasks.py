@@ -3,6 +3,9 @@
 What breaks names its seed. Laws: a task whose acknowledgement was answered never comes again; no task has two holders
 whose leases run; with an order, of a key one task is in flight; a window keeps its bound; in the end every task was
 processed and is done.
+
+The consumers of one server are one client: those that found no task may wait in its session until they are told. In the
+end, who waits takes only once it is told.
 """
 
 from __future__ import annotations
@@ -30,12 +33,22 @@ class Model:
     held: dict[Name, tuple[int, float]] = field(default_factory=dict)
     """Delivery count and end of the lease by the own clock."""
     paused: bool = False
+    waits: bool = False
+    """Whether it waits in the client's session."""
+
+
+@dataclass
+class Client:
+    """What the consumers of one server share."""
+
+    session: int = 0
+    last: int = 0
 
 
 class World(group_world.World[Model]):
     KINDS: ClassVar = {
-        "take": 30, "settle": 30, "read": 20, "tend": 14, "time": 12, "publish": 8, "join": 2, "leave": 1, "kill": 1,
-        "pause": 2, "store": 2, "restart": 1, "switch": 1, "cut": 2,
+        "take": 30, "news": 15, "settle": 30, "read": 20, "tend": 14, "time": 12, "publish": 8, "join": 2, "leave": 1,
+        "kill": 1, "pause": 2, "store": 2, "restart": 1, "switch": 1, "cut": 2,
     }  # fmt: skip
 
     def __init__(self, seed: int, folder: Path | None, *, order: str = "") -> None:
@@ -47,7 +60,9 @@ class World(group_world.World[Model]):
         """Acknowledged, perhaps by somebody who never got the answer."""
         self.times: Counter[Name] = Counter()
         self.queues: list[Queues] = []
+        self.clients: list[Client] = []
         super().__init__(seed, folder)
+        self.clients += [Client() for _ in self.servers]
 
     def start_server(self, number: int) -> None:
         super().start_server(number)
@@ -60,6 +75,8 @@ class World(group_world.World[Model]):
         model = model or self.one()
         if model is None or len(model.held) > 12:
             return
+        if model.waits and (whole or self.chance.random() < 0.8):
+            return
         asked = self.clock.now
         lost = 0.0 if whole else 0.04
         if self.chance.random() < lost:
@@ -68,6 +85,8 @@ class World(group_world.World[Model]):
             "queue": "jobs", "group": GROUP, "consumer": model.name, "lanes": LANES, "last": model.last,
             "most": self.chance.choice([1, 3, 10]), "lease": TASK_LEASE, "order": self.order,
         }  # fmt: skip
+        if whole or self.chance.random() < 0.7:
+            request["session"] = "client"
         try:
             answer = self.queues[model.server].take(request)
         except MillraceError as error:
@@ -77,10 +96,37 @@ class World(group_world.World[Model]):
             self.events["lost answer"] += 1
             return
         model.last = answer.number
+        model.waits = bool(answer.session)
+        if answer.session:
+            self.events["wait"] += 1
+            self.follow(model.server, answer.session, but=model)
         for part in answer.parts:
             columns = (part.names.ticks, part.names.ordinals, part.names.deliveries)
             for tick, ordinal, count in zip(*(column.tolist() for column in columns), strict=True):
                 self.delivered(model, (part.lane, tick, ordinal), count, asked + TASK_LEASE)
+
+    def follow(self, server: int, session: int, *, but: Model | None = None) -> None:
+        """Let all consumers of a client take again if the server knows another session than before."""
+        client = self.clients[server]
+        if session != client.session:
+            client.session = session
+            for model in self.models:
+                if model.server == server and model is not but:
+                    model.waits = False
+
+    def do_news(self, server: int | None = None, *, whole: bool = False) -> None:
+        server = self.chance.randrange(len(self.servers)) if server is None else server
+        client = self.clients[server]
+        found = self.queues[server].news({"session": "client", "last": client.last})
+        if not whole and self.chance.random() < 0.1:
+            self.events["lost news"] += 1
+            return
+        client.last = found.number
+        self.follow(server, found.session)
+        for model in self.models:
+            if model.server == server and (GROUP, model.name) in found.ready:
+                self.events["told"] += 1
+                model.waits = False
 
     def refused(self, error: MillraceError) -> None:
         if not error.retriable and error.code != "GROUP_BUSY":
@@ -186,6 +232,7 @@ class World(group_world.World[Model]):
     def do_switch(self) -> None:
         if (model := self.one()) is not None:
             model.server, model.last = self.chance.randrange(len(self.servers)), model.last + 1
+            model.waits = False
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
@@ -203,6 +250,8 @@ class World(group_world.World[Model]):
                 break
             self.pass_time(1.0)
             self.do_tend()
+            for server in range(len(self.servers)):
+                self.do_news(server, whole=True)
             for model in self.models:
                 self.do_take(model, whole=True)
                 self.do_read()
@@ -213,6 +262,8 @@ class World(group_world.World[Model]):
         for _ in range(40):
             self.pass_time(1.0)
             self.do_tend()
+            for server in range(len(self.servers)):
+                self.do_news(server, whole=True)
             for model in self.models:
                 self.do_take(model, whole=True)
                 self.do_settle(model, whole=True)

@@ -49,9 +49,9 @@ class Job:
         self.early = 0.0
         self.running = self.woken = self.stopped = False
 
-    def wake(self) -> None:
-        """Run the job as soon as a thread is free."""
-        self._pool.schedule(self, 0.0)
+    def wake(self, seconds: float = 0.0) -> None:
+        """Run the job in so many seconds if it was to run later, as soon as a thread is free."""
+        self._pool.schedule(self, seconds)
 
     def stop(self) -> None:
         """Start no further run of this job. A run that has begun goes on. Idempotent."""
@@ -84,16 +84,18 @@ class JobPool(Closeable):
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def start(self, run: Callable[[], float | None], *, name: str = "") -> Job:
-        """Add a job, which runs at once. It returns the seconds until its next run, or None to wait for `wake`.
+    def start(self, run: Callable[[], float | None], *, name: str = "", at_once: bool = True) -> Job:
+        """Add a job, which runs at once, or else when it is woken first.
 
-        A run in a second or later may begin up to EARLY_SECONDS early.
+        It returns the seconds until its next run, or None to wait for `wake`. A run in a second or later may begin up
+        to EARLY_SECONDS early.
         """
         job = Job(self, run, name)
         with self._changed:
             if not self._closed:
                 self._jobs.add(job)
-        job.wake()
+        if at_once:
+            job.wake()
         return job
 
     def schedule(self, job: Job, seconds: float) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from millrace.base.closeable import Closeable
 from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline
-from millrace.base.errors import LogUnavailable, NotSupportedRemotely
+from millrace.base.errors import LogUnavailable, MillraceError, NotSupportedRemotely
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.channel_router import MARGIN, ChannelRouter
 from millrace.message.ids import MessageId
@@ -35,8 +35,8 @@ from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection, keys_to_text
 from millrace.rpc.tail import DecidedMessages, Evicted, Mvcc, TailBatch, TimeTick, from_wire_rows
-from millrace.rpc.tasks import LeasedTasks, WireTasks, decode_tasks
-from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
+from millrace.rpc.tasks import LeasedTasks, TaskNews, WireTasks, decode_tasks
+from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE, error_from_bytes
 from millrace.wal.definitions import PChannelDefinitions
 
 READ_SECONDS: Final = 600.0
@@ -256,11 +256,28 @@ class AppendClient(Closeable):
             return [decode_tasks(batch, said) for batch, said in found[:-1]], found[-1][1]
 
         tasks, last = self.service.call_with_retry(act, seconds=seconds)
-        return LeasedTasks(int(last["number"]), tasks, int(last["lanes"]), str(last["reason"]))
+        session = int(last.get("session", 0))  # a server of an earlier build knows no sessions
+        return LeasedTasks(int(last["number"]), tasks, int(last["lanes"]), str(last["reason"]), session)
+
+    def task_news(self, request: dict[str, Any], *, seconds: float) -> TaskNews:
+        """Wait for tasks of all consumers of a session: :meth:`millrace.node.append.work_queues.WorkQueues.news`."""
+        found = self.call(calls.TASK_NEWS, request, seconds=seconds)
+        ready = [(str(group), str(consumer)) for group, consumer in found["ready"]]
+        return TaskNews(int(found["number"]), int(found["session"]), ready)
 
     def settle_tasks(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         """Acknowledge, renew and release tasks; see :meth:`millrace.node.append.work_queues.WorkQueues.handle`."""
         return self.call(calls.SETTLE_TASKS, request, seconds=seconds)
+
+    def group_heartbeats(
+        self, members: Sequence[dict[str, Any]], *, seconds: float
+    ) -> Sequence[dict[str, Any] | MillraceError]:
+        """Renew memberships: :meth:`millrace.node.append.consumer_groups.ConsumerGroups.heartbeats`.
+
+        Raises InvalidArgument if the server runs an older build.
+        """
+        answers = self.call(calls.GROUP_HEARTBEATS, {"members": list(members)}, seconds=seconds)["answers"]
+        return [error_from_bytes(each["error"].encode()) if "error" in each else each for each in answers]
 
     def read(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection

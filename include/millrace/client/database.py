@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, overload
 
@@ -45,12 +45,14 @@ from millrace.catalog.protocol import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.collection import Collection
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, LaneCallback, StreamOptions
+from millrace.client.consume.consumer_threads import HEARTBEAT_CALL_SECONDS, ConsumerThreads
 from millrace.client.consume.dead_letters import TaskLetters, discard_tasks, redrive_tasks
 from millrace.client.consume.delivery import SchemaMode
 from millrace.client.consume.membership import ExclusivePositions, GroupMember, require_group
 from millrace.client.consume.queue_consumer import LEASE_SECONDS, PREFETCH, QueueConsumer, QueueOptions
 from millrace.client.consume.scan import UncommittedReader, WalOpener
 from millrace.client.consume.shared_tail import SharedTail
+from millrace.client.consume.task_session import TaskSession
 from millrace.client.display import database_html
 from millrace.client.produce.producer import Producer
 from millrace.client.remote_tables import RemoteTables
@@ -214,6 +216,10 @@ class Database(Closeable):
         """The connection to the server."""
         self.shared_tail = SharedTail(append)
         """New messages, for all consumers and streams of this database."""
+        self.task_session = TaskSession(append)
+        """What all consumers of work queues of this database share."""
+        self.consumer_threads = ConsumerThreads(partial(append.group_heartbeats, seconds=HEARTBEAT_CALL_SECONDS))
+        """What all consumers of streams of this database share."""
         self.log: LogService = append.service
         catalog = RemoteCatalog(append, pchannels=None if address else settings.pchannels)
         self.catalog: Catalog = catalog
@@ -290,6 +296,8 @@ class Database(Closeable):
         """
         with ExitStack() as closing:
             closing.callback(self.connection.close)
+            closing.callback(self.task_session.close)
+            closing.callback(self.consumer_threads.close)
             for producer in self._producers:
                 closing.callback(producer.close)
             for consumer in self._consumers:
@@ -658,6 +666,7 @@ class Database(Closeable):
                 commit_interval=commit_interval,
                 log=self.tables.uncommitted(),
                 stall_timeout=self.settings.read_deadline,
+                threads=self.consumer_threads,
             )
         except BaseException:
             if positions is not None:
@@ -707,6 +716,7 @@ class Database(Closeable):
             start=first,
             letters=None if dead_letters is None else TaskLetters.of(self, dead_letters, group, source),
             max_deliveries=max_deliveries,
+            session=self.task_session,
         )
         self._opened(made)
         return made

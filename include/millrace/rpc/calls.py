@@ -306,14 +306,23 @@ GROUP: Final = _call(
     answer="tick lease start held share members reason done",
     repeat=Repeat.IDEMPOTENT,
 )
+GROUP_HEARTBEATS: Final = _call(
+    "append/group_heartbeats",
+    Role.READ,
+    Scope.ANYTHING,
+    "be a member of several consumer groups with that role: an `append/group` with `sync` for each",
+    request="members",
+    answer="answers",
+    repeat=Repeat.IDEMPOTENT,
+)
 TAKE_TASKS: Final = _call(
     "append/do_get",
     Role.READ,
     ResourceKind.GROUP,
     "lease tasks of a work queue, the rows of a collection with that role",
     ticket="queue",
-    request="group consumer lanes client? most? lease? wait? last? order? start?",
-    answer="number lanes reason",
+    request="group consumer lanes client? most? lease? wait? last? order? start? session?",
+    answer="number lanes reason session",
     repeat=Repeat.IDEMPOTENT,
 )
 SETTLE_TASKS: Final = _call(
@@ -323,6 +332,15 @@ SETTLE_TASKS: Final = _call(
     "acknowledge, renew and release tasks of a work queue, and leave it",
     request="group consumer done? renew? release? lease? leave? last?",
     answer="lost unread",
+    repeat=Repeat.IDEMPOTENT,
+)
+TASK_NEWS: Final = _call(
+    "append/queue_news",
+    Role.READ,
+    Scope.ANYTHING,
+    "wait for tasks of all consumers that the caller has waiting in a session",
+    request="session last? wait?",
+    answer="number session ready",
     repeat=Repeat.IDEMPOTENT,
 )
 DROP_CONSUMER_GROUP: Final = _call(

@@ -33,6 +33,19 @@ class LeasedTasks(NamedTuple):
     """VChannels of the queue that the server dispatches."""
     reason: str
     """Why it dispatches none, "" if it does."""
+    session: int = 0
+    """Number of the session in which the consumer waits for tasks now; 0 if it waits in none."""
+
+
+class TaskNews(NamedTuple):
+    """One answer to a call that waits for tasks of all consumers of a session."""
+
+    number: int
+    """Of the answer; the next call names it."""
+    session: int
+    """Number of the session; 0 if the server does not know it."""
+    ready: Sequence[tuple[str, str]]
+    """Groups and consumers that may have tasks now, and wait in the session no more."""
 
 
 def encode_tasks(

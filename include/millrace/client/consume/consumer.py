@@ -15,6 +15,9 @@ The consumers of a group divide its lanes (millrace.client.consume.membership). 
 is drained first: the consumer delivers no more of it, waits up to DRAIN_SECONDS for acknowledgements, commits, and
 releases it in the next `poll`. A lane whose lease is over is dropped: its units come to the new owner, perhaps a second
 time.
+
+The consumers of a connection share a few threads and one call for their heartbeats
+(millrace.client.consume.consumer_threads). One without news costs none.
 """
 
 from __future__ import annotations
@@ -26,16 +29,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeAlias, TypedDict, get_args
+from typing import Any, Final, Protocol, TypeAlias, TypedDict, get_args
 
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import Closed, CollectionNotFound, GroupBusy, InvalidArgument, MillraceError
+from millrace.base.job_pool import Job
 from millrace.base.metrics import Metrics
 from millrace.client.consume.batch_decoder import BatchDecoder
+from millrace.client.consume.consumer_threads import Answer, ConsumerThreads
 from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
-from millrace.client.consume.membership import SETTLING_SECONDS, GroupMember, GroupShare
+from millrace.client.consume.membership import HEARTBEAT_SECONDS, SETTLING_SECONDS, GroupMember, GroupShare
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
@@ -159,6 +164,10 @@ class _Reader:
     stopped: bool = False
     caught_up: bool = False
     """Whether everything was queued, or the reader has reached its end."""
+    job: Job | None = None
+    """Reads ahead."""
+    steps: Iterator[float | None] | None = None
+    """What the job does: each step yields the seconds until the next one, or None to wait for news."""
 
     def is_stopped(self) -> bool:
         return self.stopped
@@ -215,8 +224,12 @@ class Consumer(Closeable):
         commit_interval: float = COMMIT_INTERVAL,
         log: UncommittedReader | None = None,
         stall_timeout: float = STALL_TIMEOUT,
+        threads: ConsumerThreads | None = None,
     ) -> None:
-        """With a group, give either `positions`, for exclusive use, or `member`, which is closed with the consumer."""
+        """With a group, give either `positions`, for exclusive use, or `member`, which is closed with the consumer.
+
+        `threads`: those of the connection; None: its own.
+        """
         if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
         if group is not None and positions is None and member is None:
@@ -271,15 +284,34 @@ class Consumer(Closeable):
         self.idle_reason = ""
         """Why this member of a group has no lane; "" if it has one."""
         self._polled = time.monotonic()
-        self._keeping: threading.Thread | None = None
-        self._stopping = threading.Event()
-        self._begin()
+        self._full: list[_Reader] = []
+        """Readers that wait for room."""
+        self._threads = threads or ConsumerThreads()
+        self._own_threads = threads is None
+        self._heart = None if member is None else _Heart(self, member)
+        self._tending: Job | None = None
+        """Commits and gives up lanes after heartbeats, where that is due."""
+        self._refused = False
+        """Whether the last heartbeat was refused, which is raised once."""
+        self._begins = False
+        """Whether there are lanes whose first position is to be committed."""
+        try:
+            self._begin()
+        except BaseException:
+            if self._own_threads:
+                self._threads.close()
+            raise
 
     def _begin(self) -> None:
         if self._member is not None:
-            self._follow(self._member.sync(self._claims), first=True)
-            self._keeping = threading.Thread(target=self._keep, args=(self._member,), name="group-member", daemon=True)
-            self._keeping.start()
+            self._tending = self._threads.pool.start(self._tend, name=f"group {self.group!r}", at_once=False)
+            try:
+                self._follow(self._member.sync(self._claims), first=True)
+            except BaseException:
+                self._tending.stop()
+                raise
+            if self._heart is not None:
+                self._threads.heartbeats.add(self._heart)
             return
         for lane in sorted(self._lanes):
             tick = None
@@ -479,23 +511,26 @@ class Consumer(Closeable):
             self._closed = True
             readers = list(self._readers.values())
             self._wake()
-        self._stopping.set()
+        if self._heart is not None:
+            self._threads.heartbeats.remove(self._heart)
+        if self._tending is not None:
+            self._tending.stop()
         for each in readers:
-            if each.scan is not None:
-                each.scan.close()
-        if self._keeping is not None:
-            self._keeping.join(10.0)
+            _stop(each)
         with self._changed:
             end = Deadline.after(10.0)
             while self._running and not end.expired():
                 end.wait(self._changed)
         try:
-            self._commit()
+            with self._committing:  # after a heartbeat that was begun
+                self._commit()
         except GroupBusy:
             if self._member is None:
                 raise
             self._commit_each()
         finally:
+            if self._own_threads:
+                self._threads.close()
             if self._positions is not None:
                 self._positions.close()
             if self._member is not None:
@@ -511,30 +546,69 @@ class Consumer(Closeable):
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 
-    def _keep(self, member: GroupMember) -> None:
-        """Be alive for the group, and follow what it says, until the consumer is closed."""
-        pause, failed = member.heartbeat, False
-        while not self._stopping.wait(pause):
-            pause = member.heartbeat
-            try:
-                with self._committing:  # an answer is followed before the next one, and before a lane is released
-                    self._follow(member.sync(self._claims))
-                self._commit_in_time()  # what was done last, although nothing comes any more
-                if time.monotonic() - self._polled > SILENT_SECONDS:
-                    self._release_drained(told=False)
-                failed = False
-            except MillraceError as error:
-                _log.info("the membership of group %r was not renewed: %s: %s", self.group, error.code, error)
-                if not error.retriable and not failed:
-                    failed = True
-                    with self._changed:
-                        self._put([error])
-            with self._changed:
-                if self._draining or self._waiting:
-                    pause = min(pause, SETTLING_SECONDS)
+    def begin_heartbeat(self, member: GroupMember) -> dict[str, Any] | None:
+        """Begin to renew the membership; return the request, or None if another call is under way or it is closed.
 
-    def _follow(self, found: GroupShare, *, first: bool = False) -> None:
-        """Take the lanes that are new, drop those that are lost, and drain those that another member shall have."""
+        An answer is followed before the next one, and before a lane is released: until :meth:`end_heartbeat`, which the
+        same thread calls, nothing is committed.
+        """
+        if not self._committing.acquire(blocking=False):
+            return None
+        if self.closed:
+            self._committing.release()
+            return None
+        try:
+            return member.asking(self._claims)
+        except BaseException:
+            self._committing.release()
+            raise
+
+    def end_heartbeat(self, member: GroupMember, answer: Answer) -> None:
+        """Follow the answer to a request that was begun."""
+        try:
+            if isinstance(answer, Exception):
+                self._not_renewed(answer)
+            else:
+                self._follow(member.followed(answer), later=True)
+                self._refused = False
+        finally:
+            self._committing.release()
+        silent = self._draining and time.monotonic() - self._polled > SILENT_SECONDS
+        if self._tending is not None and (self._begins or silent or self._uncommitted()):
+            self._tending.wake()
+
+    def _not_renewed(self, error: Exception) -> None:
+        code = error.code if isinstance(error, MillraceError) else type(error).__name__
+        _log.info("the membership of group %r was not renewed: %s: %s", self.group, code, error)
+        if not (isinstance(error, MillraceError) and error.retriable) and not self._refused:
+            self._refused = True
+            with self._changed:
+                self._put([error])
+
+    def _uncommitted(self) -> bool:
+        """Whether something was done that is not committed, although nothing comes any more."""
+        with self._changed:
+            return any(place.started and place.tick > place.sent for place in self._places.values())
+
+    def _tend(self) -> None:
+        """Commit what is due, and give up lanes that a consumer which does not poll shall give up."""
+        if self._closed:
+            return
+        try:
+            if self._begins:
+                self._begins = False
+                self._commit_quietly(later=False)
+            self._commit_in_time()
+            if time.monotonic() - self._polled > SILENT_SECONDS:
+                self._release_drained(told=False)
+        except MillraceError as error:
+            self._not_renewed(error)
+
+    def _follow(self, found: GroupShare, *, first: bool = False, later: bool = False) -> None:
+        """Take the lanes that are new, drop those that are lost, and drain those that another member shall have.
+
+        `later`: the first position of a new lane is committed by :meth:`_tend`.
+        """
         changed: set[str] = set()
         with self._changed:
             if self._closed:
@@ -559,9 +633,18 @@ class Consumer(Closeable):
             self.idle_reason = found.reason
             self._others_done = found.done
             self._wake()
-        self._read_lanes(changed, at_once=first)
+        if changed:
+            self._read_lanes(changed, at_once=first)
         if self._assigned:  # a first start is written at once: nothing before the first commit is skipped by the next
-            self._commit_quietly(later=False)
+            self._begins = later
+            if not later:
+                self._commit_quietly(later=False)
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Seconds between two heartbeats: fewer while lanes change hands."""
+        interval = HEARTBEAT_SECONDS if self._member is None else self._member.heartbeat
+        return min(interval, SETTLING_SECONDS) if self._draining or self._waiting else interval
 
     def _drop(self, lane: str, place: _Place) -> None:
         place.gone = True
@@ -652,7 +735,11 @@ class Consumer(Closeable):
     def _delivered(self, delivery: Delivery) -> Delivery | None:
         """Note that a unit is delivered; None if its lanes are no longer delivered here."""
         self._held -= delivery.held_bytes
-        self._changed.notify_all()
+        if self._full and self._held < self._prefetch:
+            for reader in self._full:
+                if reader.job is not None:
+                    reader.job.wake()
+            self._full.clear()
         places = tuple(place for place in delivery.places if isinstance(place, _Place) and place.open)
         if not places:
             return None
@@ -700,9 +787,7 @@ class Consumer(Closeable):
             for pchannel in sorted(pchannels):
                 before = self._readers.pop(pchannel, None)
                 if before is not None:
-                    before.stopped = True
-                    if before.scan is not None:
-                        before.scan.close()
+                    _stop(before)
                 places = {
                     lane: place
                     for lane, place in self._places.items()
@@ -718,7 +803,10 @@ class Consumer(Closeable):
         with self._changed:
             self._running += len(made)
         for reader in made:
-            threading.Thread(target=self._read, args=(reader,), name=f"consumer-{reader.pchannel}", daemon=True).start()
+            reader.steps = self._reading(reader)
+            named = f"group {self.group!r} at {reader.pchannel}"
+            reader.job = self._threads.pool.start(partial(self._read_on, reader), name=named, at_once=False)
+            reader.job.wake()
 
     def _open(self, reader: _Reader) -> Scan:
         """Open the scan of a reader where the first of its lanes is."""
@@ -744,11 +832,19 @@ class Consumer(Closeable):
             stopped = reader.stopped or self._closed
         if stopped:
             found.close()
-        else:
-            found.hand_to(partial(self._take, reader), has_room=self._has_room)
         return found
 
-    def _read(self, reader: _Reader) -> None:
+    def _read_on(self, reader: _Reader) -> float | None:
+        """Make the next step of reading ahead; see :attr:`_Reader.steps`."""
+        assert reader.steps is not None
+        try:
+            return next(reader.steps)
+        except StopIteration:
+            if reader.job is not None:
+                reader.job.stop()
+            return None
+
+    def _reading(self, reader: _Reader) -> Iterator[float | None]:
         """Read ahead on one PChannel until the scan ends or fails with an error that is not retriable."""
         found = reader.scan
         try:
@@ -758,16 +854,21 @@ class Consumer(Closeable):
                         found = self._open(reader)
                         if self.group is not None:
                             self._commit_quietly(later=False)
-                    parts = found.poll_parts(timeout=_WAIT)
+                    parts = found.poll_once()
                     portion: list[Delivery] = []
-                    for following in self._portions(reader.pchannel, parts):
+                    for following in self._portions(reader.pchannel, parts or ()):
                         # Everything before a unit was queued with it or earlier.
-                        if portion and not self._hand_over(reader, portion, portion[-1].tick, caught_up=False):
-                            return
+                        if portion:
+                            yield from self._room(reader)
+                            if not self._hand_over(reader, portion, portion[-1].tick, caught_up=False):
+                                return
                         portion = following
+                    if portion:
+                        yield from self._room(reader)
                     caught_up = not parts and found.caught_up
                     if not self._hand_over(reader, portion, found.confirmed_tick, caught_up=caught_up):
                         return
+                    yield 0.0 if parts is not None or reader.job is None else found.on_news(reader.job.wake)
                 except MillraceError as error:
                     with self._changed:
                         if reader.is_stopped():
@@ -775,10 +876,10 @@ class Consumer(Closeable):
                         self._put([error])
                         if not error.retriable:
                             return
-                        self._changed.wait(jittered(_PAUSE))
                     if found is not None:
                         found.close()
                     found = None
+                    yield jittered(_PAUSE)
             with self._changed:
                 reader.caught_up = True  # the scan has reached `until_tick`
         except Exception as error:
@@ -789,6 +890,15 @@ class Consumer(Closeable):
             with self._changed:
                 self._running -= 1
                 self._wake()
+
+    def _room(self, reader: _Reader) -> Iterator[float | None]:
+        """Wait until there is room for deliveries."""
+        while True:
+            with self._changed:
+                if self._held < self._prefetch or self._closed or reader.stopped:
+                    return
+                self._full.append(reader)
+            yield None
 
     def _portions(self, pchannel: str, parts: Sequence[VisibleRows]) -> Iterator[list[Delivery]]:
         """Yield the units of parts of a scan as lists of deliveries, each made once the queue has room for it."""
@@ -821,29 +931,12 @@ class Consumer(Closeable):
         )
 
     def _hand_over(self, reader: _Reader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
-        """Queue deliveries once there is room, and note that everything up to tick `through` is queued."""
+        """Queue deliveries, and note that everything up to tick `through` is queued; return whether it goes on."""
         with self._changed:
-            while self._held >= self._prefetch and not self._closed and not reader.stopped:
-                self._changed.wait(_WAIT)
             if self._closed or reader.stopped:
                 return False
             self._queue(reader, deliveries, through, caught_up=caught_up)
             return True
-
-    def _has_room(self) -> bool:
-        return self._held < self._prefetch and not self._closed
-
-    def _take(self, reader: _Reader, found: Scan, parts: Sequence[VisibleRows]) -> None:
-        """Queue what another consumer's thread got for this one."""
-        try:
-            deliveries = [delivery for portion in self._portions(reader.pchannel, parts) for delivery in portion]
-            with self._changed:
-                if not reader.stopped:
-                    self._queue(reader, deliveries, found.confirmed_tick, caught_up=False)
-        except Exception as error:  # the other consumer has no part in it
-            with self._changed:
-                self._put([error])
-            found.close()
 
     def _queue(self, reader: _Reader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
         new: list[_Item] = []
@@ -868,6 +961,36 @@ class Consumer(Closeable):
         wakers, self._wakers = self._wakers, []
         for call in wakers:
             call()
+
+
+class _Heart:
+    """A consumer as its connection's heartbeats need it (implements Heart)."""
+
+    def __init__(self, consumer: Consumer, member: GroupMember) -> None:
+        self._consumer = consumer
+        self._member = member
+
+    @property
+    def interval(self) -> float:
+        return self._consumer.heartbeat_seconds
+
+    def begin(self) -> dict[str, Any] | None:
+        return self._consumer.begin_heartbeat(self._member)
+
+    def end(self, answer: Answer) -> None:
+        self._consumer.end_heartbeat(self._member, answer)
+
+    def send(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._member.send(request)
+
+
+def _stop(reader: _Reader) -> None:
+    """End a reader, which may be waiting for news or for room."""
+    reader.stopped = True
+    if reader.scan is not None:
+        reader.scan.close()
+    if reader.job is not None:
+        reader.job.wake()
 
 
 def _lanes(channels: Sequence[str]) -> Iterator[str]:

@@ -129,7 +129,12 @@ class GroupMember:
         released since. Other lanes of the answer have a position.
         """
         with self._turn:
-            asked = self._asked = self._clock()
+            return self.followed(self._call(self.asking(followed)))
+
+    def asking(self, followed: Mapping[str, int]) -> dict[str, Any]:
+        """Return the request of `sync`. Its answer goes to :meth:`followed`; no other call may come in between."""
+        with self._turn:
+            self._asked = self._clock()
             said: dict[str, Any] = {"lanes": list(self.lanes), "held": dict(followed), "client": self._client}
             if self._lease is not None:
                 said["lease"] = self._lease
@@ -137,11 +142,19 @@ class GroupMember:
                 said["until"] = self._until
             if self._queue:
                 said |= {"queue": True, "order": self._order}
-            answer = self._send(sync=said)
+            return {"group": self.group, "holder": self.name, "sync": said}
+
+    def send(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request of :meth:`asking` for this member alone."""
+        return self._call(request)
+
+    def followed(self, answer: dict[str, Any]) -> GroupShare:
+        """Note an answer, and return the member's part."""
+        with self._turn:
             held = {lane: HeldLane(*each) for lane, each in answer["held"].items()}
             self._claims = {lane: each.claim for lane, each in held.items()}
             seconds = float(answer["lease"])
-            self._ends = asked + seconds * (1 - CLOCK_DRIFT)
+            self._ends = self._asked + seconds * (1 - CLOCK_DRIFT)
             # A dispatcher alone changes nothing for others by calling often, and there may be many idle queues.
             alone = self._queue and answer["members"] == 1
             self.heartbeat = seconds / 3 if alone else min(HEARTBEAT_SECONDS, seconds / 4)

@@ -10,6 +10,8 @@ delivered again, to any consumer of the group: at least once. The log's server k
 (millrace.node.append.work_queues). The consumer holds up to `prefetch` tasks that are not settled; those that wait for
 `poll` have their leases renewed. An acknowledgement is sent in the background, together with others; `commit` and
 `close` return when it is durable.
+
+The consumers of a connection share a few threads (millrace.client.consume.task_session). One without tasks costs none.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import Closed, DeadlineExceeded, InvalidArgument, LogUnavailable, MillraceError, TaskLeaseLost
 from millrace.client.consume.dead_letters import DeadTask
 from millrace.client.consume.membership import CLOCK_DRIFT, boot_clock
+from millrace.client.consume.task_session import PATIENCE, QueueServer, TaskSession, passes
 from millrace.rpc.tasks import LeasedTasks
 from millrace.wal.scanner import DeliverPolicy
 
@@ -41,11 +44,13 @@ MAX_PREFETCH: Final = 5000
 MAX_DELIVERIES: Final = 5
 """Deliveries of a task after which it becomes a dead letter, if the queue has a place for them."""
 COMMIT_SECONDS: Final = 30.0
-PATIENCE: Final = 30.0
-"""How long errors that pass by themselves last before `poll` raises them."""
 _WAIT: Final = 0.5
 _LONGEST_CALL: Final = 5.0
 _PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 5.0
+"""Longest pause after errors, and between calls to a server of an earlier build that find nothing."""
+_LOOK_SECONDS: Final = 300.0
+"""How often a consumer takes by itself while it waits in its session."""
 _MOST: Final = 5000
 _SETTLE_TASKS: Final = 1000
 _SETTLE_PAUSE: Final = 0.004
@@ -123,14 +128,6 @@ class Task:
         return max(0.0, self.expires - self._clock())
 
 
-class QueueServer(Protocol):
-    """The server's calls that a consumer makes."""
-
-    def take_tasks(self, request: dict[str, Any], *, seconds: float) -> LeasedTasks: ...
-
-    def settle_tasks(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]: ...
-
-
 class Letters(Protocol):
     """Where dead letters go."""
 
@@ -171,8 +168,10 @@ class QueueConsumer(Closeable):
         start: str | int = "earliest",
         letters: Letters | None = None,
         max_deliveries: int | None = None,
+        session: TaskSession | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
+        """`session`: that of the connection to `server`; None: one of its own."""
         if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
             raise InvalidArgument(f"prefetch is a number from 1 to {MAX_PREFETCH}, not {prefetch!r}")
         if max_deliveries is not None and letters is None:
@@ -187,6 +186,8 @@ class QueueConsumer(Closeable):
         self.idle_reason = ""
         """Why the server has no VChannel of the queue; "" if it has one."""
         self._server = server
+        self._session = session or TaskSession(server)
+        self._closes_session = session is None
         self._lease = lease
         self._prefetch = prefetch
         self._least_room = max(1, prefetch // 2)
@@ -202,12 +203,10 @@ class QueueConsumer(Closeable):
             "lease": lease,
             "order": order,
             "start": start,
+            "session": self._session.name,
         }
-        guard = threading.RLock()
-        self._changed = threading.Condition(guard)
-        """Polls and commits wait here."""
-        self._taking = threading.Condition(guard)
-        self._settling = threading.Condition(guard)
+        self._changed = threading.Condition(threading.RLock())
+        """Polls, commits and `close` wait here."""
         self._committing = 0
         """Calls that wait until everything is sent."""
         self._ready: deque[Task] = deque()
@@ -217,8 +216,19 @@ class QueueConsumer(Closeable):
         Those with no lease leave it when `poll` has no other task: who does not ask for more leaves them to others.
         """
         self._outbox = _Outbox()
+        self._first_done = 0.0
+        """When the first acknowledgement in the outbox came."""
+        self._send_after = 0.0
+        """What failed is sent again from then on."""
         self._sending = False
+        self._taking = True
+        """Whether a take is under way."""
+        self._full = False
+        """Whether the next take waits for room."""
         self._last = 0
+        self._failing: float | None = None
+        """Since when takes fail."""
+        self._pause = 0.0
         self._errors: deque[Exception] = deque(maxlen=_MAX_ERRORS)
         self._failed: Exception | None = None
         """Why what is to be sent could not be sent, if it could not."""
@@ -229,14 +239,22 @@ class QueueConsumer(Closeable):
         self._wakers: list[Callable[[], None]] = []
         self._closed = False
         self._renewed = clock()
+        named = f"queue {group!r}"
+        self._take_job = self._session.taking.start(self._take, name=named, at_once=False)
+        self._settle_job = self._session.settling.start(self._settle, name=named, at_once=False)
+        self._session.add(group, self.name, self._take_job, self._wait_failed)
         # The first call is made here, so that a wrong use raises at once.
-        self._receive(self._ask(wait=0.0))
-        self._threads = [
-            threading.Thread(target=run, name=f"queue-{what}", daemon=True)
-            for what, run in (("take", self._fetch), ("settle", self._settle))
-        ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            answer = self._ask(wait=0.0)
+        except BaseException:
+            self._leave_session()
+            raise
+        self._receive(answer)
+        with self._changed:
+            self._taking = False
+            waits = answer[1].session and not self._unknown
+        if not waits:
+            self._take_job.wake()
 
     # --- public methods -----------------------------------------------------------------------------------------------
 
@@ -263,14 +281,14 @@ class QueueConsumer(Closeable):
         while self._ready:
             task = self._ready.popleft()
             if task.expires - self._clock() < self._lease / 2:  # it comes again, here or elsewhere
-                self._wake_taking()
+                self._take_if_room()
                 continue
             self._out.add(task)
             return task
         if self._prefetch <= len(self._out):
             now = self._clock()  # what is not this consumer's any more takes no room
             self._out = {task for task in self._out if task.expires > now}
-            self._wake_taking()
+            self._take_if_room()
         return None
 
     def __iter__(self) -> Iterator[Task]:
@@ -309,16 +327,19 @@ class QueueConsumer(Closeable):
         with self._changed:
             first = not self._outbox.done
             self._outbox.done.extend(self._settled(tasks))
-            if first or len(self._outbox.done) == _SETTLE_TASKS:
-                self._settling.notify()
-            self._wake_taking()
+            if first:
+                self._first_done = self._clock()
+                self._settle_job.wake(_SETTLE_PAUSE)
+            elif len(self._outbox.done) == _SETTLE_TASKS:
+                self._settle_job.wake()
+            self._take_if_room()
 
     def release(self, *tasks: Task, delay: float = 0.0) -> None:
         """Give tasks back, to be delivered again to any consumer after `delay` seconds."""
         with self._changed:
             self._outbox.release.extend((task, delay, False) for task in self._settled(tasks))
-            self._settling.notify()
-            self._wake_taking()
+            self._settle_job.wake()
+            self._take_if_room()
 
     def reject(self, *tasks: Task, reason: str) -> None:
         """Put tasks into the dead letters with a reason, and count them as done. Durable as an acknowledgement is.
@@ -332,8 +353,8 @@ class QueueConsumer(Closeable):
             )
         with self._changed:
             self._outbox.dead.extend((task, reason) for task in self._settled(tasks))
-            self._settling.notify()
-            self._wake_taking()
+            self._settle_job.wake()
+            self._take_if_room()
 
     def renew(self, *tasks: Task) -> None:
         """Let the leases of tasks begin anew; returns once they have.
@@ -371,10 +392,10 @@ class QueueConsumer(Closeable):
         end = Deadline.after(timeout)
         with self._changed:
             self._committing += 1
-            self._settling.notify()
+            self._settle_job.wake()
             try:
                 while self._outbox or self._sending:
-                    if self._failed is not None and not _passes(self._failed):
+                    if self._failed is not None and not passes(self._failed):
                         raise self._failed
                     if end.expired():
                         raise DeadlineExceeded(
@@ -409,49 +430,106 @@ class QueueConsumer(Closeable):
                 return
             self._closed = True
             self._wake()
-        taking, settling = self._threads
-        settling.join(_LONGEST_CALL + 10.0)
+        self._take_job.stop()
+        self._settle_job.stop()
         try:
-            self._call(leave=True, last=self._last)  # which ends a take that waits
-            taking.join(_LONGEST_CALL + 10.0)
-            self._call(leave=True, last=self._last)  # and gives back what a late one took
-        except MillraceError as error:
-            _log.warning("tasks of queue %r are free once their leases are over: %s", self.group, error)
+            self._send_rest()
+            with self._changed:
+                taking = self._taking
+            try:
+                self._call(leave=True, last=self._last)  # which ends a take that waits
+                if taking:
+                    end = Deadline.after(_LONGEST_CALL + 10.0)
+                    with self._changed:
+                        while self._taking and not end.expired():
+                            end.wait(self._changed)
+                    self._call(leave=True, last=self._last)  # and gives back what a late one took
+            except MillraceError as error:
+                _log.warning("tasks of queue %r are free once their leases are over: %s", self.group, error)
+        finally:
+            self._leave_session()
         if self._failed is not None:
             raise self._failed
 
+    def _send_rest(self) -> None:
+        """Send what is acknowledged, and give the rest back; set why not if that fails."""
+        end = Deadline.after(_LONGEST_CALL + 10.0)
+        with self._changed:
+            while self._sending and not end.expired():
+                end.wait(self._changed)
+            self._outbox.renew.clear()
+            self._outbox.release.extend((task, 0.0, True) for task in self._ready)
+            self._ready.clear()
+            sent, self._outbox = self._outbox, _Outbox()
+        self._failed = None
+        try:
+            while sent and not self._send(sent):
+                if not end.pause(jittered(_PAUSE)):
+                    raise LogUnavailable(
+                        f"the server of queue {self.group!r} has changed and is not ready: {len(sent.done)}"
+                        " acknowledgements are not durable, and these tasks may be delivered again"
+                    )
+                self._server.take_tasks(self._taking_request() | {"most": 0}, seconds=_LONGEST_CALL)
+        except Exception as error:
+            if sent.done or sent.dead:  # leaving gives the others back
+                self._failed = error
+
+    def _leave_session(self) -> None:
+        self._take_job.stop()
+        self._settle_job.stop()
+        self._session.remove(self.group, self.name)
+        if self._closes_session:
+            self._session.close()
+
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
-        failing: float | None = None
-        while True:
-            with self._changed:
-                while not self._closed and not self._unknown and self._room() < self._least_room:
-                    self._taking.wait(_WAIT)
-                if self._is_closed():
-                    return
-                self._unknown = False
-            try:
-                wait = min(_LONGEST_CALL, self._lease / 4)
+    def _take(self) -> float | None:
+        """Take tasks once if there is room; return the seconds until the next time, None: once something wakes it."""
+        with self._changed:
+            if self._closed:
+                return None
+            if self._taking:  # the first one
+                self._unknown = True
+                return None
+            self._full = not self._unknown and self._room() < self._least_room
+            if self._full:
+                return None
+            self._unknown, self._taking = False, True
+        try:
+            with self._session.direct() as may_wait:
+                wait = min(_LONGEST_CALL, self._lease / 4) if may_wait else 0.0
                 answer = self._ask(wait=wait)
-                self._receive(answer)
-                failing = None
-                if not answer[1].parts and self._clock() - answer[0] < wait / 2:  # it cannot wait now: no hot loop
-                    with self._taking:
-                        self._taking.wait(jittered(_PAUSE))
-            except Exception as error:  # any other, too, ends no thread without a word
-                failing = failing or self._clock()
-                with self._changed:
-                    if self._is_closed():
-                        return
-                    if not _passes(error) or (not self._errors and self._clock() - failing >= PATIENCE):
-                        self._errors.append(error)
-                        self._wake()
-                    self._taking.wait(jittered(_PAUSE if _passes(error) else 1.0))
+            self._receive(answer)
+        except Exception as error:  # any other, too, ends no thread without a word
+            with self._changed:
+                self._failing = self._failing or self._clock()
+                if not passes(error) or (not self._errors and self._clock() - self._failing >= PATIENCE):
+                    self._errors.append(error)
+                    self._wake()
+                self._pause = min(2 * self._pause or (_PAUSE if passes(error) else 1.0), _LONGEST_PAUSE)
+                return jittered(self._pause)
+        finally:
+            with self._changed:
+                self._taking = False
+                self._changed.notify_all()
+        asked, found = answer
+        if not found.parts and not found.session and not 0.0 < wait < 2 * (self._clock() - asked):
+            self._pause = min(2 * self._pause or _PAUSE, _LONGEST_PAUSE)  # it cannot wait now: no hot loop
+            return jittered(self._pause)
+        self._pause = 0.0
+        return jittered(_LOOK_SECONDS) if found.session else 0.0
 
-    def _wake_taking(self) -> None:
-        if self._room() >= self._least_room:
-            self._taking.notify()
+    def _wait_failed(self, error: Exception) -> None:
+        """Note an error that lasts while this consumer waits in its session."""
+        with self._changed:
+            if not self._errors:
+                self._errors.append(error)
+                self._wake()
+
+    def _take_if_room(self) -> None:
+        if self._full and self._room() >= self._least_room:
+            self._full = False
+            self._take_job.wake()
 
     def _room(self) -> int:
         return self._prefetch - len(self._ready) - len(self._out)
@@ -460,13 +538,16 @@ class QueueConsumer(Closeable):
         """Have the server dispatch the queue, even if this consumer has no room for more tasks."""
         with self._changed:
             self._unknown = True
-            self._taking.notify()
+            self._take_job.wake()
 
     def _ask(self, *, wait: float) -> tuple[float, LeasedTasks]:
         asked = self._clock()
+        found = self._server.take_tasks(self._taking_request() | {"wait": wait}, seconds=wait + _LONGEST_CALL)
+        return asked, found
+
+    def _taking_request(self) -> dict[str, Any]:
         with self._changed:
-            request = {**self._asking, "last": self._last, "most": max(0, self._room()), "wait": wait}
-        return asked, self._server.take_tasks(request, seconds=wait + _LONGEST_CALL)
+            return {**self._asking, "last": self._last, "most": max(0, self._room()), "wait": 0.0}
 
     def _receive(self, answer: tuple[float, LeasedTasks]) -> None:
         asked, found = answer
@@ -476,8 +557,12 @@ class QueueConsumer(Closeable):
                 return
             self._last = found.number
             self.idle_reason = found.reason
-            while len(self._errors) and _passes(self._errors[0]):
+            self._failing = None
+            while len(self._errors) and passes(self._errors[0]):
                 self._errors.popleft()  # it is over
+            if found.parts and not self._ready:
+                self._renewed = self._clock()
+                self._settle_job.wake(self._lease / 4)
             for batch, lanes, ticks, ordinals, deliveries in found.parts:
                 rows = _Rows(batch)
                 names = (lane for lane, count in lanes for _ in range(count))
@@ -491,6 +576,7 @@ class QueueConsumer(Closeable):
                     else:
                         self._ready.append(task)
             self._wake()
+        self._session.took(self.group, self.name, found.session)
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
@@ -504,53 +590,68 @@ class QueueConsumer(Closeable):
                 found.append(task)
         return found
 
-    def _settle(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and not self._outbox and self._clock() < self._renewed + self._lease / 4:
-                    left = self._renewed + self._lease / 4 - self._clock()
-                    # Short where a suspension of the machine, which a wait does not count, may have ended leases.
-                    self._settling.wait(max(0.001, min(_WAIT, left) if self._ready else left))
-                if 0 < len(self._outbox.done) < _SETTLE_TASKS and not self._committing and not self._asking["order"]:
-                    self._settling.wait(_SETTLE_PAUSE)
-                if self._clock() >= self._renewed + self._lease / 4:
-                    self._renewed = self._clock()
-                    self._outbox.renew.extend(self._ready)
-                if self._closed:
-                    self._outbox.renew.clear()
-                    self._outbox.release.extend((task, 0.0, True) for task in self._ready)
-                    self._ready.clear()
-                    if not self._outbox:
-                        return
-                sent, self._outbox = self._outbox, _Outbox()
-                self._sending = True
-            failed: Exception | None = None
-            try:
-                self._send(sent)
-            except Exception as error:
-                failed = error
-            with self._changed:
-                self._sending = False
-                self._failed = failed
-                self._changed.notify_all()
-                if failed is None:
-                    continue
-                if not _passes(failed):
-                    self._errors.append(failed)
-                    self._wake()
-                if self._closed:
-                    if not sent.done and not sent.dead:
-                        self._failed = None  # leaving gives the rest back
-                    return
-                # Again, before what has come since; a renewal only if it is still of use.
+    def _settle(self) -> float | None:
+        """Send what is to be sent; return the seconds until the next time, None: once something wakes it."""
+        with self._changed:
+            now = self._clock()
+            if self._closed:  # which sends the rest
+                return None
+            if now < self._send_after:
+                return self._send_after - now
+            if 0 < len(self._outbox.done) < _SETTLE_TASKS and not self._committing and not self._asking["order"]:
+                left = self._first_done + _SETTLE_PAUSE - now
+                if left > 0:
+                    return left
+            if now >= self._renewed + self._lease / 4:
+                self._renewed = now
+                self._outbox.renew.extend(self._ready)
+            if not self._outbox:
+                return self._until_renewal(now)
+            sent, self._outbox = self._outbox, _Outbox()
+            self._sending = True
+        failed: Exception | None = None
+        done = False
+        try:
+            done = self._send(sent)
+        except Exception as error:
+            failed = error
+        with self._changed:
+            self._sending = False
+            self._failed = failed
+            if not done:  # again, before what has come since; a renewal only if it is still of use
                 self._outbox.done[:0] = sent.done
                 self._outbox.release[:0] = sent.release
                 self._outbox.dead[:0] = sent.dead
-                self._settling.wait(jittered(_PAUSE))
+                self._send_after = self._clock() + jittered(_PAUSE)
+            if failed is not None and not passes(failed):
+                self._errors.append(failed)
+                self._wake()
+            self._changed.notify_all()
+            return 0.0 if self._outbox else self._until_renewal(self._clock())
 
-    def _send(self, sent: _Outbox) -> None:
+    def _until_renewal(self, now: float) -> float | None:
+        if not self._ready:
+            return None
+        # Short, because a suspension of the machine, which a wait does not count, may have ended leases.
+        return max(0.001, min(_WAIT, self._renewed + self._lease / 4 - now))
+
+    def _send(self, sent: _Outbox) -> bool:
+        """Send all of `sent`, and remove from it what was answered.
+
+        Returns False if the VChannels' owner has changed and has not read some tasks yet: they are to be sent again.
+        """
         if sent.dead:
             self._bury(sent)
+        unread: list[Task] = []
+        try:
+            self._send_all(sent, unread)
+        finally:
+            sent.done[:0] = unread
+        if unread:
+            self._ask_to_dispatch()
+        return not unread
+
+    def _send_all(self, sent: _Outbox, unread: list[Task]) -> None:
         while sent.done or sent.renew or sent.release:
             done, renew, release = sent.done[:_MOST], sent.renew[:_MOST], sent.release[:_MOST]
             asked = self._clock()
@@ -561,21 +662,16 @@ class QueueConsumer(Closeable):
                     task.expires = asked + self._lease * (1 - CLOCK_DRIFT)
             late = _named(done, answer, "done", "lost")
             again = _named(done, answer, "done", "unread")
-            # The owner of the VChannel has changed, and has not read so far yet: later, as long as it is of use.
+            # Later, as long as it is of use.
             now = self._clock()
             late += [task for task in again if now > task.expires + self._lease]
-            again = [task for task in again if now <= task.expires + self._lease]
+            unread += [task for task in again if now <= task.expires + self._lease]
             with self._changed:
                 if late:
                     self.lost += len(late)
                     self._late += [task.id for task in late]
                     del self._late[:-1000]
-            sent.done = again + sent.done[_MOST:]
-            sent.renew, sent.release = sent.renew[_MOST:], sent.release[_MOST:]
-            if again:
-                self._ask_to_dispatch()
-                with self._settling:
-                    self._settling.wait(jittered(_PAUSE))
+            sent.done, sent.renew, sent.release = sent.done[_MOST:], sent.renew[_MOST:], sent.release[_MOST:]
 
     def _bury(self, sent: _Outbox) -> None:
         """Write dead letters; then they are done."""
@@ -600,10 +696,8 @@ class QueueConsumer(Closeable):
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        if self._outbox or self._closed:
-            self._settling.notify_all()
-        if self._closed:
-            self._taking.notify_all()
+        if self._outbox:
+            self._settle_job.wake()
         wakers, self._wakers = self._wakers, []
         for call in wakers:
             call()
@@ -637,7 +731,3 @@ def _named(tasks: Sequence[Task], answer: dict[str, Any], kind: str, outcome: st
         by_lane.setdefault(task.vchannel, []).append(task)
     elements = list(by_lane.values())
     return [elements[element][place] for element, place in places]
-
-
-def _passes(error: Exception) -> bool:
-    return isinstance(error, MillraceError) and error.retriable

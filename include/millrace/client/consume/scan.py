@@ -28,7 +28,6 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     InvalidArgument,
-    MillraceError,
     PositionTruncated,
     TableDamaged,
     TickNotReached,
@@ -62,8 +61,6 @@ _TABLE_FIRST: Final = 1.0
 """Seconds to wait for the table before reading the log instead; a running streaming node needs less."""
 STALL_TIMEOUT: Final = 30.0
 """Seconds without progress after which a scan raises TickNotReached."""
-_HANDED_PIECES: Final = 8
-"""Most pieces that are handed over at once: a longer run is for the reader's own thread."""
 _ASK_SECONDS: Final = 0.2
 """Minimum time between two time ticks that a scan requests to reach its `until_tick`."""
 _PERSISTED_SECONDS: Final = 10.0
@@ -283,25 +280,6 @@ class Scan(Closeable):
             return min(_ASK_SECONDS, self._tick_interval or _ASK_SECONDS)
         self._reader.on_news(self._seen, call)
         return None
-
-    def hand_to(self, take: Callable[[Scan, list[VisibleRows]], None], *, has_room: Callable[[], bool]) -> None:
-        """Hand new units to `take`, from another reader's thread, while :meth:`poll_parts` waits and `has_room()`.
-
-        Neither may wait. `poll_parts` returns the units otherwise, and always if the scan has an `until_tick`.
-        """
-
-        def taker(batch: SharedBatch) -> bool:
-            if len(batch.pieces) > _HANDED_PIECES or self.ended or not has_room():
-                return False
-            try:
-                parts = self._pushed(batch.pieces, batch.confirmed_tick)
-            except MillraceError:
-                return False  # the scan's own thread meets it
-            take(self, parts)
-            return True
-
-        if self._until is None:
-            self._reader.taker = taker
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield units as tables (see :meth:`poll`) until the scan ends."""

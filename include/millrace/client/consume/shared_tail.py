@@ -6,13 +6,12 @@
 
 A reader that has taken everything waits. One of the waiting readers, the leader, calls the server, and its answer
 serves all of them: it goes into a window of recent pieces, from which each reader takes what comes after its own
-position. The next waiting reader leads once the leader has its answer. The leader hands new pieces to the readers that
-wait (`TailReader.taker`), so that their threads need not run. A reader without a thread asks to be called when there is
-news (`TailReader.on_news`): as long as a PChannel has such readers, one thread leads for all its readers. Pieces that
-every reader has taken are dropped, and the oldest ones beyond WINDOW_BYTES. A reader that is too slow for the window,
-or that has just begun, calls the server by itself until it has caught up, so that it delays nobody and keeps nothing in
-memory. A reader thus takes from the window only answers to calls that began after its own first one: the server judges
-each call by the rights that the token has then.
+position. The next waiting reader leads once the leader has its answer. A reader without a thread asks to be called when
+there is news (`TailReader.on_news`): as long as a PChannel has such readers, one thread leads for all its readers.
+Pieces that every reader has taken are dropped, and the oldest ones beyond WINDOW_BYTES. A reader that is too slow for
+the window, or that has just begun, calls the server by itself until it has caught up, so that it delays nobody and
+keeps nothing in memory. A reader thus takes from the window only answers to calls that began after its own first one:
+the server judges each call by the rights that the token has then.
 
 What a window holds is immutable. The rows, units and decoded columns of a piece are made once for all readers with the
 same filters; transactions are assembled by each reader (:mod:`millrace.wal.scanner`).
@@ -185,11 +184,6 @@ class TailReader(Closeable):
     """A reader of one PChannel's tail. One thread reads; any may close it."""
 
     def __init__(self, shared: SharedTail, window: _Window) -> None:
-        self.taker: Callable[[SharedBatch], bool] | None = None
-        """Takes what another reader's call gets while this one waits, in that reader's thread and without waiting.
-
-        False: it took nothing, and this reader is to take it.
-        """
         self._shared = shared
         self._window = window
 
@@ -229,7 +223,6 @@ class _Window:
         self._confirmed = 0
         self._positions: dict[TailReader, int] = {}
         """The positions of the readers that have joined: those whose own call had come to the end of the window."""
-        self._waiting: set[TailReader] = set()
         self._leading: _Leading | None = None
         """The call of a reader for all that wait."""
         self._calls = 0
@@ -296,10 +289,7 @@ class _Window:
                         self._changed.notify()  # the next one leads; it was perhaps this one that had been told
                     return TailBatch([], after)
                 self._positions[reader] = after
-                self._waiting.add(reader)
                 deadline.wait(self._changed)
-                self._waiting.discard(reader)
-                after = self._positions.get(reader, after)  # its taker may have taken something
             else:  # it was closed
                 return TailBatch([], after)
             self._calls += 1
@@ -374,26 +364,9 @@ class _Window:
         self._wake()
 
     def _wake(self) -> None:
-        """Give those that wait what is new to them; wake those that must take it themselves, and one to lead."""
-        batches: dict[int, SharedBatch] = {}
-        served = True
-        for reader in list(self._waiting):
-            after = self._positions.get(reader, self._confirmed)
-            if not self._earliest <= after < self._confirmed:
-                served = served and after >= self._confirmed
-                continue
-            batch = batches.get(after)
-            if batch is None:
-                batch = batches[after] = self._batch(after)
-            if reader.taker is not None and reader.taker(batch):
-                self._positions[reader] = batch.confirmed_tick
-            else:
-                served = False
+        """Wake those that wait: what is new is for them, or the next one leads."""
         self._drop_taken()
-        if not served:
-            self._changed.notify_all()
-        elif self._leading is None:
-            self._changed.notify()
+        self._changed.notify_all()
         self._call_parked(lambda after: after < self._confirmed)
 
     def _call_parked(self, wanted: Callable[[int], bool]) -> None:

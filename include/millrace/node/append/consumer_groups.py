@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
     GroupBusy,
@@ -48,6 +49,7 @@ from millrace.base.metrics import Metrics
 from millrace.client.consume.membership import require_group
 from millrace.client.consume.positions import FilePositions, PositionStore, lane_positions, start_of
 from millrace.message.ids import split_channel
+from millrace.rpc.wire import error_to_bytes
 
 LEASE_SECONDS: Final = 15.0
 """Seconds that a lease lasts without a call."""
@@ -58,8 +60,13 @@ MAX_LEASES: Final = 16_384
 """Claims to lanes at one server. On one machine each is a file lock, so an open file."""
 MAX_LANES: Final = 1024
 """Lanes of one member."""
-MAX_MEMBERS: Final = 1024
+MAX_MEMBERS: Final = 4096
 MAX_GROUPS: Final = 10_000
+MAX_HEARTBEATS: Final = 1024
+"""Members in one call."""
+HEARTBEATS_SECONDS: Final = 2.0
+"""How long one call for several members may take; a slow store would end leases of members that wait for others."""
+_BUSY_SECONDS: Final = 0.01
 _LOOK: Final = 1.0
 _VIEW_SECONDS: Final = 0.5
 """How long a look at a group's members and claims, which other servers may have, counts."""
@@ -238,6 +245,45 @@ class ConsumerGroups:
                     raise InvalidArgument("a call of a consumer group needs one of take, move, keep, leave and sync")
         return {}
 
+    def heartbeats(self, members: object, require: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Answer calls with `sync` of several members, `[{"group", "holder", "sync"}, ...]`, one after the other.
+
+        Each answer is that of the call, or `{"error": error in wire form}`, so one member concerns no other. Members of
+        groups that another call uses come last. After HEARTBEATS_SECONDS, the rest are to call again.
+        `require` raises if the caller may not be a member of a group.
+        """
+        if not isinstance(members, list) or len(members) > MAX_HEARTBEATS:
+            raise InvalidArgument(f"heartbeats need 'members', a list of at most {MAX_HEARTBEATS} calls")
+        answers: list[dict[str, Any]] = [{} for _ in members]
+        end = Deadline.after(HEARTBEATS_SECONDS)
+        left = list(enumerate(members))
+        while left:
+            busy = []
+            for place, member in left:
+                try:
+                    answer = self._heartbeat(member, require, end)
+                except Exception as error:
+                    answer = {"error": error_to_bytes(error).decode()}
+                if answer is None:
+                    busy.append((place, member))
+                else:
+                    answers[place] = answer
+            if busy and len(busy) == len(left):
+                end.pause(_BUSY_SECONDS)
+            left = busy
+        return answers
+
+    def _heartbeat(self, member: object, require: Callable[[str], None], end: Deadline) -> dict[str, Any] | None:
+        """Answer one call with `sync`; None if another call uses the group now."""
+        if not isinstance(member, dict) or not isinstance(said := member.get("sync"), dict):
+            raise InvalidArgument("a heartbeat is {'group', 'holder', 'sync'}")
+        group, holder = _group_of(member), _text(member, "holder")
+        require(group)
+        if end.expired():
+            raise LogUnavailable("the server was busy with other groups: call again")
+        with self._turn(group, blocking=False) as free:
+            return self._sync(group, holder, said) if free else None
+
     def move_queue(self, group: str, holder: str, moves: Mapping[str, QueueMove]) -> set[str]:
         """Make the positions and states of a work queue's lanes durable, which the dispatcher `holder` has claims to.
 
@@ -375,12 +421,15 @@ class ConsumerGroups:
                 self._positions = None
 
     @contextmanager
-    def _turn(self, group: str) -> Iterator[None]:
-        with self._turns.acquire(group):
+    def _turn(self, group: str, *, blocking: bool = True) -> Iterator[bool]:
+        with self._turns.acquire(group, blocking=blocking) as free:
             if self._closed.is_set():
                 raise LogUnavailable("the log's server is stopping: call again")
+            if not free:
+                yield False
+                return
             try:
-                yield
+                yield True
             finally:
                 state = self._groups.get(group)
                 if state is not None and not state.members:  # a refused call leaves nothing

@@ -181,6 +181,8 @@ class QueueLanes:
         self.changed = threading.Condition(guard)
         self.available = threading.Condition(guard)
         """Takes wait here for tasks, so that an acknowledgement does not wake them."""
+        self.on_offer: Callable[[int | None], None] = lambda count: None
+        """Tells the consumers that wait without a thread; called under `changed`."""
         self.reason = ""
         """Why this server has no VChannel of the queue, "" if it has one."""
         self._held: dict[str, Lane] = {}
@@ -200,6 +202,14 @@ class QueueLanes:
     def get(self, name: str) -> Lane | None:
         """Return a VChannel if this server dispatches it."""
         return self._held.get(name)
+
+    def offer(self, count: int | None = None) -> None:
+        """Wake consumers that wait, as many as there are new tasks; None: all. The caller holds `changed`."""
+        if count is None:
+            self.available.notify_all()
+        else:
+            self.available.notify(count)
+        self.on_offer(count)
 
     # --- membership ---------------------------------------------------------------------------------------------------
 
@@ -254,7 +264,7 @@ class QueueLanes:
                 lane.window.end_reserve()
                 lane.generation += 1
             self.changed.notify_all()
-            self.available.notify_all()
+            self.offer()
         try:
             self.save(lanes)
         except MillraceError as error:
@@ -301,7 +311,9 @@ class QueueLanes:
                         lane.drain_until = None
                     elif lane.drain_until is None:
                         lane.drain_until = now + DRAIN_SECONDS
-                self.reason = share.reason
+                if self.reason != share.reason:
+                    self.reason = share.reason
+                    self.offer()  # consumers show it
                 self.changed.notify_all()
         try:
             if opened:
@@ -372,7 +384,7 @@ class QueueLanes:
             return pause
         with self.changed:
             lane.error = found
-            self.available.notify_all()
+            self.offer()
         # What needs somebody to act is tried again too: they may have acted.
         lane.pause = min(2 * lane.pause or _PAUSE, _LONGEST_PAUSE if found.retriable else _BROKEN_PAUSE)
         return None if lane.is_gone() else jittered(lane.pause)
@@ -456,7 +468,7 @@ class QueueLanes:
                     last=piece.last if stop == count else bool(piece.ticks[stop] != piece.ticks[stop - 1]),
                     keys=None if keys is None else keys[first:stop],
                 )
-                self.available.notify(stop - first)
+                self.offer(stop - first)
                 first, lane.moved, lane.error = stop, True, None
                 self.weigh(lane)
             lane.rest = None

@@ -382,6 +382,16 @@ class AppendExtension:
     def _group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         return _served(self._groups, calls.GROUP).handle(request)
 
+    @handles(calls.GROUP_HEARTBEATS)
+    def _group_heartbeats(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        groups = _served(self._groups, calls.GROUP_HEARTBEATS)
+
+        def require(group: str) -> None:
+            resources = (Resource(ResourceKind.GROUP, group),)
+            caller.principal.require_role((Role.READ,), resources, "a member of a consumer group")
+
+        return {"answers": groups.heartbeats(request.get("members"), require)}
+
     @handles(calls.TAKE_TASKS)
     def _take_tasks(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         queues, lanes = _served(self._queues, calls.TAKE_TASKS), request.get("lanes")
@@ -395,9 +405,21 @@ class AppendExtension:
             if can_wait:
                 self._taking.release()
         pieces = [*wire_tasks(found.parts)]
-        last = calls.TAKE_TASKS.checked({"number": found.number, "lanes": found.lanes, "reason": found.reason})
-        pieces.append((_NO_TASKS, to_json(last)))
+        last = {"number": found.number, "lanes": found.lanes, "reason": found.reason}
+        if found.session:
+            last["session"] = found.session
+        pieces.append((_NO_TASKS, to_json(calls.TAKE_TASKS.checked(last))))
         return ReadStream(TASKS_SCHEMA, iter(pieces))
+
+    @handles(calls.TASK_NEWS)
+    def _task_news(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        queues = _served(self._queues, calls.TASK_NEWS)
+        can_wait = self._taking.acquire(blocking=False)
+        try:
+            return queues.news(request, caller=caller.principal.name, may_wait=can_wait)._asdict()
+        finally:
+            if can_wait:
+                self._taking.release()
 
     @handles(calls.SETTLE_TASKS)
     def _settle_tasks(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:

@@ -10,6 +10,7 @@ consumer's hands stay there for a lease: their holders renew or acknowledge them
 
 A take names the last answer that its consumer got. If there is a later one, its answer was lost: those tasks are given
 back at once, uncounted. A consumer is known by its name and its principal, so nobody settles in the name of another's.
+One that found no task may wait in a session, without a call of its own (millrace.node.append.task_sessions).
 
 Bounds: MAX_CONSUMERS consumers, of one queue MAX_QUEUE_CONSUMERS.
 """
@@ -41,7 +42,9 @@ from millrace.client.consume.membership import GroupMember, boot_clock, require_
 from millrace.message.ids import tick_physical_ms
 from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory
+from millrace.node.append.task_sessions import TaskSession, TaskSessions
 from millrace.node.append.task_window import TaskNames
+from millrace.rpc.tasks import TaskNews
 
 MAX_CONSUMERS: Final = 4096
 MAX_QUEUE_CONSUMERS: Final = 1024
@@ -62,6 +65,8 @@ CLOSE_SECONDS: Final = 10.0
 SILENT_SECONDS: Final = 30.0
 """A consumer without calls for so long, and without leases, is forgotten."""
 
+LOOK_SECONDS: Final = 1.0
+"""How soon others are told of tasks that consumers were told of and did not take."""
 THREADS: Final = 8
 """Most threads that read ahead for all queues, and most that renew their memberships and end their leases."""
 
@@ -81,6 +86,8 @@ class _Consumer:
     """Its deliveries."""
     turn: int = 0
     """Counts its calls: an older one that still waits gives up."""
+    session: TaskSession | None = None
+    """Where it waits for tasks without a call."""
     taken: int = 0
     acknowledged: int = 0
 
@@ -119,13 +126,15 @@ class WorkQueues:
         self._queues: dict[str, WorkQueue] = {}
         self._closed = False
         self.memory = WindowMemory()
+        self.sessions = TaskSessions(clock)
         self.numbers = itertools.count(1)
 
     def take(self, request: dict[str, Any], *, caller: str = "", may_wait: bool = True) -> TaskAnswer:
         """Answer a take: `{"queue": collection, "group", "consumer", "lanes", "client", "most", "lease", "wait",
-        "last", "order", "start"}`. `caller` is the consumer's principal.
+        "last", "order", "start", "session"}`. `caller` is the consumer's principal.
 
         With `most` 0 a consumer that wants no tasks now has the queue dispatched, so that it can settle what it has.
+        One that finds none waits in its `session` afterwards, if it names one: :meth:`news` tells of it.
         Raises InvalidArgument, ServerFull, LogUnavailable, and what ended the reading of a VChannel.
         """
         group, lanes = require_group(request.get("group")), _lanes_of(request)
@@ -137,12 +146,25 @@ class WorkQueues:
         lease = _number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE)
         wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
         client, start = str(request.get("client", ""))[:200], _start(request)
+        named = None if request.get("session") is None else _text(request, "session")
         end = Deadline.after(wait)
         while True:
             queue = self._queue(group, lanes, collection, order, start)
-            answer = queue.take((caller, consumer), client=client, last=last, most=most, lease=lease, end=end)
+            session = None if named is None else self.sessions.of(caller, named)
+            answer = queue.take(
+                (caller, consumer), client=client, last=last, most=most, lease=lease, end=end, session=session
+            )
             if answer is not None:
                 return answer
+
+    def news(self, request: dict[str, Any], *, caller: str = "", may_wait: bool = True) -> TaskNews:
+        """Wait for tasks of all consumers in a session: `{"session", "last", "wait"}`.
+
+        Raises InvalidArgument, and LogUnavailable while the server stops.
+        """
+        name, last = _text(request, "session"), int(_number(request, "last", 0, 0, 1 << 62))
+        wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
+        return self.sessions.news(caller, name, last=last, end=Deadline.after(wait))
 
     def handle(self, request: dict[str, Any], *, caller: str = "") -> dict[str, Any]:
         """Answer `{"group", "consumer", "done", "renew", "release", "lease", "leave", "last"}`.
@@ -191,6 +213,7 @@ class WorkQueues:
         with self._guard:
             self._closed = True
             queues = list(self._queues.values())
+        self.sessions.close()
         self._close(queues)
         with self._guard:
             self._ended.wait_for(lambda: not self._queues, CLOSE_SECONDS)
@@ -283,6 +306,8 @@ class TaskAnswer:
     """VChannels that this server dispatches now."""
     reason: str
     """Why it dispatches none, "" if it does."""
+    session: int = 0
+    """Number of the session in which the consumer waits now; 0 if in none."""
 
 
 class WorkQueue:
@@ -310,6 +335,11 @@ class WorkQueue:
         self._metrics = metrics
         self._consumers: dict[tuple[str, str], _Consumer] = {}
         """By principal and name. Guarded by `lanes.changed`."""
+        self._waiting: dict[tuple[str, str], _Consumer] = {}
+        """Those that wait in sessions, in the order in which they are told."""
+        lanes.on_offer = self._tell
+        self._untaken = False
+        """Whether there are tasks, and consumers that wait and were not told."""
         self._stopping = False
         self.job: Job | None = None
         """Tends it."""
@@ -375,11 +405,14 @@ class WorkQueue:
             _log.info("queue %r: %s: %s", self.group, error.code, error)
         except Exception:
             _log.exception("queue %r", self.group)
-        return None if self.closed else self.lanes.pause()
+        if self.closed:
+            return None
+        return min(LOOK_SECONDS, self.lanes.pause()) if self._untaken else self.lanes.pause()
 
     def tend(self) -> None:
         """Do what time asks for: renew the membership, end leases, write progress, forget consumers, close if idle."""
         self.expire()
+        self._tell_again()
         self.lanes.tend()
         self._gauge()
         try:
@@ -387,17 +420,27 @@ class WorkQueue:
         except CollectionNotFound as error:
             with self.lanes.changed:
                 self._gone = error
-                self.lanes.available.notify_all()
+                self.lanes.offer()
         if self.is_idle(IDLE_SECONDS):
             self._queues.close_idle()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def take(
-        self, name: tuple[str, str], *, client: str, last: int, most: int, lease: float, end: Deadline
+        self,
+        name: tuple[str, str],
+        *,
+        client: str,
+        last: int,
+        most: int,
+        lease: float,
+        end: Deadline,
+        session: TaskSession | None = None,
     ) -> TaskAnswer | None:
         """Lease tasks to a consumer; see :meth:`WorkQueues.take`. Returns None if the queue is closing."""
+        waits = 0
         with self._known(name) as consumer:
+            self._end_wait(name, tell=False)
             consumer.client = client
             self._take_back(consumer, last)
             consumer.turn += 1
@@ -424,11 +467,45 @@ class WorkQueue:
                 end.wait(self.lanes.available, maximum=max(0.005, min(1.0, following - now)))
             if consumer.turn == turn:
                 consumer.answer = last + 1
+                if session is not None and most and not parts:
+                    waits = self._wait_in(session, name, consumer)
         if must:
             lost = self.lanes.save(list(must))
             if lost:
                 parts = [part for part in parts if part.lane not in lost]
-        return TaskAnswer(last + 1, parts, len(self.lanes), self.lanes.reason)
+        return TaskAnswer(last + 1, parts, len(self.lanes), self.lanes.reason, waits)
+
+    def _wait_in(self, session: TaskSession, name: tuple[str, str], consumer: _Consumer) -> int:
+        """Let a consumer wait in a session; return the session's number."""
+        session.wait()
+        consumer.session = session
+        self._waiting[name] = consumer
+        if self.job is not None:  # no thread of the consumer watches the time
+            now = self._clock()
+            self.job.wake(max(0.0, min((lane.window.next_time(now) for lane in self.lanes), default=now + 1.0) - now))
+        return session.number
+
+    def _end_wait(self, name: tuple[str, str], *, tell: bool) -> None:
+        consumer = self._waiting.pop(name, None)
+        if consumer is not None and consumer.session is not None:
+            consumer.session.end_wait(self.group, name[1], tell=tell)
+            consumer.session = None
+            consumer.seen = self._clock()
+
+    def _tell(self, count: int | None) -> None:
+        """Tell consumers that wait in sessions that there may be tasks, as many as there are tasks; None: all."""
+        if self._waiting:
+            for name in list(itertools.islice(self._waiting, count)):
+                self._end_wait(name, tell=True)
+
+    def _tell_again(self) -> None:
+        """Tell of tasks that are there although consumers wait: a delay is over, or who was told does not come."""
+        with self.lanes.changed:
+            now = self._clock()
+            ready = sum(lane.window.ready(now) for lane in self.lanes) if self._waiting else 0
+            if ready:
+                self._tell(ready)
+            self._untaken = bool(ready and self._waiting)
 
     def _lease_tasks(self, consumer: _Consumer, most: int, lease: float) -> tuple[list[TaskPart], dict[Lane, int]]:
         now = self._clock()
@@ -473,7 +550,7 @@ class WorkQueue:
         lost: dict[str, list[list[int]]] = {}
         unread: dict[str, list[list[int]]] = {}
         touched: list[Lane] = []
-        freed = False
+        freed = 0
         with self._known(name) as consumer:
             now = self._called = consumer.seen = self._clock()
             for kind, elements in lists.items():
@@ -487,7 +564,7 @@ class WorkQueue:
                         outcomes = lane.window.acknowledge(element.names, consumer.number)
                         if outcomes.changed:
                             lane.generation += 1
-                            freed = freed or bool(self._order)
+                            freed += outcomes.changed if self._order else 0
                             self.lanes.weigh(lane)
                         touched.append(lane)
                         done = element.count - len(outcomes.lost) - len(outcomes.unread)
@@ -502,14 +579,17 @@ class WorkQueue:
                     else:
                         at = now + element.delay if element.delay else 0.0
                         outcomes = lane.window.release(element.names, consumer.number, at=at, unused=element.unused)
-                        freed = True
+                        freed += element.count
+                        if element.delay and self.job is not None:
+                            self.job.wake(element.delay)
                     for found, into in ((outcomes.lost, lost), (outcomes.unread, unread)):
                         if found:
                             into.setdefault(kind, []).extend([place, each] for each in found)
             self.lanes.changed.notify_all()
             self.lanes.wake_readers()
             if freed:
-                self.lanes.available.notify_all()
+                self.lanes.available.notify_all()  # they look when the next delay ends
+                self._tell(freed)
         if touched:
             gone = self.lanes.save(touched)
             for place, element in enumerate(lists.get("done", ())):
@@ -533,13 +613,14 @@ class WorkQueue:
     def leave(self, name: tuple[str, str], *, last: int) -> None:
         """Forget a consumer; what it still has is delivered again at once."""
         with self.lanes.changed:
+            self._end_wait(name, tell=False)
             consumer = self._consumers.pop(name, None)
             if consumer is not None:
                 consumer.turn += 1
                 self._take_back(consumer, last)
-                for lane in self.lanes:
-                    lane.window.free(consumer.number, 0.0)
+                freed = sum(lane.window.free(consumer.number, 0.0) for lane in self.lanes)
                 self.lanes.available.notify_all()
+                self._tell(freed)
 
     def _take_back(self, consumer: _Consumer, last: int) -> None:
         """Take back the tasks of an answer after `last`, which was lost; their delivery does not count."""
@@ -547,7 +628,7 @@ class WorkQueue:
             for lane, names in consumer.given.items():
                 if not lane.gone:
                     lane.window.release(names, consumer.number, at=0.0, unused=True)
-            self.lanes.available.notify_all()
+            self.lanes.offer(sum(len(names.ticks) for names in consumer.given.values()))
         consumer.given = {}
 
     def expire(self) -> None:
@@ -556,9 +637,9 @@ class WorkQueue:
             now = self._clock()
             self._expire(now)
             for name, consumer in list(self._consumers.items()):
-                if now - consumer.seen > SILENT_SECONDS and not any(
-                    lane.window.held_by(consumer.number) for lane in self.lanes
-                ):
+                seen = consumer.seen if consumer.session is None else max(consumer.seen, consumer.session.seen)
+                if now - seen > SILENT_SECONDS and not any(lane.window.held_by(consumer.number) for lane in self.lanes):
+                    self._end_wait(name, tell=False)
                     del self._consumers[name]
 
     def _expire(self, now: float) -> None:
@@ -566,7 +647,7 @@ class WorkQueue:
         if ended:
             if self._metrics is not None:
                 self._metrics.queue_expired_leases_total.labels(self.group).inc(ended)
-            self.lanes.available.notify_all()
+            self.lanes.offer(ended)
 
     # --- what it shows ------------------------------------------------------------------------------------------------
 
