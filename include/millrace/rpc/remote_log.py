@@ -60,6 +60,8 @@ class RemoteLogService(Closeable):
         self.deadline = deadline
         self._watchdog = Watchdog()
         self._link: Link | None = None
+        self._shutdowns = 0
+        """Counts the shutdowns: a call that one of them ends starts no other server."""
         self._linking = threading.Lock()
         self._closed = False
 
@@ -173,6 +175,7 @@ class RemoteLogService(Closeable):
         if self._record is not None:
             raise InvalidArgument(f"the log server at {self._record.address} runs on another host: stop it there")
         deadline = Deadline.after(timeout)
+        self._shutdowns += 1
         cached = self._link
         if cached is not None:
             self.drop_link(cached)
@@ -256,7 +259,7 @@ class RemoteLogService(Closeable):
 
     def call_with_retry(self, call: Callable[[Link, Deadline], _T], *, seconds: float) -> _T:
         """Call `call(link, deadline)`, again on a new connection if it is lost, for at most `seconds`."""
-        deadline = Deadline.after(seconds)
+        deadline, shutdowns = Deadline.after(seconds), self._shutdowns
         while True:
             link = self.link(deadline)
             try:
@@ -264,6 +267,8 @@ class RemoteLogService(Closeable):
                 return call(link, deadline)
             except ConnectionLost as error:
                 self.drop_link(link)
+                if self._shutdowns != shutdowns:
+                    raise LogUnavailable("this client has shut the log server down meanwhile: call again") from error
                 if not deadline.pause(jittered(_PAUSE)):
                     raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
 
