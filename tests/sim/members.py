@@ -109,7 +109,13 @@ class World(group_world.World[Model]):
         """Renew several memberships at one server in one call, as the members of one client do."""
         server = self.chance.randrange(len(self.servers))
         models = [model for model in self.models if model.server == server and not model.paused]
-        requests = [model.member.asking({lane: its.claim for lane, its in model.lanes.items()}) for model in models]
+        requests = [
+            model.member.asking(
+                {lane: its.claim for lane, its in model.lanes.items()},
+                {lane: its.done for lane, its in model.lanes.items() if its.done and self.chance.random() < 0.5},
+            )
+            for model in models
+        ]
         if self.chance.random() < 0.05:
             self.events["lost beat"] += 1
             return
@@ -119,6 +125,7 @@ class World(group_world.World[Model]):
             return
         for model, answer in zip(models, answers, strict=True):
             if "error" not in answer:
+                self.events["moved"] += bool(answer.get("moved"))
                 model.follow(model.member.followed(answer))
                 self.give_up(model)
 

@@ -61,6 +61,8 @@ _HAND_BYTES: Final = 512 << 10
 _log: Final = logging.getLogger(__name__)
 
 COMMIT_INTERVAL: Final = 0.2
+PROGRESS_SECONDS: Final = 5.0
+"""Seconds between two commits of a consumer that has acknowledged nothing: messages of others have passed."""
 DRAIN_SECONDS: Final = 5.0
 """How long a lane that another member shall have waits for the acknowledgement of what was delivered of it."""
 SILENT_SECONDS: Final = 10.0
@@ -246,6 +248,8 @@ class Consumer(Closeable):
         self._interval = commit_interval
         self._committed_at = time.monotonic()
         self._behind = False
+        self._acknowledged = False
+        """Whether something was acknowledged since the last commit."""
         self._committing = threading.RLock()
         self._changed = threading.Condition()
         self._ready: deque[_Item] = deque()
@@ -291,6 +295,8 @@ class Consumer(Closeable):
         self._heart = None if member is None else _Heart(self, member)
         self._tending: Job | None = None
         """Commits and gives up lanes after heartbeats, where that is due."""
+        self._sending: dict[str, tuple[_Place, int]] = {}
+        """What the heartbeat that was begun commits."""
         self._refused = False
         """Whether the last heartbeat was refused, which is raised once."""
         self._begins = False
@@ -439,6 +445,7 @@ class Consumer(Closeable):
         has become another member's, this has no effect.
         """
         with self._changed:
+            self._acknowledged = True
             delivery.ack.done = True
             for place in delivery.places:
                 assert isinstance(place, _Place)
@@ -473,26 +480,36 @@ class Consumer(Closeable):
         if self.group is None:
             return
         with self._committing:
-            with self._changed:
-                moved = {
-                    lane: place
-                    for lane, place in self._places.items()
-                    if place.started
-                    and place.tick > (place.sent if later else place.committed)
-                    and (lanes is None or lane in lanes)
-                }
-                ticks = {lane: place.tick for lane, place in moved.items()}
+            moved = self._moved(later=later, lanes=lanes)
+            ticks = {lane: tick for lane, (_, tick) in moved.items()}
             if not ticks:
                 return
-            if self._member is not None:
-                self._member.move(ticks, later=later)
-            elif self._positions is not None:
-                self._positions.move(self.group, ticks)
+            try:
+                if self._member is not None:
+                    self._member.move(ticks, later=later)
+                elif self._positions is not None:
+                    self._positions.move(self.group, ticks)
+            except BaseException:
+                self._acknowledged = True
+                raise
             self._behind = False
-            for lane, tick in ticks.items():
-                moved[lane].sent = tick
+            for place, tick in moved.values():
+                place.sent = tick
                 if self._member is None or not later:
-                    moved[lane].committed = tick
+                    place.committed = tick
+
+    def _moved(self, *, later: bool, lanes: frozenset[str] | None = None) -> dict[str, tuple[_Place, int]]:
+        """Return the lanes with progress that is to be committed, and their ticks."""
+        with self._changed:
+            if lanes is None:
+                self._acknowledged = False
+            return {
+                lane: (place, place.tick)
+                for lane, place in self._places.items()
+                if place.started
+                and place.tick > (place.sent if later else place.committed)
+                and (lanes is None or lane in lanes)
+            }
 
     def on_ready(self, call: Callable[[], None]) -> None:
         """Call `call` once, from any thread, when a poll would return at once or the consumer has ended."""
@@ -558,7 +575,11 @@ class Consumer(Closeable):
             self._committing.release()
             return None
         try:
-            return member.asking(self._claims)
+            self._sending = {}
+            if self._commit_is_due():
+                self._committed_at = time.monotonic()
+                self._sending = self._moved(later=True)
+            return member.asking(self._claims, {lane: tick for lane, (_, tick) in self._sending.items()})
         except BaseException:
             self._committing.release()
             raise
@@ -566,6 +587,11 @@ class Consumer(Closeable):
     def end_heartbeat(self, member: GroupMember, answer: Answer) -> None:
         """Follow the answer to a request that was begun."""
         try:
+            moved = not isinstance(answer, Exception) and bool(answer.get("moved"))
+            for place, tick in self._sending.values() if moved else ():
+                place.sent = max(place.sent, tick)
+            if self._sending and not moved:  # the call or a lane was lost, or a server of an earlier build was called
+                self._acknowledged = True
             if isinstance(answer, Exception):
                 self._not_renewed(answer)
             else:
@@ -574,7 +600,7 @@ class Consumer(Closeable):
         finally:
             self._committing.release()
         silent = self._draining and time.monotonic() - self._polled > SILENT_SECONDS
-        if self._tending is not None and (self._begins or silent or self._uncommitted()):
+        if self._tending is not None and (self._begins or silent or (self._commit_is_due() and self._uncommitted())):
             self._tending.wake()
 
     def _not_renewed(self, error: Exception) -> None:
@@ -773,9 +799,14 @@ class Consumer(Closeable):
             self._metrics.consumer_unacknowledged.labels(self.group or "", pchannel).set(count)
 
     def _commit_in_time(self) -> None:
-        if time.monotonic() - self._committed_at >= self._interval:
+        if self._commit_is_due():
             self._committed_at = time.monotonic()
             self._commit_quietly(later=True)
+
+    def _commit_is_due(self) -> bool:
+        waits = self._acknowledged or self._until is not None  # others may wait for the group's end
+        interval = self._interval if waits else max(self._interval, PROGRESS_SECONDS)
+        return time.monotonic() - self._committed_at >= interval
 
     def _read_lanes(self, pchannels: Collection[str], *, at_once: bool = False) -> None:
         """Read the present lanes of these PChannels, from where each was queued.

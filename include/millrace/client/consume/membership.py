@@ -131,8 +131,11 @@ class GroupMember:
         with self._turn:
             return self.followed(self._call(self.asking(followed)))
 
-    def asking(self, followed: Mapping[str, int]) -> dict[str, Any]:
-        """Return the request of `sync`. Its answer goes to :meth:`followed`; no other call may come in between."""
+    def asking(self, followed: Mapping[str, int], ticks: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Return the request of `sync`. Its answer goes to :meth:`followed`; no other call may come in between.
+
+        `ticks`: moves of lanes as those of :meth:`move` with `later`. The answer has "moved" if they were made.
+        """
         with self._turn:
             self._asked = self._clock()
             said: dict[str, Any] = {"lanes": list(self.lanes), "held": dict(followed), "client": self._client}
@@ -142,11 +145,13 @@ class GroupMember:
                 said["until"] = self._until
             if self._queue:
                 said |= {"queue": True, "order": self._order}
-            return {"group": self.group, "holder": self.name, "sync": said}
+            moves = {lane: [self._claims[lane], tick] for lane, tick in (ticks or {}).items() if lane in self._claims}
+            request = {"group": self.group, "holder": self.name, "sync": said}
+            return request | {"move": moves} if moves else request
 
     def send(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request of :meth:`asking` for this member alone."""
-        return self._call(request)
+        return self._call({name: value for name, value in request.items() if name != "move"})
 
     def followed(self, answer: dict[str, Any]) -> GroupShare:
         """Note an answer, and return the member's part."""

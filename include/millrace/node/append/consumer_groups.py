@@ -246,9 +246,10 @@ class ConsumerGroups:
         return {}
 
     def heartbeats(self, members: object, require: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Answer calls with `sync` of several members, `[{"group", "holder", "sync"}, ...]`, one after the other.
+        """Answer calls with `sync` of several members, `[{"group", "holder", "sync", "move"?}, ...]`, in turn.
 
-        Each answer is that of the call, or `{"error": error in wire form}`, so one member concerns no other. Members of
+        What a member moves is durable within FLUSH_SECONDS; its answer has `"moved": true` if it was moved. Otherwise
+        each answer is that of the call, or `{"error": error in wire form}`, so one member concerns no other. Members of
         groups that another call uses come last. After HEARTBEATS_SECONDS, the rest are to call again.
         `require` raises if the caller may not be a member of a group.
         """
@@ -281,8 +282,22 @@ class ConsumerGroups:
         require(group)
         if end.expired():
             raise LogUnavailable("the server was busy with other groups: call again")
+        moves = member.get("move") or {}
+        if not isinstance(moves, dict):
+            raise InvalidArgument("the moves of a heartbeat are {lane: [claim, to]}")
+        steps = {name: _step(step) for name, step in moves.items()}
         with self._turn(group, blocking=False) as free:
-            return self._sync(group, holder, said) if free else None
+            if not free:
+                return None
+            moved = False
+            if steps:
+                try:
+                    self._move_claimed(group, holder, steps, later=True)
+                    moved = True
+                except GroupBusy as error:  # the answer says which lanes are lost
+                    _log.debug("group %r: %s", group, error)
+            answer = self._sync(group, holder, said)
+            return answer | {"moved": True} if moved else answer
 
     def move_queue(self, group: str, holder: str, moves: Mapping[str, QueueMove]) -> set[str]:
         """Make the positions and states of a work queue's lanes durable, which the dispatcher `holder` has claims to.
