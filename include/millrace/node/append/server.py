@@ -395,7 +395,8 @@ class AppendExtension:
     @handles(calls.TAKE_TASKS)
     def _take_tasks(self, request: dict[str, Any], caller: Caller) -> ReadStream:
         queues, lanes = _served(self._queues, calls.TAKE_TASKS), request.get("lanes")
-        for lane in lanes if isinstance(lanes, list) else ():
+        everything = caller.principal.has_role((Role.READ,), ())  # else each lane's collection is looked up
+        for lane in lanes if isinstance(lanes, list) and not everything else ():
             resources = vchannel_resources(str(lane), self._collection_of)
             caller.principal.require_role((Role.READ,), resources, "a consumer of a work queue")
         can_wait = self._taking.acquire(blocking=False)
