@@ -563,11 +563,11 @@ class Consumer(Closeable):
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 
-    def begin_heartbeat(self, member: GroupMember) -> dict[str, Any] | None:
+    def _begin_heartbeat(self, member: GroupMember) -> dict[str, Any] | None:
         """Begin to renew the membership; return the request, or None if another call is under way or it is closed.
 
-        An answer is followed before the next one, and before a lane is released: until :meth:`end_heartbeat`, which the
-        same thread calls, nothing is committed.
+        An answer is followed before the next one, and before a lane is released: nothing is committed until
+        :meth:`_end_heartbeat`, which the same thread calls.
         """
         if not self._committing.acquire(blocking=False):
             return None
@@ -584,7 +584,7 @@ class Consumer(Closeable):
             self._committing.release()
             raise
 
-    def end_heartbeat(self, member: GroupMember, answer: Answer) -> None:
+    def _end_heartbeat(self, member: GroupMember, answer: Answer) -> None:
         """Follow the answer to a request that was begun."""
         try:
             moved = not isinstance(answer, Exception) and bool(answer.get("moved"))
@@ -667,7 +667,7 @@ class Consumer(Closeable):
                 self._commit_quietly(later=False)
 
     @property
-    def heartbeat_seconds(self) -> float:
+    def _heartbeat_seconds(self) -> float:
         """Seconds between two heartbeats: fewer while lanes change hands."""
         interval = HEARTBEAT_SECONDS if self._member is None else self._member.heartbeat
         return min(interval, SETTLING_SECONDS) if self._draining or self._waiting else interval
@@ -1003,13 +1003,13 @@ class _Heart:
 
     @property
     def interval(self) -> float:
-        return self._consumer.heartbeat_seconds
+        return self._consumer._heartbeat_seconds
 
     def begin(self) -> dict[str, Any] | None:
-        return self._consumer.begin_heartbeat(self._member)
+        return self._consumer._begin_heartbeat(self._member)
 
     def end(self, answer: Answer) -> None:
-        self._consumer.end_heartbeat(self._member, answer)
+        self._consumer._end_heartbeat(self._member, answer)
 
     def send(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._member.send(request)
