@@ -636,6 +636,7 @@ class Consumer(Closeable):
         `later`: the first position of a new lane is committed by :meth:`_tend`.
         """
         changed: set[str] = set()
+        came = False
         with self._changed:
             if self._closed:
                 return
@@ -650,6 +651,7 @@ class Consumer(Closeable):
                     self._places[lane] = _Place.at(held.start, committed=held.tick)
                     self._assigned.add(lane)
                     changed.add(split_channel(lane)[0])
+                    came = True
             self._claims = {lane: held.claim for lane, held in found.held.items()}
             for lane, place in self._places.items():
                 if lane not in found.share and place.drain_until is None:
@@ -661,8 +663,8 @@ class Consumer(Closeable):
             self._wake()
         if changed:
             self._read_lanes(changed, at_once=first)
-        if self._assigned:  # a first start is written at once: nothing before the first commit is skipped by the next
-            self._begins = later
+        if came:  # a first start is written at once: nothing before the first commit is skipped by the next
+            self._begins = self._begins or later
             if not later:
                 self._commit_quietly(later=False)
 
