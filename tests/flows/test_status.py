@@ -70,7 +70,7 @@ def test_a_worker_that_is_gone_is_a_stopped_flow_and_says_so(settings: Settings)
     say(settings, TaskStatus(task="a-0", state=State.RUNNING, records_in=3), pid=1 << 22)
     found = flow_status(settings, "p")
     assert (found.state, found.rows_in, found.workers, found.since, found.rate) == (FlowState.STOPPED, 3, 0, None, 0.0)
-    assert found.error == f"its worker, process {1 << 22}, is gone"
+    assert found.error == f"its worker, process {1 << 22}, has ended"
     assert observed(settings, "p").tasks[0].state is State.STOPPED
 
 

@@ -1,8 +1,8 @@
-"""What the supervisor of a flow starts on each host, and when it is well (:class:`millrace.flows.supervisor.Host`).
+"""The processes of a flow on each host, and their health checks (:class:`millrace.flows.supervisor.Host`).
 
-- :class:`WorkerHost`: worker processes of a flow. Each touches a pulse once a second.
+- :class:`WorkerHost`: worker processes of a flow. Each touches a pulse file once a second.
 - :class:`TaskHost`: a flow in the tasks of a Spark query. Its driver writes a heartbeat.
-- :class:`StreamHost`: the query of a stream, or of a group of streams in one driver, which writes a heartbeat too.
+- :class:`StreamHost`: the query of a stream, or of a group of streams in one driver, which writes a heartbeat.
 
 Imports no Spark.
 """
@@ -42,24 +42,27 @@ from millrace.runtime.processes import with_descendants
 from millrace.runtime.supervisor import Fault
 
 START_SECONDS: Final = 120.0
-"""How long a worker may take until its first pulse."""
+"""Longest time from a worker's start to its first pulse."""
 _PULSE_SECONDS: Final = 1.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
 _STEADY_SECONDS: Final = 300.0
 _BOUNDED_ATTEMPTS: Final = 3
-"""Failures in a row of a driver that is to end: who started it learns of them."""
+"""Failures in a row of a bounded driver before its run fails, so that its starter learns of them."""
 
 
 class Pulse:
-    """How long a worker has been silent, in its supervisor; times in which this process did not run do not count."""
+    """Measures, in the supervisor, how long a worker has been silent.
+
+    Time while this process was suspended is excluded.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
         self._seen, self._at, self._silent, self.spoke = self._look(), clock(), 0.0, False
 
     def silent(self) -> float:
-        """Seconds, since it spoke last or, where it has not yet, since this was made. To be asked again and again."""
+        """Return the seconds since the last pulse or, before the first, since construction. Call it regularly."""
         found, now = self._look(), self._clock()
         self._silent += min(now - self._at, _PULSE_SECONDS)
         self._at = now
@@ -75,7 +78,7 @@ class Pulse:
 
 
 class _RangeHost:
-    """A flow of a declaration's file."""
+    """A flow that a file declares."""
 
     def __init__(self, settings: Settings, file: Path, *, config: Path | None) -> None:
         """Raises InvalidSettings, PipelineInvalid."""
@@ -86,14 +89,14 @@ class _RangeHost:
         observed.note_flow(settings, self._flow, file=file, config=config)
 
     def wanted(self) -> tuple[str, ...]:
-        """A paused flow keeps its processes, which read nothing."""
+        """Return the flow, also while it is paused: its processes then run and read nothing."""
         return (self.name,)
 
     def busy(self, words: str) -> MillraceError:
         return PipelineBusy(words)
 
     def ended(self) -> None:
-        """Nothing is left."""
+        """Do nothing: the processes leave nothing."""
 
     def _with_config(self) -> list[str]:
         return [] if self._config is None else ["--config", str(self._config.absolute())]
@@ -112,7 +115,7 @@ class WorkerHost(_RangeHost):
         silent_seconds: float = SILENT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A worker that has not spoken for `silent_seconds` is killed. Raises as `_RangeHost`."""
+        """Workers that write no pulse for `silent_seconds` are killed. Raises as `_RangeHost`."""
         super().__init__(settings, file, config=config)
         self.count, self.bounded = self._flow.resources.workers, until_end or self._flow.scheduled
         self._silent_seconds, self._clock = silent_seconds, clock
@@ -120,11 +123,11 @@ class WorkerHost(_RangeHost):
         longest = 60 * recovery.interval_minutes
         self.restarts = Restarts(min(_FIRST_PAUSE, longest), longest, attempts=recovery.attempts)
         for each in (flow_folder(settings, self.name) / WORKERS).glob("*"):
-            if each.name.isdecimal() and int(each.name) >= self.count:  # its tasks are others' now
+            if each.name.isdecimal() and int(each.name) >= self.count:  # other workers have its tasks now
                 shutil.rmtree(each, ignore_errors=True)
 
     def command(self, number: int, result: Path) -> list[str]:
-        """Return the command of worker `number`. Its result is an error that no restart cures; else its log tells."""
+        """Return the command of worker `number`. `result` receives an error that a restart cannot fix."""
         command = [sys.executable, "-m", "millrace.flows.range_host", str(self._file.absolute())]
         command += ["--supervisor", str(os.getpid()), "--result", str(result), *self._with_config()]
         command += ["--until-end"] if self.bounded else []
@@ -134,7 +137,7 @@ class WorkerHost(_RangeHost):
         return worker_folder(self._settings, self.name, number) / "worker.log"
 
     def ended(self) -> None:
-        """Have the workers leave their consumer group, in which they keep their partitions over a restart."""
+        """Make the workers leave their consumer group, in which they retain their partitions across restarts."""
         source = self._flow.source
         if self._flow.divided and isinstance(source, KafkaSource) and not self.bounded:
             from millrace.flows.sources.division import instance_name
@@ -144,7 +147,7 @@ class WorkerHost(_RangeHost):
             leave(source, self._flow.consumer_group, names)
 
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
-        """Check that the worker speaks, and that no record holds it."""
+        """Return a check that the worker writes its pulse and is not blocked by a record."""
         pulse = Pulse(pulse_path(self._settings, self.name, number), self._clock)
 
         def check() -> Fault | None:
@@ -153,11 +156,11 @@ class WorkerHost(_RangeHost):
             held = late(self._settings, self.name, (job.pid,))
             if not silent and held is None:
                 return None
-            job.kill()  # a stopped process, or one that lets no thread run, handles no SIGTERM
+            job.kill()  # a suspended process, or one whose threads cannot run, does not handle SIGTERM
             if held is not None:
-                # What one document did is no failure at the start: the next one does without it.
+                # A document's fault is not a failure at the start: the next process puts the document aside.
                 return Fault(str(held), first=True)
-            return Fault(f"it did not speak for {quiet:.0f} s (process {job.pid}) and was ended")
+            return Fault(f"it was silent for {quiet:.0f} s (process {job.pid}) and was ended")
 
         return check
 
@@ -187,7 +190,10 @@ class TaskHost(_RangeHost):
         return self._job.log_file
 
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
-        """Check the driver's heartbeat; kill a task's process that a record holds, and Spark repeats the task."""
+        """Return a check of the driver's heartbeat.
+
+        It kills a task's process that a record blocks; Spark repeats the task.
+        """
         beats = self._job.watch(job)
 
         def check() -> Fault | None:
@@ -207,23 +213,23 @@ class StreamHost:
     count = 1
 
     def __init__(self, settings: Settings, job: str, *, progress: Path | None = None) -> None:
-        """`job`: the name of a stream or of a group. Raises InvalidStream, StreamNotFound."""
+        """`job` is the name of a stream or of a group. Raises InvalidStream, StreamNotFound."""
         self.name, self.run_id = job, streams.run_id(job)
         group = [each for each in declared_flows(settings, host="spark").values() if each.job == job]
         mine = group or [declared_flow(settings, job, host="spark")]
-        self._kept = [Kept(settings, each.name) for each in mine]
+        self._states = [Kept(settings, each.name) for each in mine]
         self._wanted: tuple[str, ...] | None = tuple(each.name for each in mine)
         self.bounded = any(each.scheduled for each in mine)
         self.restarts = _restarts(bounded=self.bounded)
         self._job = _SparkJob(settings, self.run_id, streams.app_name(job), progress)
 
     def wanted(self) -> tuple[str, ...] | None:
-        """A paused stream has no query. A driver starts its queries together, so it is restarted without it.
+        """Return the streams that are not paused, or None. A driver is restarted when they change.
 
-        While the meta store is unavailable, the last answer stays: whether the driver may go on is its lease's to say.
+        While the meta store is unavailable, return the last known ones; the driver's lease decides whether it may run.
         """
         with suppress(MetaUnavailable):
-            self._wanted = tuple(each.name for each in self._kept if not each.state.paused) or None
+            self._wanted = tuple(each.name for each in self._states if not each.state.paused) or None
         return self._wanted
 
     def command(self, number: int, result: Path) -> list[str]:
@@ -234,14 +240,14 @@ class StreamHost:
         return self._job.log_file
 
     def watch(self, number: int, job: ChildProcess) -> Callable[[], Fault | None]:
-        """Check the driver's heartbeat."""
+        """Return a check of the driver's heartbeat."""
         return self._job.watch(job)
 
     def busy(self, words: str) -> MillraceError:
         return StreamBusy(words)
 
     def ended(self) -> None:
-        """Nothing is left."""
+        """Do nothing: the driver leaves nothing."""
 
 
 def _restarts(*, bounded: bool) -> Restarts:
@@ -250,11 +256,11 @@ def _restarts(*, bounded: bool) -> Restarts:
 
 
 class _SparkJob:
-    """A driver of jobs/, known by its heartbeat."""
+    """A driver of jobs/, checked by its heartbeat."""
 
     def __init__(self, settings: Settings, run_id: str, app_name: str, progress: Path | None) -> None:
         self._settings, self._app_name, self._progress = settings, app_name, progress
-        run = os.environ.get(RUN_FOLDER_VARIABLE)  # of the launcher, whose readers look for the log there
+        run = os.environ.get(RUN_FOLDER_VARIABLE)  # the launcher's run folder, where readers expect the log
         self.log_file = (supervised_folder(settings, run_id) if run is None else Path(run)) / "log"
 
     def command(self, script: str, *arguments: str, result: Path) -> list[str]:

@@ -245,7 +245,7 @@ def test_what_was_decided_about_a_flow_holds_on_the_machine_that_continues_it(ka
     try:
         with SqlStore(first.meta_store, time.monotonic) as store:
             until(lambda: members(store, "p"), "the second machine has the lease", seconds=30)
-        with pytest.raises(LogUnavailable, match="had the lease"):
+        with pytest.raises(LogUnavailable, match="held the lease"):
             waiting.wait_alone(threading.Event(), seconds=1.0)
         with pytest.raises(PipelineBusy, match="has workers with a lease"):
             require_no_members(first, declared)

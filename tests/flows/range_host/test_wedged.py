@@ -58,7 +58,7 @@ def test_a_worker_that_is_stopped_is_seen_ended_and_started_again(tmp_path: Path
         until(lambda: _position(deployment.status(flights.id)) == 100, "it goes on", seconds=120)
         after = deployment.status(flights.id)
         assert (after.state, after.restarts) == (State.RUNNING, 1)
-        assert f"did not speak for {SILENT_SECONDS:.0f} s (process " in after.last_end
+        assert f"was silent for {SILENT_SECONDS:.0f} s (process " in after.last_end
         assert after.pid != before.pid
         assert not Path(f"/proc/{before.pid}").exists()
     assert {key: document["flight"] for key, document in flights.index().items()} == {f"k{n}": n for n in range(100)}

@@ -88,7 +88,7 @@ def test_a_worker_that_does_not_speak_is_ended_and_started_again_so_many_times(t
                 assert _record(settings).ends == ends - 1
                 child.suspend()
                 until(lambda ends=ends: _record(settings).ends == ends, "it is ended", seconds=30)
-                assert f"it did not speak for 4 s (process {child.pid})" in _record(settings).cause
+                assert f"it was silent for 4 s (process {child.pid})" in _record(settings).cause
                 assert not child.is_running()
             assert supervisor.wait(30) == 1, "it gives up"
         finally:

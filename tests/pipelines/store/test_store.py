@@ -111,8 +111,8 @@ def test_who_moves_what_another_has_moved_is_told(store: PipelineStore, again: A
 def test_history_is_bounded_for_one_and_for_those_that_are_gone(
     store: PipelineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storing, "KEPT_EVENTS", 7)
-    monkeypatch.setattr(storing, "KEPT_DELETED", 10)
+    monkeypatch.setattr(storing, "MAX_EVENTS", 7)
+    monkeypatch.setattr(storing, "MAX_DELETED_EVENTS", 10)
     make(store)
     for number in range(20):
         store.note("flights", who="ada", what="pause", number=number)
@@ -194,7 +194,7 @@ def test_secrets_are_nowhere_in_plain_and_their_key_is_its_owners_alone(settings
         for path in (settings.data_dir / "pipelines").iterdir():
             assert b"hunter2-hunter2" not in path.read_bytes(), path.name
         (settings.data_dir / FILE).chmod(0o644)
-        with pytest.raises(InvalidSettings, match="chmod 600"):
+        with pytest.raises(InvalidSettings, match="mode to 600"):
             store.secrets("flights")
         (settings.data_dir / FILE).unlink()
         with pytest.raises(InvalidSettings, match=VARIABLE):

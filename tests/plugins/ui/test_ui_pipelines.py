@@ -356,7 +356,7 @@ def test_a_person_makes_one_mends_what_is_wrong_runs_it_and_redrives(page: tuple
     )
     made.type(at("name"), "ours")
     made.click("document.querySelector('form#pipeline button.primary')")
-    made.wait("document.getElementById('problems').innerText.includes('somebody changed it')")
+    made.wait("document.getElementById('problems').innerText.includes('because it was changed')")
     assert ask(shown, "GET", "pipelines/mine", role="op")[1]["name"] == "theirs"
 
 

@@ -175,7 +175,7 @@ def _start(spark: SparkSession, settings: Settings, asked: RunningQuery) -> Stre
     frame = question.frame(spark, settings)
     memory = sink_folder(asked.checkpoint)
     keyed = KeyedFrames(memory, asked.table, question.operator, columns_of(frame), delay=question.delay, shards=SHARDS)
-    return start(frame, keyed, asked.checkpoint, name=question.name, told=asked.on_batch)
+    return start(frame, keyed, asked.checkpoint, name=question.name, on_result=asked.on_batch)
 
 
 def _drive(

@@ -50,21 +50,24 @@ class Keys:
             )
 
     def encrypt(self, text: str) -> bytes:
-        """Raises InvalidSettings where the keys are none, or where others may read their file."""
+        """Encrypt `text` by the first key.
+
+        Raises InvalidSettings if a key is invalid or other users can read its file.
+        """
         return self._keys(make=True).encrypt(text.encode())
 
     def decrypt(self, token: bytes) -> str:
-        """Raises SecretUnreadable where no key of today has encrypted it, InvalidSettings."""
+        """Decrypt a secret. Raises SecretUnreadable if no present key encrypted it, and InvalidSettings."""
         try:
             return self._keys(make=False).decrypt(token).decode()
         except InvalidToken:
             raise SecretUnreadable(
-                f"no key of {self._where} decrypts a secret: put the key that encrypted it behind the others,"
-                " or give the secret anew"
+                f"no key of {self._where} decrypts a secret: add the key that encrypted it after the others,"
+                " or set the secret again"
             ) from None
 
     def rotated(self, token: bytes) -> bytes:
-        """The same secret by the first key. Raises SecretUnreadable, InvalidSettings."""
+        """Encrypt a secret again, by the first key. Raises SecretUnreadable, InvalidSettings."""
         return self.encrypt(self.decrypt(token))
 
     @property
@@ -82,29 +85,29 @@ class Keys:
             return MultiFernet([Fernet(each) for each in keys])
         except ValueError:
             raise InvalidSettings(
-                f"{self._where} holds no Fernet keys (32 bytes in URL-safe base64 each): one is made by"
+                f"{self._where} holds no Fernet keys (32 bytes in URL-safe base64 each): create one with"
                 " `millrace flows service new-key`"
             ) from None
 
     def _read(self) -> str:
         try:
             if self._path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise InvalidSettings(f"others than its owner may read {self._path}: chmod 600, and rotate the key")
+                raise InvalidSettings(f"other users can read {self._path}: set its mode to 600, and rotate the key")
             return self._path.read_text(encoding="ascii")
         except FileNotFoundError:
             raise InvalidSettings(
-                f"there is no key for the secrets of pipelines: {self._path} is gone. Bring it back from a copy, set"
-                f" {VARIABLE}, or give the secrets anew"
+                f"there is no key for the secrets of pipelines: {self._path} is missing. Restore it from a backup, set"
+                f" {VARIABLE}, or set the secrets again"
             ) from None
 
 
 def new_key() -> str:
-    """A key, for :data:`VARIABLE`."""
+    """Return a new key, for :data:`VARIABLE`."""
     return Fernet.generate_key().decode()
 
 
 def _generate(path: Path) -> None:
-    """Put a new key in place whole, once, never readable by others."""
+    """Create the key file atomically, unless it exists, readable by its owner only."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     replace_file(draft, new_key() + "\n", synced=True)
     try:

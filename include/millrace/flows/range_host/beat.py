@@ -1,4 +1,4 @@
-"""What the driver does beside the loop, once a second: take what management asks, and say how the flow is doing."""
+"""The driver's work beside the loop, once a second: follow management's commands, and report the flow's state."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 _logger: Final = logging.getLogger(__name__)
 
 SECONDS: Final = 1.0
-_LATELY: Final = 2_000
-"""Latencies of a task that its percentiles are of."""
+_LATENCIES: Final = 2_000
+"""Newest latencies of a task that its percentiles are computed from."""
 
 
 class TaskTaken(NamedTuple):
-    """What a task took of its worker, as its ranges say."""
+    """The resources that a task used, as reported by its ranges."""
 
     cpu_seconds: float = 0.0
     range_bytes: int = 0
 
 
 class Beat(PeriodicTask):
-    """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
+    """Writes the status file and the process's metrics. Only `note` may be called from other threads."""
 
     def __init__(self, run: FlowRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
-        """`on_spark`: the work is done by processes below this one."""
+        """With `on_spark`, child processes do the work, and their usage counts."""
         super().__init__(name=f"beat-{run.flow.name}", interval=SECONDS)
         self._definition, self._metrics = run, metrics
         self._reporter = ProcessRegistration(run.settings.run_path)
@@ -64,7 +64,7 @@ class Beat(PeriodicTask):
         self._below = on_spark
         self._taken, self._at = taken_by(self._process, below=on_spark), time.monotonic()
         self._cpu_percent = 0.0
-        self._told_cpu = 0.0
+        self._counted_cpu = 0.0
         self._by_task: dict[str, TaskTaken] = {}
         self._supervision = Supervision(run.settings, run.flow, worker=run.worker)
         self._positions: Positions | None = None
@@ -85,21 +85,21 @@ class Beat(PeriodicTask):
         self._ends: dict[str, Ends] = {}
         text = json.dumps(run.flow.to_json(), sort_keys=True)
         self.over = ""
-        """Why this process should end: it takes more memory than the flow's resources allow."""
+        """Why this process should end (it exceeds the flow's memory limit); empty if it need not."""
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def note(self, committed: Sequence[Done]) -> None:
-        """Ranges that went in."""
+        """Count committed ranges."""
         for each in committed:
-            self._latencies.setdefault(each.channel, deque(maxlen=_LATELY)).extend(each.latencies)
+            self._latencies.setdefault(each.channel, deque(maxlen=_LATENCIES)).extend(each.latencies)
             before = self._by_task.get(each.channel, TaskTaken())
             self._by_task[each.channel] = TaskTaken(before.cpu_seconds + each.cpu_seconds, each.log_bytes)
             known = self._ends.get(each.channel)
-            if known is not None and known.high < each.position:  # looked at before these came
+            if known is not None and known.high < each.position:  # the end was read before these records came
                 self._ends[each.channel] = known._replace(high=each.position)
 
     def run_once(self) -> None:
-        with suppress(MetaUnavailable, MetaAmbiguous):  # the copies are the newest that are known
+        with suppress(MetaUnavailable, MetaAmbiguous):  # the copies are the newest known documents
             self._documents.refresh()
             self._requests.answer()
         self.take()
@@ -118,14 +118,14 @@ class Beat(PeriodicTask):
         self._taken, self._at = taken, now
 
     def take(self) -> None:
-        """Take new commands: a restart clears failures; tasks that should restart learn it from their next plan."""
+        """Follow new commands. A restart clears failures; the next plan of a task tells it to restart."""
         wanted = read_wanted(self._definition.settings, self._definition.flow.name)
         if wanted.serial != self._serial:
             self._serial = wanted.serial
             self._supervision.restart()
 
     def say(self, state: State | None = None, cause: str = "") -> None:
-        """Write the file: as it is, or in the `state` that it ends in."""
+        """Write the status file, with the present state or the final `state`."""
         status = self.status(state, cause)
         replace_file(
             status_path(self._definition.settings, self._definition.flow.name, self._definition.worker),
@@ -139,8 +139,8 @@ class Beat(PeriodicTask):
 
     def _measure(self, status: PipelineStatus, metrics: Metrics) -> None:
         name, used = status.pipeline, self._taken.cpu_seconds
-        metrics.flow_cpu_seconds_total.labels(name).inc(max(0.0, used - self._told_cpu))
-        self._told_cpu = used
+        metrics.flow_cpu_seconds_total.labels(name).inc(max(0.0, used - self._counted_cpu))
+        self._counted_cpu = used
         metrics.flow_memory_bytes.labels(name).set(status.memory_bytes)
         metrics.flow_failed_lanes.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
         for task in status.tasks:
@@ -152,15 +152,15 @@ class Beat(PeriodicTask):
         for outcome, number in status.source_counts.items():
             metrics.flow_source_messages.labels(name, outcome).set(number)
         shown = {task.task for task in status.tasks}
-        for gone in self._shown - shown:  # another worker tells it now
+        for gone in self._shown - shown:  # another worker reports it now
             metrics.flow_lag_records.remove(name, gone)
         self._shown = shown
         metrics.write_textfile(metrics_path(self._definition.settings, name, self._definition.worker))
 
     def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
-        """As the file has it."""
+        """Return the status as the file contains it."""
         run = self._definition
-        positions = self._standing()
+        positions = self._read_positions()
         health = self._supervision.tasks
         paused = read_wanted(run.settings, run.flow.name).paused
         suspects = suspects_of(run.settings, run.flow.name)
@@ -211,8 +211,8 @@ class Beat(PeriodicTask):
             declaration=self._digest,
         )
 
-    def _standing(self) -> dict[str, Position]:
-        """The positions of its tasks; none before the first commit, or after the flow's deletion."""
+    def _read_positions(self) -> dict[str, Position]:
+        """Return the positions of its tasks; empty before the first commit and after the flow's deletion."""
         with self._reading:
             if self._positions is None:
                 table = open_table(positions_uri(self._definition.settings, self._definition.flow.name))
@@ -228,7 +228,7 @@ class Beat(PeriodicTask):
 
 
 def percentiles(seconds: Sequence[float] | deque[float]) -> dict[str, float]:
-    """Of late: p50, p95 and p99 in milliseconds; nothing where nothing came."""
+    """Return p50, p95 and p99 in milliseconds of latencies in `seconds`; empty if there are none."""
     found = sorted(seconds)
     if not found:
         return {}

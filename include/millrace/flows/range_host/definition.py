@@ -1,4 +1,4 @@
-"""A flow as a user of the range loop: channels are partitions, a plan is what follows the committed position."""
+"""A flow as a user of the range loop: channels are partitions; a plan covers what follows the committed position."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ from millrace.node.range_loop.failure import RangeFailure
 
 _logger: Final = logging.getLogger(__name__)
 _SMALLEST_SHARE: Final = 20
-"""A range is halved so often, at most."""
+"""The smallest share of a range after failures, as a power of two."""
 _WAIT_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
-"""Two looks at the brokers are so far apart, at least."""
+"""Shortest time between two queries of the brokers."""
 
 
 @dataclass(frozen=True)
 class FlowRun(LoopDefinition[Work, Done]):
-    """One flow. It pickles, without the tasks that are open in this process."""
+    """One flow. Pickling it leaves out the tasks that are open in this process."""
 
     settings: Settings
     flow: Flow
@@ -76,11 +76,11 @@ class FlowRun(LoopDefinition[Work, Done]):
     on_spark: bool = False
     """Whether ranges are Spark's tasks. One driver reads all lanes; commits of positions alone fence another."""
     claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Where workers divide the partitions: by task that this one holds, the number of its own newest commit."""
+    """If workers divide the partitions: the number of this worker's newest commit, by task that it holds."""
     _members: list[Member] = field(default_factory=list, compare=False, repr=False)
     _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
     _attempts: dict[str, Attempts] = field(default_factory=dict, compare=False, repr=False)
-    """By task, what its attempts in this process learned."""
+    """By task, the findings of its attempts in this process."""
     _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
     _beats: list[Beat] = field(default_factory=list, compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
@@ -109,15 +109,15 @@ class FlowRun(LoopDefinition[Work, Done]):
         return 0.0
 
     def places(self) -> Source:
-        """What is read, as it is looked at for where it ends."""
+        """Return the flow's source, to ask for its tasks and their ends."""
         return places_of(self.settings, self.flow)
 
     def feeder(self) -> Feeder | None:
-        """Start what gathers the source's records beside the tasks, if it needs that. Raises as `feeder_of`."""
+        """Start and return the feeder that gathers the source's records, if it needs one. Raises as `feeder_of`."""
         return feeder_of(self.flow.source, self.settings, group=self.flow.consumer_group)
 
     def prepare(self) -> None:
-        """Make the table of positions and the error topic; note where partitions begin that have no position.
+        """Create the table of positions and the error topic; store the start of partitions without a position.
 
         Raises InvalidSettings if Spark's tasks cannot run the flow, and what source, sink and meta store raise.
         """
@@ -125,7 +125,7 @@ class FlowRun(LoopDefinition[Work, Done]):
         if self.on_spark:
             require_tasks(self.settings, self.flow)
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
-        with DocumentCopies(self.settings, self.flow.name) as documents:  # as a former machine left them
+        with DocumentCopies(self.settings, self.flow.name) as documents:  # as the last machine left them
             documents.refresh()
         self.settings.check_place()
         sink_of(self.flow.sink, self.settings, flow=self.flow.name, flush=self.flow.flush).close()
@@ -145,12 +145,12 @@ class FlowRun(LoopDefinition[Work, Done]):
             raise InvalidSettings(
                 f"{', '.join(new)} have no position, and offset_reset is error: set their offsets first"
             )
-        # Written down now: a record that comes before the first range ends is not behind "latest".
+        # Commit now: otherwise a record that arrives before the first range ends would be before "latest" and lost.
         begins = []
         followed = {_topic(task) for task, each in known.items() if not each.forgotten}
         for task in new:
             before = known.get(task)
-            # A partition that a topic was given since it was first read is new from its beginning on.
+            # A partition that was added after the first read of the topic is read from its beginning.
             start = ends[task].low if reset == "earliest" or _topic(task) in followed else ends[task].high
             start = inherited.get(task, start)
             begins.append(
@@ -163,10 +163,10 @@ class FlowRun(LoopDefinition[Work, Done]):
         _logger.info("%s runs from %s to %s", self.name, source.kind, self.flow.sink.kind)
 
     def join(self, *, seconds: float | None = None) -> Member | None:
-        """Return this worker among those that divide the lanes; None if one worker reads all, of one machine.
+        """Join the workers that divide the lanes and return the membership; None if one worker reads all lanes.
 
-        With `seconds`, wait so long for its part, and leave the others for good at the end. The loop's thread alone
-        calls it. Raises LogUnavailable, InvalidSettings, MetaUnavailable.
+        With `seconds`, wait that long for an assignment, and leave the group at the end. Only the loop's thread may
+        call it. Raises LogUnavailable, InvalidSettings, MetaUnavailable.
         """
         source = self.flow.source
         alone = runs_alone(self.settings, self.flow)
@@ -188,19 +188,19 @@ class FlowRun(LoopDefinition[Work, Done]):
         return self._members[0]
 
     def wait_alone(self, stop: threading.Event, *, seconds: float | None = None) -> bool:
-        """Wait until no other machine runs the flow; return False if `stop` is set before.
+        """Wait until no other machine runs the flow; return False if `stop` is set before that.
 
-        Nothing to wait for where workers divide the lanes, or without a meta store. With `seconds`, raises
-        LogUnavailable if it takes longer. Raises MetaUnavailable.
+        Returns at once if workers divide the lanes, or without a meta store. With `seconds`, raises LogUnavailable if
+        it takes longer. Raises MetaUnavailable.
         """
         if not runs_alone(self.settings, self.flow):
             return True
         member = self.join(seconds=seconds)
         assert isinstance(member, LeasedMember)
-        told = False
+        reported = False
         while not member.held:
-            if not told and (others := members(member.store, self.flow.name)):
-                told = True
+            if not reported and (others := members(member.store, self.flow.name)):
+                reported = True
                 _logger.info("%s waits: %s runs it", self.name, ", ".join(others))
             if stop.wait(_WAIT_SECONDS):
                 return False
@@ -213,7 +213,7 @@ class FlowRun(LoopDefinition[Work, Done]):
         self.claims.clear()
 
     def require_within_limit(self, positions: Mapping[str, Position]) -> None:
-        """Raise ErrorLimitExceeded if more records failed than `errors.limit` allows: in `positions`, of all hosts."""
+        """Raise ErrorLimitExceeded if the failures in `positions` exceed `errors.limit`."""
         windows = [(each.window_in, each.window_error) for each in positions.values() if not each.forgotten]
         errors, name = self.flow.errors, self.flow.name
         require_within(errors.limit, windows, flow=name, place=errors.collection or self.flow.errors_topic)
@@ -222,12 +222,12 @@ class FlowRun(LoopDefinition[Work, Done]):
         return FlowPlanner(self)
 
     def run(self, plan: Work) -> Done:
-        """Run a range. An error is reported to the driver, which counts it, commits nothing, and plans it again."""
+        """Run a range. An error is reported to the driver, which counts it, commits nothing and plans it again."""
         with self._lock:
             life, task = self._tasks.pop(plan.channel, (plan.life, None))
         try:
             if task is not None and life != plan.life:
-                task.stop()  # all were to start again: in this process, wherever Spark has it
+                task.stop()  # all tasks restart; on Spark this process may have opened its task before the restart
                 task = None
             if task is None:
                 with self._lock:
@@ -248,7 +248,7 @@ class FlowRun(LoopDefinition[Work, Done]):
             if task is not None:
                 task.stop()
             failure = RangeFailure.of(error)
-            # Tried again in any case: how often, and when it is enough, the flow's own threshold says.
+            # Always retriable here: the flow's failure threshold decides when to stop.
             again = RangeFailure(failure.code, failure.message, True)
             return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
         if task.broken:
@@ -259,7 +259,7 @@ class FlowRun(LoopDefinition[Work, Done]):
         return done
 
     def rows_of(self, step: Lookup) -> CollectionRows:
-        """The rows that a lookup looks at: one copy for all tasks of this process."""
+        """Return the rows of a lookup's collection, shared by all tasks of this process."""
         with self._lock:
             return self._rows.setdefault(step, CollectionRows(self.settings, step))
 
@@ -267,23 +267,23 @@ class FlowRun(LoopDefinition[Work, Done]):
         return FlowCommitter(self, metrics)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
-        """Return what Spark's driver calls after each range: it publishes the flow's state, as the other host does.
+        """Return a callback for Spark's driver, which calls it after each range to publish the flow's state.
 
-        It ends after a range if the processes take more memory than they may.
+        The callback raises MemoryExceeded if the processes exceed the flow's memory limit.
         """
         beat = Beat(self, metrics, on_spark=True)
         beat.start()
         self._beats.append(beat)
 
-        def told(committed: Sequence[Done]) -> None:
+        def on_committed(committed: Sequence[Done]) -> None:
             beat.note(committed)
             if beat.over:
                 raise MemoryExceeded(beat.over)
 
-        return told
+        return on_committed
 
     def end(self, state: State = State.STOPPED, cause: str = "") -> None:
-        """In the driver, when no query of it runs any more: say last how it ended. Idempotent."""
+        """Publish the final state, after the driver's last query has ended. Idempotent."""
         while self._beats:
             beat = self._beats.pop()
             beat.close()
@@ -291,7 +291,7 @@ class FlowRun(LoopDefinition[Work, Done]):
             _logger.info("%s is %s %s", self.name, state, cause)
 
     def stop_tasks(self, names: Iterable[str] | None = None) -> None:
-        """Close what is open in this process: all tasks, or those of `names`."""
+        """Close the tasks that are open in this process: all, or those of `names`."""
         with self._lock:
             chosen = list(self._tasks) if names is None else names
             tasks = [self._tasks.pop(each) for each in chosen if each in self._tasks]
@@ -302,7 +302,7 @@ class FlowRun(LoopDefinition[Work, Done]):
 
 
 def places_of(settings: Settings, flow: Flow) -> Source:
-    """Where the source of `flow` is, with its tasks and their ends."""
+    """Return the source of `flow`, to ask for its tasks and their ends."""
     standing: dict[str, int] = {}
     if not isinstance(flow.source, KafkaSource):
         standing = {lane: each.position for lane, each in positions_of(settings, flow.name).items()}
@@ -334,12 +334,12 @@ def require_tasks(settings: Settings, flow: Flow) -> None:
 
 
 def runs_alone(settings: Settings, flow: Flow) -> bool:
-    """Whether one worker of all machines runs the flow, by a lease in the meta store."""
+    """Return whether a lease in the meta store restricts the flow to one worker across all machines."""
     return bool(settings.meta_store) and not flow.divided and flow.deployment != AIRFLOW
 
 
 class FlowPlanner(Planner[Work, int]):
-    """What lies behind the committed positions."""
+    """Plans the records after the committed positions."""
 
     def __init__(self, run: FlowRun) -> None:
         self._run = run
@@ -352,7 +352,7 @@ class FlowPlanner(Planner[Work, int]):
             self._ticks = ticks_of(run.flow.sink, run.settings, topics)
         self._unclaimed: set[str] = set()
         self._lost: dict[str, float] = {}
-        """Tasks that another worker claimed, though the group has not taken them from this one; since when."""
+        """Tasks that another worker claimed while the group still assigns them to this one, and since when."""
         self._seen: dict[str, Ends] = {}
         self._looked = 0.0
 
@@ -384,7 +384,7 @@ class FlowPlanner(Planner[Work, int]):
             position = ends.low if known is None else known.position
             end = ends.high if target is None else min(ends.high, target.get(task, position))
             end = min(end, limits.get(task, end))
-            # A position beyond the end is planned, too: its task reports the fault.
+            # A position beyond the end is planned, too: its task reports the error.
             if position < end or position > ends.high:
                 found.append(PendingRange(task, 0 if known is None else known.commits, end))
         return found
@@ -437,12 +437,12 @@ class FlowPlanner(Planner[Work, int]):
         return self._seen
 
     def _held(self) -> frozenset[str] | None:
-        """The tasks that this worker may plan; None: all.
+        """Return the tasks that this worker may plan, or None for all.
 
-        The group's word alone is not enough: a worker that was stopped for longer than the session hears late that
-        its partitions are another's. So a new owner claims a task first, by a commit of the same position, and
-        plans it only from its own newest commit. A task that another claimed is claimed back after a session, if the
-        group still leaves it here.
+        The group's assignment alone is not enough: a worker that was suspended for longer than the session learns
+        late that its partitions were reassigned. So a new owner claims a task first, by a commit of the same position,
+        and plans it only from its own newest commit. A task that another worker claimed is claimed back after a
+        session, if the group still assigns it to this one.
         """
         member = self._run.join()
         if member is None:
@@ -470,7 +470,10 @@ class FlowPlanner(Planner[Work, int]):
         return frozenset(claims.keys())
 
     def _claim(self, positions: Mapping[str, Position]) -> None:
-        """Commit each unclaimed task's position once more; those that another commit was faster for stay unclaimed."""
+        """Claim each unclaimed task by committing its position again.
+
+        A task with a concurrent commit stays unclaimed.
+        """
         ends, ids = self._look(), self._topics.ids()
         moves: list[tuple[Position | None, Position]] = []
         for task in sorted(self._unclaimed & (ends.keys() | positions.keys())):
@@ -487,11 +490,11 @@ class FlowPlanner(Planner[Work, int]):
                 self._run.claims[after.task] = after.commits
                 self._unclaimed.discard(after.task)
                 self._lost.pop(after.task, None)
-                _logger.info("%s is this worker's from offset %d on", after.task, after.position)
+                _logger.info("this worker claimed %s from offset %d on", after.task, after.position)
 
 
 class FlowCommitter:
-    """Positions in one fenced commit; failures counted; the consumer group told afterwards."""
+    """Commits positions in one fenced commit, counts failures, and then updates the consumer group's offsets."""
 
     def __init__(self, run: FlowRun, metrics: Metrics | None) -> None:
         self._run = run
@@ -508,7 +511,7 @@ class FlowCommitter:
                 if health.failed:
                     _logger.error("%s failed %d times and stops: %s", each.channel, health.failures, each.failure)
         moved = [each for each in reports if each.failure is None]
-        moves = [(each.base, self._behind(each)) for each in moved]
+        moves = [(each.base, self._position_after(each)) for each in moved]
         hit("pipeline.commit")
         if moves:
             self._table.refresh()
@@ -519,7 +522,7 @@ class FlowCommitter:
         self.supervision.succeeded(each.channel for each in committed)
         member = self._run.join()
         if member is not None:
-            self._run.claims.update((each.channel, self._behind(each).commits) for each in committed)
+            self._run.claims.update((each.channel, self._position_after(each).commits) for each in committed)
         if member is not None and self._run.flow.divided:
             member.commit(_place(each) for each in committed)
         else:
@@ -537,8 +540,8 @@ class FlowCommitter:
         """Idempotent."""
         self._topics.close()
 
-    def _behind(self, done: Done) -> Position:
-        """The position after a range."""
+    def _position_after(self, done: Done) -> Position:
+        """Return the position after a range."""
         limit = self._run.flow.errors.limit
         before = done.base or Position(done.channel, 0)
         after = before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})

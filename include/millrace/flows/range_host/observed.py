@@ -1,7 +1,7 @@
-"""How a flow is doing, from what its worker, its supervisor and its run say: one place for CLI, API, UI and graph.
+"""The state of a flow, from its worker, its supervisor and its run: one place for CLI, API, UI and graph.
 
-A flow's folder has ``flow.json``: what it reads and writes, and the declaration's file, so that it can be listed
-and addressed by name. Starting or deploying the flow writes the file.
+``flow.json`` in a flow's folder has its inputs and outputs and the declaration's file, so that the flow can be listed
+and addressed by name. Starting or deploying the flow writes it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from millrace.message.ids import tick_physical_ms
 from millrace.runtime.launch.folder import read_json
 
 DAG_PREFIX: Final = "pipeline_"
-"""Of the DAGs that keep flows alive; who starts one runs a worker with the flow's secrets."""
+"""Prefix of the DAGs that keep flows running. Starting one runs a worker with the flow's secrets."""
 QUIET_SECONDS: Final = 10.0
-"""A worker that has not spoken for so long is shown so; it speaks once a second."""
+"""A worker that reported nothing for this long is shown as silent; it reports once a second."""
 _NAMED_BY: Final = (
     "topics",
     "topics_regex",
@@ -58,7 +58,7 @@ _NAMED_BY: Final = (
     "path",
     "folder",
 )
-"""Fields of sources and sinks that name what is read or written; those of kinds of other packages, too."""
+"""Fields of sources and sinks that name what is read or written, also for kinds of other packages."""
 _STATES: Final = {
     State.UNASSIGNED: FlowState.STARTING,
     State.RUNNING: FlowState.RUNNING,
@@ -69,27 +69,27 @@ _STATES: Final = {
 
 
 def run_id(flow: str) -> str:
-    """The run id of a flow's worker, the same for every starter."""
+    """Return the run id of a flow's worker, the same whatever starts it."""
     return f"pipeline-{flow}"
 
 
 def dag_id(flow: str) -> str:
-    """The DAG that keeps a flow's worker alive."""
+    """Return the DAG that keeps a flow's worker running."""
     return f"{DAG_PREFIX}{flow}"
 
 
 def observed(settings: Settings, flow: str) -> PipelineStatus:
-    """Return the workers' last status; without a worker it is STOPPED, or FAILED with the end of its run."""
+    """Return the last status of a flow's workers; without a worker, STOPPED or FAILED with the end of its run."""
     said = read_status(settings, flow)
     live = said.pid > 0 and is_report_live(settings.run_path, said.pid, said.at)
     run = processes_of(settings, run_id(flow))
-    if not run.began:  # in the foreground, or never
+    if not run.began:  # it runs in the foreground, or never ran
         return said if live else said.resting(cause=_gone(said))
     if run.active:
         fresh = said.at >= run.began
         said = said if fresh else PipelineStatus(pipeline=flow, state=State.UNASSIGNED)
         return _as_watched(settings, said, run)
-    if live and said.at > run.ended:  # in the foreground, after that run
+    if live and said.at > run.ended:  # it runs in the foreground, since after that run
         return said
     if run.error is not None:
         return said.resting(State.FAILED, run.error)
@@ -97,30 +97,30 @@ def observed(settings: Settings, flow: str) -> PipelineStatus:
 
 
 def _gone(said: PipelineStatus) -> str:
-    return f"its worker, process {said.pid}, is gone" if said.state in (State.RUNNING, State.PAUSED) else ""
+    return f"its worker, process {said.pid}, has ended" if said.state in (State.RUNNING, State.PAUSED) else ""
 
 
 def _as_watched(settings: Settings, said: PipelineStatus, run: FlowProcesses) -> PipelineStatus:
-    """Return the status with what its supervisor knows: the worker's end, or its silence."""
+    """Return the status with the supervisor's findings: the worker's last end, or its silence."""
     last = run.last_end
-    told = said.model_copy(update={"restarts": run.restarts, "last_end": last.cause})
-    if last.ended_at > said.at:  # the next one has not spoken yet
-        return told.resting(State.FAILED, f"its worker is started again: {run.waiting or last.cause}")
+    watched = said.model_copy(update={"restarts": run.restarts, "last_end": last.cause})
+    if last.ended_at > said.at:  # the next worker has not reported yet
+        return watched.resting(State.FAILED, f"its worker is being restarted: {run.waiting or last.cause}")
     spoke = last_pulse(settings, said.pipeline)
     silent = time.time() - spoke
     if spoke >= run.began and silent > QUIET_SECONDS:
         words = f"its worker has been silent for {silent:.0f} s; after {SILENT_SECONDS:.0f} s it is restarted"
-        return told.model_copy(update={"state": State.FAILED, "cause": words})
-    return told
+        return watched.model_copy(update={"state": State.FAILED, "cause": words})
+    return watched
 
 
 def flow_path(settings: Settings, flow: str) -> Path:
-    """The file that says what a flow reads and writes."""
+    """Return the path of the file with a flow's inputs and outputs."""
     return flow_folder(settings, flow) / "flow.json"
 
 
 def note_flow(settings: Settings, flow: Flow, *, file: Path | None = None, config: Path | None = None) -> None:
-    """Write down what `flow` reads and writes; `file` is its declaration, which a later start reads again."""
+    """Write the inputs and outputs of `flow` to its file. A later start reads its declaration from `file` again."""
     known = read_flow(settings, flow.name)
     made = {
         **described(flow),
@@ -133,7 +133,7 @@ def note_flow(settings: Settings, flow: Flow, *, file: Path | None = None, confi
 
 
 def described(flow: Flow) -> dict[str, Any]:
-    """Return what a flow reads and writes, each as ``kind:name``, and what it promises."""
+    """Return a flow's inputs and outputs, each as ``kind:name``, and its guarantee."""
     kind, names = flow.source.kind, _names(flow.source)
     lookups = [f"collection:{each.collection}" for each in flow.transform.steps if isinstance(each, Lookup)]
     written = _names(flow.sink)
@@ -162,14 +162,14 @@ def _dag_of(flow: Flow) -> str:
 
 
 def with_description(status: FlowStatus, flow: Flow) -> FlowStatus:
-    """Return the status of a flow that has never run with what it is going to read and write."""
+    """Return the status of a flow that has never run, completed by its declaration's inputs and outputs."""
     noted = described(flow)
-    told = {name: noted[name] for name in ("source", "sink", "words", "guarantee", "dag_id", "schedule")}
-    return status.model_copy(update=told | {name: tuple(noted[name]) for name in ("reads", "writes")})
+    described_fields = {name: noted[name] for name in ("source", "sink", "words", "guarantee", "dag_id", "schedule")}
+    return status.model_copy(update=described_fields | {name: tuple(noted[name]) for name in ("reads", "writes")})
 
 
 def _names(part: Part) -> tuple[str, ...]:
-    """Return what a source or sink is called: its topics, collection, table or index, in whichever field."""
+    """Return the names of a source or sink: its topics, collection, table or index."""
     for field in _NAMED_BY:
         if found := getattr(part, field, None):
             return (found,) if isinstance(found, str) else tuple(map(str, found))
@@ -177,7 +177,7 @@ def _names(part: Part) -> tuple[str, ...]:
 
 
 def read_flow(settings: Settings, flow: str) -> dict[str, Any]:
-    """Return what `note_flow` wrote; empty for a flow that has not started since this build was installed."""
+    """Return the content that `note_flow` wrote; empty if the flow has not started since this build was installed."""
     return read_json(flow_path(settings, flow)) or {}
 
 
@@ -191,30 +191,30 @@ def pipelines_here(settings: Settings) -> list[str]:
 def flow_status(
     settings: Settings,
     flow: str,
-    told: PipelineStatus | None = None,
+    status: PipelineStatus | None = None,
     *,
     now: float | None = None,
     noted: Mapping[str, Any] | None = None,
 ) -> FlowStatus:
-    """Return a flow's status as that of any flow. One that has never run is `new`.
+    """Return a flow's status in the form for all hosts. A flow that has never run is `new`.
 
-    `told` is the result of `observed`, if the caller has it, and `noted` that of `read_flow`; `now` is the end of the
-    time that the rate is of.
+    `status` is the result of `observed`, if the caller has it, and `noted` that of `read_flow`; `now` is the end of the
+    period for the rate.
     """
-    told, noted = told or observed(settings, flow), noted or read_flow(settings, flow)
-    reads, tasks = tuple(noted.get("reads", ())), told.tasks
+    status, noted = status or observed(settings, flow), noted or read_flow(settings, flow)
+    reads, tasks = tuple(noted.get("reads", ())), status.tasks
     failed = sum(task.state is State.FAILED for task in tasks)
-    state = _STATES[told.state]
-    if not told.at and state is FlowState.STOPPED:
+    state = _STATES[status.state]
+    if not status.at and state is FlowState.STOPPED:
         state = FlowState.NEW
     elif state is FlowState.RUNNING and failed:
         state = FlowState.DEGRADED
     ticks = str(noted.get("source", "")).startswith("collection:")
     behind = [tick_physical_ms(task.end) - tick_physical_ms(task.position) for task in tasks if task.position]
     trend = read_trend(settings, flow, now=now or time.time()) if state.live else None
-    causes = [told.cause, *(task.cause for task in tasks), told.source_error]
+    causes = [status.cause, *(task.cause for task in tasks), status.source_error]
     guarantee = noted.get("guarantee", "")
-    pids = [read_worker_status(settings, flow, each) for each in workers_of(settings, flow)] if told.pid else []
+    pids = [read_worker_status(settings, flow, each) for each in workers_of(settings, flow)] if status.pid else []
     return FlowStatus(
         name=flow,
         host="range",
@@ -229,11 +229,11 @@ def flow_status(
         schedule=noted.get("schedule", ""),
         state=state,
         error=next((cause for cause in causes if cause), None),
-        since=process_began(told.pid) if told.pid else None,
-        at=told.at or None,
+        since=process_began(status.pid) if status.pid else None,
+        at=status.at or None,
         workers=sum(is_report_live(settings.run_path, each.pid, each.at) for each in pids if each.pid),
-        restarts=told.restarts,
-        last_end=told.last_end,
+        restarts=status.restarts,
+        last_end=status.last_end,
         lanes=len(tasks),
         failed_lanes=failed,
         rows_in=sum(task.records_in for task in tasks),
@@ -242,8 +242,8 @@ def flow_status(
         rows_filtered=sum(task.records_filtered for task in tasks),
         rows_stale=sum(task.records_stale for task in tasks),
         rate=0.0 if trend is None else trend.records_in[-1],
-        lag_seconds=max(0.0, max(behind) / 1e3) if ticks and behind else told.source_lag_seconds,
-        lag_bytes=told.source_lag_bytes,
-        source_counts=told.source_counts,
+        lag_seconds=max(0.0, max(behind) / 1e3) if ticks and behind else status.source_lag_seconds,
+        lag_bytes=status.source_lag_bytes,
+        source_counts=status.source_counts,
         lag_records=None if ticks or not tasks else sum(task.lag for task in tasks),
     )

@@ -1,11 +1,11 @@
-"""How a flow and its tasks are doing, in Kafka Connect's words; and where worker and management meet.
+"""The state of a flow and its tasks, in Kafka Connect's terms, and the files between worker and management.
 
-    <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with its secrets, for its owner alone
-    <data>/pipelines/<id>/flow.json       what it reads and writes, and the declaration's file (observed.py)
-    <data>/pipelines/<id>/status.json     what its worker says, replaced whole
-    <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced whole
+    <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with secrets, readable by its owner only
+    <data>/pipelines/<id>/flow.json       its inputs and outputs, and the declaration's file (observed.py)
+    <data>/pipelines/<id>/status.json     its worker's status, replaced as a whole
+    <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced as a whole
     <data>/pipelines/<id>/pulse           touched by its worker while it is alive (flows/hosts.py)
-    <data>/pipelines/<id>/workers/<n>/    the last three of worker n, where there are several: n begins with 1
+    <data>/pipelines/<id>/workers/<n>/    the last three files of worker n, if there are several; n starts at 1
 
 A task is a partition of a topic (``flights-0``), or a VChannel of a collection.
 """
@@ -24,21 +24,21 @@ FLOWS: Final = "pipelines"
 """Folder of the flows in a data folder."""
 WORKERS: Final = "workers"
 SILENT_SECONDS: Final = 30.0
-"""A worker that has not spoken for so long is ended; it speaks once a second."""
+"""A worker that reported nothing for this long is ended; it reports once a second."""
 
 
 class State(StrEnum):
-    """Of a flow, or of one of its tasks."""
+    """The state of a flow or of one of its tasks."""
 
     UNASSIGNED = "UNASSIGNED"
-    """Its worker has not said anything yet."""
+    """Its worker has not reported yet."""
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
-    """Its worker is there and takes nothing."""
+    """Its worker runs and reads nothing."""
     STOPPED = "STOPPED"
     """It has no worker. Offsets may be changed."""
     FAILED = "FAILED"
-    """A task is over the failure threshold, and is retried at `retry_at`; or all tasks of a flow, or its worker."""
+    """A task exceeded the failure threshold (it is retried at `retry_at`); or all tasks of a flow, or its worker."""
 
 
 class TaskStatus(BaseModel):
@@ -49,57 +49,57 @@ class TaskStatus(BaseModel):
     task: str
     state: State
     position: int = Field(
-        default=0, description="the next offset to be read: all before it is in the sink or in the error topic"
+        default=0, description="the next offset to read: all records before it are in the sink or the error topic"
     )
-    end: int = Field(default=0, description="the offset behind the newest record")
-    lag: int = Field(default=0, description="records between them")
+    end: int = Field(default=0, description="the offset after the newest record")
+    lag: int = Field(default=0, description="records between position and end")
     records_in: int = 0
     records_out: int = 0
-    records_stale: int = Field(default=0, description="left out: the sink holds a newer document of their id")
+    records_stale: int = Field(default=0, description="left out because the sink had a newer document of their id")
     records_error: int = 0
     records_filtered: int = 0
     bulks: int = 0
     retries: int = 0
     cpu_seconds: float = Field(
-        default=0.0, description="CPU time of its ranges since its worker began, transform and bulks"
+        default=0.0, description="CPU time of its ranges since its worker started, transform and bulks"
     )
-    range_bytes: int = Field(default=0, description="of the records that its newest range held in memory")
-    failures: int = Field(default=0, description="in a row")
-    recoveries: int = Field(default=0, description="in a row")
-    cause: str = Field(default="", description="of its last failure, in words")
-    code: str = Field(default="", description="of that error")
+    range_bytes: int = Field(default=0, description="bytes of the records that its newest range held in memory")
+    failures: int = Field(default=0, description="failures in a row")
+    recoveries: int = Field(default=0, description="recoveries in a row")
+    cause: str = Field(default="", description="cause of its last failure, in words")
+    code: str = Field(default="", description="code of that error")
     suspect: str = Field(default="", description="the range in which its worker's process ended, and what to do")
     retry_at: float | None = Field(default=None, description="when it is recovered, seconds since 1970")
     latency_ms: dict[str, float] = Field(
-        default_factory=dict, description="record's timestamp to acknowledged: p50, p95, p99 of late"
+        default_factory=dict, description="from the record's timestamp to its acknowledgement: recent p50, p95, p99"
     )
 
 
 class PipelineStatus(BaseModel):
-    """One flow, as its worker said last."""
+    """The status of one flow, as last reported by its worker."""
 
     model_config = ConfigDict(frozen=True)
 
     pipeline: str
     state: State
-    at: float = Field(default=0.0, description="when it was said, seconds since 1970")
+    at: float = Field(default=0.0, description="time of the report, seconds since 1970")
     pid: int = 0
     cause: str = ""
     tasks: tuple[TaskStatus, ...] = ()
-    source_lag_bytes: int | None = Field(default=None, description="of a captured database's log that are not read yet")
-    source_lag_seconds: float | None = Field(default=None, description="how old the newest of it is that was read")
-    source_error: str = Field(default="", description="why a captured database is not read now")
+    source_lag_bytes: int | None = Field(default=None, description="unread bytes of a captured database's log")
+    source_lag_seconds: float | None = Field(default=None, description="age of the newest change that was read")
+    source_error: str = Field(default="", description="why a captured database cannot be read now")
     source_counts: dict[str, int] = Field(
         default_factory=dict, description="messages of a best-effort source, such as received, dropped and lost"
     )
     cpu_percent: float = 0.0
     memory_bytes: int = 0
     declaration: str = Field(default="", description="digest of the declaration that the worker runs")
-    restarts: int = Field(default=0, description="of its worker by its supervisor, since that one began")
-    last_end: str = Field(default="", description="how its worker ended before the last of them, in words")
+    restarts: int = Field(default=0, description="restarts of its worker since its supervisor started")
+    last_end: str = Field(default="", description="how its worker ended before the last restart, in words")
 
     def resting(self, state: State = State.STOPPED, cause: str = "") -> Self:
-        """Return the status without a worker: counts and positions stay, what only a process has does not."""
+        """Return the status without a worker: counts and positions stay, values of the process do not."""
         tasks = tuple(
             each.model_copy(
                 update={
@@ -116,18 +116,18 @@ class PipelineStatus(BaseModel):
 
 
 def flow_folder(settings: Settings, flow: str) -> Path:
-    """What belongs to a flow on its machine."""
+    """Return the folder of a flow on this machine."""
     return settings.data_dir / FLOWS / flow
 
 
 def worker_folder(settings: Settings, flow: str, worker: int = 0) -> Path:
-    """What belongs to one of its workers: the flow's own folder for worker 0."""
+    """Return the folder of one of its workers: the flow's own folder for worker 0."""
     folder = flow_folder(settings, flow)
     return folder / WORKERS / str(worker) if worker else folder
 
 
 def workers_of(settings: Settings, flow: str) -> list[int]:
-    """The numbers of the workers that a flow has or had on this machine."""
+    """Return the numbers of the workers that a flow has or had on this machine."""
     more = (flow_folder(settings, flow) / WORKERS).glob("*")
     return [0, *sorted(int(each.name) for each in more if each.name.isdecimal())]
 
@@ -141,8 +141,8 @@ def status_path(settings: Settings, flow: str, worker: int = 0) -> Path:
 
 
 def metrics_path(settings: Settings, flow: str, worker: int = 0) -> Path:
-    """The metrics of its worker's process, as it left them a moment ago (millrace.observe.exposition)."""
-    from millrace.base.metrics import METRICS_SUFFIX  # with it comes NumPy, which a DAG file has no use for
+    """Return the path of the worker process's metrics, rewritten every second (millrace.observe.exposition)."""
+    from millrace.base.metrics import METRICS_SUFFIX  # it imports NumPy, which a DAG file does not need
 
     return worker_folder(settings, flow, worker) / f"metrics{METRICS_SUFFIX}"
 

@@ -1,12 +1,12 @@
-"""How workers of one flow divide the lanes of its source: the share of a worker, and the leases behind it.
+"""How workers of one flow divide the lanes of its source: a worker's share, and the leases for it.
 
 Topics are divided by Kafka's own consumer group (millrace.flows.sources.kafka.membership). The lanes of any other
-source are divided by leases: each worker has a key in the meta store that the settings name, or else in a file of the
-data folder, and computes from all keys which lanes are its own. A flow that one worker reads has one key in the meta
-store: its holder has all lanes, and the workers of other machines wait for the end of its lease.
+source are divided by leases: each worker has a key in the meta store of the settings, or else in a file of the data
+folder, and computes from all keys which lanes are its own. A flow that one worker reads has one key in the meta store:
+its holder has all lanes, and the workers of other machines wait for the end of its lease.
 
-A division is a hint. Two workers may believe that they hold one lane, for as long as one of them has not looked; what
-keeps them apart is the claim, a commit of the lane's position before its first read (millrace.flows.range_host).
+A division is a hint. Two workers may believe that they hold one lane until one of them polls again. The claim, a commit
+of the lane's position before its first read (millrace.flows.range_host), excludes all but one.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from millrace.meta.factory import ClosableMetaStore
 
 PREFIX: Final = "flows/"
-"""Of the workers' keys in the meta store."""
+"""Prefix of the workers' keys in the meta store."""
 _ALONE: Final = "alone"
-"""Of the key of the one worker of a flow that is not divided."""
+"""Name of the key of the only worker of an undivided flow."""
 STORE_FILE: Final = "workers.db"
-"""Below the pipelines of a data folder whose settings name no meta store."""
+"""Name of the file, below the pipelines of a data folder whose settings name no meta store."""
 _LOOK_SECONDS: Final = 0.2
 _RENEW_SECONDS: Final = 0.2
 PATIENCE_SECONDS: Final = 300.0
-"""A worker whose loop has not asked for so long loses its lanes: Kafka's ``max.poll.interval.ms``."""
+"""Seconds without a poll after which a worker loses its lanes: Kafka's ``max.poll.interval.ms``."""
 
 
 class Division(NamedTuple):
-    """What a poll found."""
+    """The result of a poll."""
 
     held: frozenset[str]
     """Names of the tasks that this worker holds now."""
     came: frozenset[str] = frozenset()
-    """Of those, the ones that it did not hold at the last poll, or lost and got again since."""
+    """Held tasks that it did not hold at the last poll, or lost and got again since."""
     went: frozenset[str] = frozenset()
-    """Those that it held at the last poll and no longer holds, or lost and got again since."""
+    """Tasks that it held at the last poll and no longer holds, or lost and got again since."""
 
 
 class Member(Protocol):
@@ -60,7 +60,7 @@ class Member(Protocol):
 
     @property
     def session_seconds(self) -> float:
-        """How long the lanes of a worker that is dead or stopped stay its own."""
+        """Seconds for which a dead or suspended worker retains its lanes."""
         ...
 
     def follow(self, lanes: Sequence[tuple[str, int]]) -> None:
@@ -68,15 +68,15 @@ class Member(Protocol):
         ...
 
     def poll(self) -> Division:
-        """Say what is this worker's, and what changed since the last poll. Call it again and again."""
+        """Return this worker's lanes, and the changes since the last poll. Call it regularly."""
         ...
 
     def wait_joined(self, seconds: float) -> None:
-        """Wait until this worker knows its part, which may be none. Raises LogUnavailable if that takes longer."""
+        """Wait until this worker knows its share, which may be empty. Raises LogUnavailable if that takes longer."""
         ...
 
     def commit(self, offsets: Iterable[tuple[str, int, int]]) -> None:
-        """Tell other tools of positions (topic, partition, offset) of held lanes. Errors are ignored."""
+        """Publish positions (topic, partition, offset) of held lanes for other tools. Errors are ignored."""
         ...
 
     def close(self) -> None:
@@ -85,10 +85,10 @@ class Member(Protocol):
 
 
 class LeasedMember:
-    """A worker by a lease in a meta store.
+    """A worker with a lease in a meta store.
 
-    A thread renews the lease while the worker's loop polls, so that a range may take longer than a session. A worker
-    that is stopped loses its lease by its own clock before anybody else sees it end.
+    A thread renews the lease while the worker's loop polls, so that a range may take longer than a session. A suspended
+    worker loses its lease by its own clock before other workers see it end.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class LeasedMember:
         seconds: float,
         alone: bool = False,
     ) -> None:
-        """`instance`: a name that no other worker has at the same time, and that this one has after a restart.
+        """`instance` is a name that no other worker has at the same time, and that this one has again after a restart.
 
-        `alone`: one worker has all lanes, and the others have none.
+        With `alone`, one worker has all lanes, and the others have none.
         """
         self._alone = alone
         self.store, self._clock, self._flow, self._instance = store, clock, flow, instance
@@ -112,13 +112,13 @@ class LeasedMember:
             store,
             clock,
             key=lambda lease: f"{PREFIX}{flow}/{_ALONE if alone else f'{instance}@{lease}'}",
-            value=_told(instance),
+            value=_lease_value(instance),
             seconds=seconds,
         )
         self._lanes: list[str] = []
         self._held: frozenset[str] = frozenset()
         self._lease = 0
-        """That `_held` was told by."""
+        """The lease at which `_held` was computed."""
         self._members: tuple[str, ...] = ()
         self._looked = float("-inf")
         self._keeper = _Keeper(self._key, clock)
@@ -135,7 +135,7 @@ class LeasedMember:
         self._lanes = [task_of(*each) for each in lanes]
 
     def poll(self) -> Division:
-        """Say what is this worker's, and what changed since the last poll."""
+        """Return this worker's lanes, and the changes since the last poll."""
         self._keeper.polled = now = self._clock.monotonic()
         lease = self._key.lease if self._key.held() else 0
         if not lease:
@@ -147,9 +147,11 @@ class LeasedMember:
                 self._members = members(self.store, self._flow)
                 self._looked = now
             except (MetaUnavailable, MetaAmbiguous):
-                pass  # the lease still holds, and so does what is this worker's
+                pass  # the lease still holds, and so do this worker's lanes
         mine = frozenset(lane for lane, owner in shares(self._lanes, self._members).items() if owner == self._instance)
-        lost = frozenset() if lease == self._lease else self._held  # the lanes may have been another's meanwhile
+        lost = (
+            frozenset() if lease == self._lease else self._held
+        )  # another worker may have had the lanes in the meantime
         found = Division(mine, mine - (self._held - lost), (self._held - mine) | lost)
         self._held, self._lease = mine, lease
         return found
@@ -164,9 +166,9 @@ class LeasedMember:
         end = self._clock.monotonic() + seconds
         while not self._key.held():
             if self._clock.monotonic() >= end:
-                words = "the meta store gave no lease"
+                words = "the meta store granted no lease"
                 if self._alone and (others := members(self.store, self._flow)):
-                    words = f"{', '.join(others)} had the lease and did not end"
+                    words = f"{', '.join(others)} held the lease"
                 raise LogUnavailable(f"the workers of {self._flow}: {words} within {seconds:.0f} s")
             time.sleep(0.05)
 
@@ -174,20 +176,20 @@ class LeasedMember:
         """Do nothing: no group records positions."""
 
     def close(self) -> None:
-        """Leave: the lanes are others' at once. Idempotent."""
+        """Leave: other workers can take the lanes at once. Idempotent."""
         self._keeper.close()
         self._key.release()
         self.store.close()
 
 
 class _Keeper(PeriodicTask):
-    """Keeps a member's lease while its loop polls."""
+    """Renews a member's lease while its loop polls."""
 
     def __init__(self, key: LeasedKey, clock: Clock) -> None:
         super().__init__(name="lane-lease", interval=_RENEW_SECONDS, run_at_start=True)
         self._key, self._clock = key, clock
         self.polled = math.inf
-        """When the worker's loop asked last; infinite before it begins."""
+        """When the worker's loop last polled; infinite before it begins."""
         self._due = float("-inf")
 
     def run_once(self) -> None:
@@ -220,5 +222,5 @@ def members(store: MetaStore, flow: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _told(instance: str) -> bytes:
+def _lease_value(instance: str) -> bytes:
     return json.dumps({"instance": instance}).encode()

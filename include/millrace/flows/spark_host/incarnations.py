@@ -1,17 +1,17 @@
-"""What is kept of a declared stream over its runs.
+"""The stored state of a declared stream across its runs.
 
-The *state* names the running incarnation, where it began, the declaration that made its checkpoint, where that lies,
-and whether the stream is paused. Each incarnation has its own checkpoint ``<number>/`` with Spark's state and the
-sink's memory. A replay, or an upgrade without state, is a new incarnation; the previous checkpoint stays until the new
-one has begun.
+The *state* names the running incarnation, its start, the declaration of its checkpoint, the checkpoint's place, and
+whether the stream is paused. Each incarnation has its own checkpoint ``<number>/`` with Spark's state and the sink's
+memory. A replay, or an upgrade without state, is a new incarnation; the previous checkpoint stays until the new one has
+begun.
 
-- Checkpoints, and the files beside them, are in ``<tables>/streams/<name>/`` if the tables are on S3, else in
+- Checkpoints, and the files next to them, are in ``<tables>/streams/<name>/`` if the tables are on S3, else in
   ``<data>/streams/<name>/``.
 - The state is a key of the meta store that the settings name, else ``<data>/streams/<name>/state.json``.
 
 So with S3 and a meta store a driver may start on any machine, with an empty data folder. With a meta store a lease
-holds the stream, and a driver that lost it hands the sink no micro-batch. A checkpoint that lies elsewhere, because it
-is of an earlier build or the tables were moved, is copied when the stream starts; the state says which copy counts.
+protects the stream, and a driver that lost it passes no micro-batch to the sink. A checkpoint in another place, because
+an earlier build made it or the tables were moved, is copied when the stream starts; the state says which copy counts.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ if TYPE_CHECKING:
 STREAMS: Final = "streams"
 """Folder of the streams, in the data folder and below the tables; prefix of their keys in a meta store."""
 FOLDER: Final = "millrace-sink"
-"""Beside Spark's own folders in a query's checkpoint: what a sink remembers goes with it."""
+"""The folder of the sink's memory, next to Spark's own folders in a query's checkpoint."""
 STATE: Final = "state.json"
 LOCK: Final = "lock"
 VERSION: Final = 2
-"""Of a state. Version 1, or none, says that the checkpoint is in the data folder; such a one is still written so."""
+"""The version of a state. Version 1, or none, means that the checkpoint is in the data folder; such a state is still
+written so."""
 _IN_FOLDER: Final = 1
-_ELSEWHERE: Final = "meta_store"
-"""Names the meta store that has the state, in a file that had it before."""
+_META_STORE: Final = "meta_store"
+"""The field of an old state file that names the meta store with the state."""
 
 
 @overload
@@ -60,7 +61,7 @@ def sink_folder(checkpoint: Path) -> Path: ...
 @overload
 def sink_folder(checkpoint: Folder) -> Folder: ...
 def sink_folder(checkpoint: Folder) -> Folder:
-    """Return where the sink of the query with this checkpoint remembers what it took."""
+    """Return the folder of the sink's memory for the query with this checkpoint."""
     return below(checkpoint, FOLDER)
 
 
@@ -78,17 +79,17 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What state.json says."""
+    """The content of state.json."""
 
     incarnation: int = 1
     fingerprint: str = ""
-    """Of the declaration that the checkpoint was made by; empty: nothing has run yet."""
+    """The fingerprint of the checkpoint's declaration; empty if nothing has run yet."""
     begun: Begun = Begun()
     paused: bool = False
     handed: bool = False
-    """Whether the sink got a micro-batch of the incarnation. Until then another declaration replaces it."""
+    """Whether the sink received a micro-batch of the incarnation. Until then another declaration replaces it."""
     place: str = ""
-    """URI of the folder with the checkpoints; empty: the stream's in the data folder."""
+    """URI of the folder with the checkpoints; empty for the stream's folder in the data folder."""
 
     def encode(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -99,7 +100,7 @@ class State:
 
     @classmethod
     def decode(cls, value: Mapping[str, Any], name: str) -> Self:
-        """Raises UnsupportedVersion if a newer build wrote it."""
+        """Decode a state of stream `name`. Raises UnsupportedVersion if a newer build wrote it."""
         if value.get("version", _IN_FOLDER) > VERSION:
             raise UnsupportedVersion(
                 f"the state of stream {name} has version {value['version']}, and this build supports {VERSION}:"
@@ -116,7 +117,7 @@ class State:
 
 
 def require_reachable(settings: Settings, name: str) -> None:
-    """Raise InvalidSettings if executors that share no folder with the driver would need the stream's checkpoint."""
+    """Raise InvalidSettings if executors need the stream's checkpoint but share no folder with the driver."""
     if settings.spark_environment and isinstance(Kept(settings, name).home, Path):
         raise InvalidSettings(
             f"the checkpoint of stream {name!r} would lie in {settings.data_dir / STREAMS}, which executors with"
@@ -126,7 +127,7 @@ def require_reachable(settings: Settings, name: str) -> None:
 
 
 class Kept:
-    """What is kept of one stream."""
+    """The stored state and checkpoints of one stream."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.name = name
@@ -134,15 +135,15 @@ class Kept:
         self._local = settings.data_dir / STREAMS / name
         on_s3 = settings.tables_uri.startswith("s3://")
         self.home: Folder = f"{settings.tables_uri}/{STREAMS}/{name}" if on_s3 else self._local
-        """Where the checkpoints are to be, by the settings."""
+        """The folder of the checkpoints by the settings."""
         self._shared = bool(settings.meta_store)
         self._key = state_key(name)
         self._handed = False
-        """Whether :meth:`hand` has noted it, in the process that holds the stream."""
+        """Whether :meth:`hand` has stored it, in the process that holds the stream."""
 
     @property
     def folder(self) -> Folder:
-        """Where the checkpoints are, and the files beside them."""
+        """The present folder of the checkpoints and the files next to them."""
         return self.state.place or self._local
 
     @property
@@ -156,10 +157,10 @@ class Kept:
             found = process_store(self._settings.meta_store).get(self._key)
             if found is not None:
                 return State.decode(json.loads(found.value), self.name), found.modified
-        value = read_note(self._local, STATE)  # with a meta store: of an earlier build
-        if value is not None and _ELSEWHERE in value:
+        value = read_note(self._local, STATE)  # with a meta store, from an earlier build
+        if value is not None and _META_STORE in value:
             raise InvalidStream(
-                f"the state of stream {self.name!r} is in the meta store {value[_ELSEWHERE]}: set MILLRACE_META_STORE"
+                f"the state of stream {self.name!r} is in the meta store {value[_META_STORE]}: set MILLRACE_META_STORE"
             )
         return State() if value is None else State.decode(value, self.name), 0
 
@@ -178,16 +179,18 @@ class Kept:
             put = Put(self._key, json.dumps(state.encode()).encode())
             if store.commit([put], when=[RevisionEquals(self._key, revision)]) is not None:
                 break
-        if not revision and (self._local / STATE).exists():  # an earlier build, or no meta store, must not go by it
-            keep_note(self._local, STATE, {"version": VERSION, _ELSEWHERE: self._settings.meta_store})
+        if (
+            not revision and (self._local / STATE).exists()
+        ):  # an earlier build, or one without the meta store, must not use it
+            keep_note(self._local, STATE, {"version": VERSION, _META_STORE: self._settings.meta_store})
         return state
 
     def checkpoint(self, state: State) -> Folder:
-        """The checkpoint of the incarnation."""
+        """Return the checkpoint of the incarnation."""
         return below(state.place or self._local, str(state.incarnation))
 
     def locked(self) -> Lock:
-        """Hold the stream: who runs it, or changes its state. Raises StreamBusy while another process does."""
+        """Hold the stream, to run it or change its state. Raises StreamBusy while another process holds it."""
         make_folder(self._local)
         lock = Lock(self._local / LOCK, self.name)
         if self._shared:
@@ -202,23 +205,24 @@ class Kept:
         self._change(lambda _: state)
 
     def pause(self, *, paused: bool) -> None:
-        """Say that it is not to run, or may. Who runs it looks when it starts; stopping it is the launcher's."""
+        """Set whether the stream is paused. A process checks it at its start; the launcher stops a running one."""
         make_folder(self._local)
         self._change(lambda state: replace(state, paused=paused))
 
     def admitted(self, stream: Flow) -> State:
-        """Return the state to run `stream` by; call it with the lock held.
+        """Return the state with which to run `stream`. Call it with the lock held.
 
-        Raises InvalidStream if it is paused, or if another declaration has given rows to the sink with its checkpoint.
+        Raises InvalidStream if it is paused, or if its checkpoint belongs to another declaration that has written to
+        the sink.
         """
         state, mine = self.startable(stream), stream.fingerprint()
         if state.fingerprint != mine:
-            remove_folder(self.checkpoint(state))  # of a declaration that gave its sink nothing
+            remove_folder(self.checkpoint(state))  # its declaration wrote nothing to the sink
             state = self._change(lambda found: replace(found, fingerprint=mine))
         return self._at_home(state)
 
     def _at_home(self, state: State) -> State:
-        """Have the checkpoints where the settings say. A kill leaves the one place or the other in force."""
+        """Move the checkpoints to the place of the settings. After a kill, one place or the other applies."""
         here, home = state.place or self._local, self.home
         if str(here) == str(home):
             return state
@@ -230,19 +234,22 @@ class Kept:
         return state
 
     def hand(self) -> None:
-        """Note, before a micro-batch is handed to the sink, that the checkpoint holds something. With the lock held."""
+        """Store, before a micro-batch is passed to the sink, that the checkpoint is in use.
+
+        Call it with the lock held.
+        """
         if not self._handed and not self.state.handed:
             self._change(lambda state: replace(state, handed=True))
         self._handed = True
 
     def startable(self, stream: Flow) -> State:
-        """The same without the lock, and nothing is kept: whether it would be admitted now."""
+        """Return the state if `stream` could start now. Needs no lock and changes nothing. Raises InvalidStream."""
         state = self.state
         if state.paused:
             raise InvalidStream(f"the stream {self.name!r} is paused: `millrace flows resume {self.name}`")
         if state.handed and state.fingerprint not in ("", stream.fingerprint()):
             raise InvalidStream(
-                f"the declaration of stream {self.name!r} changed since it ran last:"
+                f"the declaration of stream {self.name!r} changed since its last run:"
                 f" `millrace flows upgrade {self.name} --keep-state`"
                 " continues with its checkpoint (Spark refuses state that does not fit), `--fresh-state` without it"
             )
@@ -259,17 +266,21 @@ class Kept:
             return state
 
     def replay(self, stream: Flow, begun: Begun) -> State:
-        """Begin anew elsewhere, by a new checkpoint. Raises StreamBusy, InvalidStream for a snapshot of a topic."""
+        """Start again at another position, with a new checkpoint.
+
+        Raises StreamBusy, InvalidStream for a topic's snapshot.
+        """
         if begun.snapshot is not None and not isinstance(stream.row_source, CollectionSource):
-            raise InvalidStream(f"the stream {stream.name!r} reads topics, which have no snapshot: replay after a time")
+            raise InvalidStream(
+                f"the stream {stream.name!r} reads topics, which have no snapshot: replay it after a time"
+            )
         with self.locked():
             return self._next(replace(self.state, fingerprint=stream.fingerprint()), begun)
 
     def move(self, stream: Flow, positions: Mapping[str, int]) -> dict[str, int]:
-        """Begin anew at the position of today, but for the lanes in `positions`, by a new checkpoint; return all.
+        """Start again at the present position, except for the lanes in `positions`, with a new checkpoint; return all.
 
-        Raises StreamBusy, InvalidStream if the stream has not reached a position yet, or for a lane that it does not
-        have.
+        Raises StreamBusy, InvalidStream if the stream has no position yet, or for an unknown lane.
         """
         with self.locked():
             state = replace(self.state, fingerprint=stream.fingerprint())
@@ -288,14 +299,14 @@ class Kept:
         old = below(state.place or self._local, str(state.incarnation - 1))
         state = replace(state, incarnation=state.incarnation + 1, begun=begun, handed=False)
         self._handed = False
-        remove_folder(self.checkpoint(state))  # of a beginning that was not kept
+        remove_folder(self.checkpoint(state))  # an incarnation that was never stored
         self.keep(state)
         remove_folder(old)
         return state
 
 
 def kept_streams(settings: Settings) -> list[str]:
-    """Return the names of the streams of which something is kept. Raises MetaUnavailable."""
+    """Return the names of the streams that have stored state. Raises MetaUnavailable."""
     local = settings.data_dir / STREAMS
     names = {path.name for path in local.iterdir()} if local.is_dir() else set()
     if settings.meta_store:
@@ -318,7 +329,7 @@ class _Lease(PeriodicTask):
     """A stream's key in the meta store, under a lease that a thread renews."""
 
     def __init__(self, settings: Settings, name: str) -> None:
-        """Raises StreamBusy if another machine holds the stream for longer than a dead one does."""
+        """Raises StreamBusy if another machine holds the stream for longer than a dead one would."""
         from millrace.coord.clock import SystemClock
         from millrace.coord.lease import LeasedKey
 
@@ -345,7 +356,7 @@ class _Lease(PeriodicTask):
         return self._leased.held()
 
     def run_once(self) -> None:
-        if self._leased.lease:  # one that is lost is never taken again: others may have run the stream since
+        if self._leased.lease:  # a lost lease is never taken again: another process may have run the stream since
             self._leased.step()
 
     def close(self) -> None:
@@ -359,7 +370,7 @@ class Lock:
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
         self.lease: _Lease | None = None
-        """Of a stream that may run on several machines."""
+        """The lease, if the stream may run on several machines."""
         self._file: IO[bytes] = path.open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -368,11 +379,11 @@ class Lock:
             raise StreamBusy(f"the stream {name!r} runs in another process: stop it first") from None
 
     def require_held(self) -> None:
-        """Raise StreamBusy if the hold was lost: another machine may run the stream by now."""
+        """Raise StreamBusy if the hold was lost, so that another machine may run the stream."""
         if self.lease is not None and not self.lease.held():
             raise StreamBusy(
-                f"the meta store did not hear from the driver of stream {self._name!r} for too long, so another machine"
-                " may run it: it goes on when it is started again"
+                f"the driver of stream {self._name!r} did not reach the meta store for too long, so another machine"
+                " may run it: start the stream again"
             )
 
     def close(self) -> None:
@@ -388,7 +399,7 @@ class Lock:
 
 
 def copy_folder(here: Folder, there: Folder) -> None:
-    """Copy the files below `here`, in place of what is below `there`, durably."""
+    """Copy the files below `here` to `there`, durably, replacing its content."""
     source, target = store_at(here), store_at(there)
     remove_folder(there, but={LOCK, STATE})
     for name in list_below(source):
@@ -399,7 +410,7 @@ def copy_folder(here: Folder, there: Folder) -> None:
 
 
 def remove_folder(folder: Folder, *, but: frozenset[str] | set[str] = frozenset()) -> None:
-    """Remove what is below `folder`, if there is anything; the files `but` directly in it stay."""
+    """Remove the content of `folder`, if it exists, except the files `but` directly in it."""
     if isinstance(folder, Path) and not but:
         shutil.rmtree(folder, ignore_errors=True)
     elif isinstance(folder, Path):
@@ -414,7 +425,7 @@ def remove_folder(folder: Folder, *, but: frozenset[str] | set[str] = frozenset(
 
 
 def is_checksum(name: str) -> bool:
-    """Whether a file is Hadoop's checksum of another one on a local disk."""
+    """Return whether a file is Hadoop's checksum of another one on a local disk."""
     last = name.rpartition("/")[2]
     return last.startswith(".") and last.endswith(".crc")
 
@@ -434,7 +445,7 @@ def _newest(checkpoint: Folder, log: str) -> int:
 
 
 def _offsets_of(checkpoint: Folder, batch: int) -> str | None:
-    """Return what a micro-batch read of its source, as Spark noted it; None if it did not."""
+    """Return the positions that Spark recorded for a micro-batch, or None."""
     found = store_at(checkpoint).read(f"offsets/{batch}")
     return None if found is None else found.decode().splitlines()[2]
 
@@ -444,7 +455,7 @@ def again_of(checkpoint: Folder, batch: int) -> int:
     place = _offsets_of(checkpoint, batch)
     return (
         0 if place in (None, "-") else int(json.loads(str(place)).get("again", 0))
-    )  # "-": Spark asked it for nothing yet
+    )  # "-": Spark has not asked for it yet
 
 
 def position(checkpoint: Folder) -> dict[str, int] | None:
@@ -452,7 +463,7 @@ def position(checkpoint: Folder) -> dict[str, int] | None:
 
     A lane is a PChannel with its tick, or a topic's partition with its offset.
 
-    None without one, and for an incomplete snapshot: there is no tick after which to continue.
+    None before the first, and for an incomplete snapshot, which has no tick after which to continue.
     """
     newest = newest_batch(checkpoint)
     if newest < 0:

@@ -37,13 +37,13 @@ _REPORT: Final = StructType(
 
 _FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _S3A_FILE_MANAGER: Final = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
-"""Writes a file of the checkpoint once. Spark's other one writes it under another name and renames it, a copy on S3."""
+"""A file manager that writes each file of the checkpoint once. Spark's default writes and renames, a copy on S3."""
 
-Told = Callable[[int, Verdicts], None]
+OnResult = Callable[[int, Verdicts], None]
 
 
 def columns_of(frame: DataFrame) -> pa.Schema:
-    """The columns of a DataFrame, as its rows come over in Arrow."""
+    """Return the Arrow columns of a DataFrame's rows."""
     return to_arrow_schema(frame.schema, timezone="UTC")
 
 
@@ -57,15 +57,14 @@ def start(
     seconds: float | None = None,
     available_now: bool = False,
     output_mode: str | None = None,
-    told: Told = lambda batch_id, verdicts: None,
+    on_result: OnResult = lambda batch_id, verdicts: None,
     begins: Callable[[], None] = lambda: None,
 ) -> StreamingQuery:
-    """Start a query that hands each micro-batch of `frame` to `sink`, which is closed when the query has ended.
+    """Start a query that passes each micro-batch of `frame` to `sink`, which is closed when the query has ended.
 
     A micro-batch begins every `seconds` (default: as soon as there is data); with `available_now` the query ends when
-    the present data is done. Tasks stage rows in `staging` (default: beside the sink's memory), which they must reach.
-    In a thread of Spark's, `begins` is called before each one is passed on, and `told` with
-    the result.
+    the present data is done. Tasks stage rows in `staging` (default: next to the sink's memory), which they must reach.
+    A thread of Spark calls `begins` before each one is passed on, and `on_result` with the result.
     """
     staged = staging or below(sink_folder(checkpoint), "staged")
     try:
@@ -80,17 +79,17 @@ def start(
         rows = micro_batch.rows()
         try:
             verdicts = sink.write(Batch(name or "query", batch_id, batch_id + 1, rows=rows, frame=micro_batch.frame))
-        except BatchRefused as error:  # nobody looks for the row that is at fault: there is no place for it
+        except BatchRefused as error:  # nothing searches for the row at fault, since there is no place for it
             raise SinkRefused(str(error)) from None
         rows.close()
         micro_batch.complete()
         if verdicts.failures:
             first = verdicts.failures[0]
             raise SinkRefused(f"{len(verdicts.failures)} rows, the first {first.record.position}: {first.reason}")
-        told(batch_id, verdicts)
+        on_result(batch_id, verdicts)
 
     place = store_at(checkpoint).spark_uri
-    if place.startswith("s3a:"):  # the query takes the session's configuration with it
+    if place.startswith("s3a:"):  # the query uses the session's configuration
         frame.sparkSession.conf.set(_FILE_MANAGER, _S3A_FILE_MANAGER)
     else:
         frame.sparkSession.conf.unset(_FILE_MANAGER)
@@ -120,16 +119,16 @@ def _closed_behind(query: StreamingQuery, sink: Sink) -> None:
 
 
 class _MicroBatch:
-    """The rows of a micro-batch, for a sink that reads them, takes the DataFrame, or knows the batch already."""
+    """The rows of a micro-batch, for a sink that reads them, uses the DataFrame, or has the batch already."""
 
     def __init__(self, batch: DataFrame, folder: Folder) -> None:
         self._batch, self._folder = batch, folder
         self._ran = False
 
     def rows(self) -> Generator[pa.RecordBatch]:
-        """Stage the rows when they are asked for, and yield them in the order of the tasks."""
+        """Stage the rows on access, and yield them in the order of the tasks."""
         folder = self._folder
-        remove_folder(folder)  # of an attempt that was killed
+        remove_folder(folder)  # from an attempt that was killed
         create_folder(folder)
         schema = columns_of(self._batch)
         yield pa.RecordBatch.from_pylist([], schema)
@@ -144,7 +143,7 @@ class _MicroBatch:
         finally:
             if isinstance(folder, Path):
                 remove_folder(folder)
-            else:  # of the files of failed attempts the next batch takes care: looking for them is a request
+            else:  # the next batch removes files of failed attempts: searching for them costs a request
                 store_at(folder).delete([report["path"] for report in reports])
 
     def frame(self) -> DataFrame:
@@ -152,10 +151,10 @@ class _MicroBatch:
         return self._batch
 
     def complete(self) -> None:
-        """Run the tasks of a batch that the sink did not read, because an earlier attempt took it.
+        """Run the tasks of a batch that the sink did not read, because an earlier attempt wrote it.
 
         Its tasks commit the state of Spark's own windows, joins and deduplication. If they did not run, the state of
-        the batch would be missing, and Spark would refuse to go on.
+        the batch would be missing, and Spark would refuse to continue.
         """
         if not self._ran:
             self._batch.write.format("noop").mode("overwrite").save()
@@ -168,7 +167,7 @@ def _opened(folder: Folder, name: str) -> pa.NativeFile:
 
 
 class _Staging:
-    """What a task does with its rows."""
+    """The work of a task that stages its rows."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -190,7 +189,7 @@ class _Staging:
 
     @contextmanager
     def _created(self, name: str) -> Iterator[Any]:
-        """Yield a new file; it is whole when the block has ended, and need not outlive the machine."""
+        """Yield a new file, which is complete at the end of the block, and need not survive the machine."""
         if isinstance(self._folder, Path):
             with pa.OSFile(str(self._folder / name), "wb") as file:
                 yield file

@@ -1,8 +1,8 @@
-"""What a running stream reports: a file that views and supervisors read, and metrics.
+"""The reports of a running stream: a file that views and supervisors read, and metrics.
 
 Rows add up: in = out + rejected + late, for a stream whose transform keeps rows; for one that aggregates, in counts
 rows and out counts results. Late rows were dropped by Spark behind the watermark, by its own count, in which
-simultaneous rows of one window are one. An operator of ours counts each input row under `operated`: taken + late +
+simultaneous rows of one window are one. A Millrace operator counts each input row under `operated`: taken + late +
 rejected, always.
 """
 
@@ -35,8 +35,8 @@ from millrace.message.ids import tick_physical_ms
 _COUNTED: Final = ("taken", "late", "rejected", "partly_late", "corrected", "evicted")
 
 
-class Told(StreamingQueryListener):
-    """Hears of the micro-batches of one start of a stream, from Spark and from its sink, until its query has ended."""
+class ProgressListener(StreamingQueryListener):
+    """Receives the micro-batches of one start of a stream, from Spark and from its sink, until its query has ended."""
 
     def __init__(self, settings: Settings, stream: str, metrics: Metrics, streams: StreamingQueryManager) -> None:
         self._path = settings.progress_path(progress_name(stream))
@@ -46,7 +46,7 @@ class Told(StreamingQueryListener):
         self._streams = streams
         self._guard = threading.Lock()
         self.run_id = ""
-        """Of the query, once it is started: a session hears of all of its queries, those of an earlier start too."""
+        """The query's run id, once it is started: a session reports all of its queries, also of an earlier start."""
         self.facts: dict[str, Any] = {
             "pid": os.getpid(), "stream": stream, "at": time.time(), "batches": 0,
             "rows": 0, "out": 0, "rejected": 0, "late": 0, "state_rows": 0, "state_bytes": 0,
@@ -55,7 +55,7 @@ class Told(StreamingQueryListener):
         }  # fmt: skip
 
     def undecoded(self, records: int) -> None:
-        """Count records of the source that came in and are no rows."""
+        """Count records of the source that could not be decoded."""
         if records:
             with self._guard:
                 self.facts["rows"] += records
@@ -64,7 +64,7 @@ class Told(StreamingQueryListener):
             self._count("error", records)
 
     def taken(self, batch_id: int, taken: Verdicts) -> None:
-        """The sink has taken a micro-batch."""
+        """Add the sink's result of a micro-batch."""
         rows, rejected = (0, 0) if taken.again else (taken.acknowledged, taken.rejected)
         operated = taken.operated if isinstance(taken, Taken) else None
         with self._guard:
@@ -78,11 +78,11 @@ class Told(StreamingQueryListener):
         self._count("error", rejected)
 
     def _count(self, outcome: str, rows: int) -> None:
-        """A query is one lane, of its own name."""
+        """Count rows. A query is one lane with its own name."""
         self._metrics.flow_rows_total.labels(self._stream, progress_name(self._stream), outcome).inc(rows)
 
     def _operated(self, operated: Operated) -> None:
-        """The operator's own count of its rows, and its state as it is now."""
+        """Add the operator's own counts, and report its present state."""
         facts, metrics, name = self.facts, self._metrics, self._stream
         before: dict[str, Any] = facts["operated"] or {}
         for outcome in _COUNTED:
@@ -105,26 +105,26 @@ class Told(StreamingQueryListener):
                 metrics.flow_watermark_seconds.labels(name).set(_seconds(operated.watermark))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Its own query, where it has none: Spark says so before the start returns."""
+        """Store the query's run id, if there is none. Spark calls this before the start returns."""
         if not self.run_id and event.name == progress_name(self._stream):
             self.run_id = str(event.runId)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new is known."""
+        """Do nothing: there is no news."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Keep the file. A session calls all of its listeners for each query in turn, and would wait for this one."""
+        """Do nothing. A session calls all of its listeners in turn for each query, and would wait for this one."""
         if str(event.runId) == self.run_id:
             self._streams.removeListener(self)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch has ended."""
+        """Process the end of a micro-batch."""
         progress = event.progress
         if str(progress.runId) == self.run_id:
             self.heard(json.loads(progress.json))
 
     def heard(self, progress: dict[str, Any]) -> None:
-        """Take in a progress report, as Spark writes it."""
+        """Process a progress report in Spark's form."""
         rows = int(progress.get("numInputRows") or 0)
         operators = progress.get("stateOperators") or []
         late = sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
@@ -173,7 +173,7 @@ def _ticks(offset: Any) -> dict[str, int]:
 
 
 def _records_behind(here: Any, newest: Any) -> int | None:
-    """Records of a topic after the ones that were read; None of another source."""
+    """Return the unread records of a topic; None for another source."""
     first, last = (json.loads(each) if isinstance(each, str) else each or {} for each in (here, newest))
     if "offsets" not in first or "offsets" not in last:
         return None
@@ -181,7 +181,7 @@ def _records_behind(here: Any, newest: Any) -> int | None:
 
 
 def _lag(here: dict[str, int], newest: dict[str, int]) -> float | None:
-    """Seconds of log time on the PChannel that is furthest behind."""
+    """Return the lag in log time, in seconds, of the PChannel that is furthest behind."""
     if not here or not newest:
         return None
     behind = [

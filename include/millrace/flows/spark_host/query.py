@@ -28,14 +28,14 @@ from millrace.flows.spark_host.incarnations import (
 from millrace.flows.spark_host.keyed import Taken
 from millrace.flows.spark_host.micro_batches import columns_of, start
 from millrace.flows.spark_host.operated import both_sides, operated_sink, operator_of, right_rows
-from millrace.flows.spark_host.progress import Told
+from millrace.flows.spark_host.progress import ProgressListener
 from millrace.flows.spark_host.status import progress_name
 from millrace.flows.spark_host.undecoded import Undecoded
 from millrace.runtime.job import StartQuery
 
 
 def streams_of(settings: Settings, job: str) -> list[Flow]:
-    """The streams that the job `job` runs: one, or those of a group. Raises StreamNotFound."""
+    """Return the streams that the job `job` runs: one, or those of a group. Raises StreamNotFound."""
     from millrace.flows.declare.discovery import declared_flow
 
     mine = [each for each in declared_flows(settings, host="spark").values() if each.job == job]
@@ -53,23 +53,23 @@ class StreamQuery:
     def __call__(
         self, spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
     ) -> StreamingQuery:
-        """Raises InvalidStream, StreamBusy, and what the source and the sink raise."""
+        """Start the query. Raises InvalidStream, StreamBusy, and the errors of the source and the sink."""
         stream = self._stream
         _copy_catalog(settings)
         require_runnable(stream, check(settings, stream))
         require_reachable(settings, stream.name)
-        kept = Kept(settings, stream.name)
+        incarnations = Kept(settings, stream.name)
         if self._lock is None:
-            self._lock = kept.locked()
+            self._lock = incarnations.locked()
         lock = self._lock
-        state = kept.admitted(stream)
-        checkpoint = kept.checkpoint(state)
+        state = incarnations.admitted(stream)
+        checkpoint = incarnations.checkpoint(state)
         folder = sink_folder(checkpoint)
         window = ErrorWindow(stream, folder)
         window.require_within()
         frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, state.begun))
         if not frame.isStreaming:
-            raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
+            raise InvalidStream(f"the transform of {stream.name!r} returns no streaming DataFrame")
         sink: Sink
         if stream.transform.operator is None:
             create_sink(settings, stream, stream.row_sink, columns_of(frame))
@@ -82,13 +82,13 @@ class StreamQuery:
             create_sink(settings, stream, stream.late, aside)
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
         _require_behind(stream, sink, checkpoint)
-        told = Told(settings, stream.name, metrics, spark.streams)
+        listener = ProgressListener(settings, stream.name, metrics, spark.streams)
         undecoded = self._undecoded = Undecoded(settings, stream)
 
         def taken(batch_id: int, result: Verdicts) -> None:
             bad = undecoded.collect(batch_id)
-            told.undecoded(bad)
-            told.taken(batch_id, result)
+            listener.undecoded(bad)
+            listener.taken(batch_id, result)
             try:
                 errors = result.rejected + bad + (result.late_letters if isinstance(result, Taken) else 0)
                 window.count(batch_id, records=result.acknowledged + errors, errors=errors)
@@ -99,11 +99,11 @@ class StreamQuery:
             lock.require_held()
             settings.check_place()
             wait_while_held(settings)
-            kept.hand()
+            incarnations.hand()
 
-        # Tasks of this machine stage rows on its disk.
+        # Tasks on this machine stage rows on its disk.
         staging = None if settings.spark_environment else settings.data_dir / STREAMS / stream.name / "staged"
-        spark.streams.addListener(told)
+        spark.streams.addListener(listener)
         try:
             return start(
                 frame,
@@ -113,16 +113,16 @@ class StreamQuery:
                 seconds=stream.seconds,
                 available_now=available_now,
                 output_mode=stream.transform.output_mode,
-                told=taken,
+                on_result=taken,
                 staging=staging,
                 begins=begins,
             )
         except BaseException:
-            spark.streams.removeListener(told)
+            spark.streams.removeListener(listener)
             raise
 
     def close(self) -> None:
-        """Let others have the stream: once its query has ended."""
+        """Release the stream for other processes, after its query has ended."""
         if self._undecoded is not None:
             self._undecoded.close()
             self._undecoded = None
@@ -147,12 +147,12 @@ def _require_behind(stream: Flow, sink: Sink, checkpoint: Folder) -> None:
 
 
 def queries_of(settings: Settings, streams: list[Flow]) -> list[StartQuery]:
-    """What a job starts: the streams that are not paused. Where all are, the first says so when it starts."""
+    """Return the queries of a job: streams that are not paused. If all are, the first one reports that at its start."""
     return [StreamQuery(each) for each in _awake(settings, streams)]
 
 
 def require_startable(settings: Settings, streams: list[Flow]) -> None:
-    """What such a job would find before it asks Spark, without a job. Raises InvalidStream."""
+    """Check, without a job, what such a job checks before it asks Spark. Raises InvalidStream."""
     _copy_catalog(settings)
     for each in _awake(settings, streams):
         require_runnable(each, check(settings, each))
@@ -162,7 +162,7 @@ def require_startable(settings: Settings, streams: list[Flow]) -> None:
 
 
 def _copy_catalog(settings: Settings) -> None:
-    """Have the catalog on this machine: the log's server copies it from the meta store before it answers."""
+    """Get the catalog onto this machine: the log's server copies it from the meta store before it responds."""
     if settings.meta_store:
         with connect(settings=settings):
             pass

@@ -14,7 +14,7 @@ from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.store.records import STOPPED, Phase, Record
-from millrace.pipelines.store.store import KEPT_EVENTS, PipelineStore
+from millrace.pipelines.store.store import MAX_EVENTS, PipelineStore
 
 if TYPE_CHECKING:
     from millrace.flows.errors.listing import ErrorPage
@@ -27,7 +27,7 @@ _ENDED: Final = "redrive ended"
 
 
 class Reprocessing:
-    """Those calls, and what all calls stand on. Thread-safe."""
+    """Calls on offsets, dead letters and redrives, and the base of all calls. Thread-safe."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reprocessing:
         return self._given if isinstance(self._given, PipelineStore) else self._given()
 
     def offsets(self, pipeline: str) -> dict[str, int]:
-        """The next offset of each task that has one."""
+        """Return the next offset of each task that has one."""
         from millrace.flows.range_host.positions import positions_of
 
         self._store.get(pipeline)
@@ -79,7 +79,7 @@ class Reprocessing:
         return set_offsets(self._settings, pipeline, offsets)
 
     def errors(self, pipeline: str, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
-        """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
+        """Return a page of the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
         from millrace.flows.errors.listing import error_page
 
         return error_page(self._settings, self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
@@ -95,29 +95,31 @@ class Reprocessing:
         return found
 
     def redrive_status(self, pipeline: str) -> RedriveStatus:
-        """How its newest redrive is."""
+        """Return the status of the pipeline's newest redrive."""
         record, found = self._store.get(pipeline), self.redrives.status(pipeline)
-        if found.state is RedriveState.NONE or found.asked_at < record.created_at:  # of a namesake that is gone
-            kept = self._ended_redrive(record)
-            return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if kept is None else kept
+        if (
+            found.state is RedriveState.NONE or found.asked_at < record.created_at
+        ):  # it belongs to a deleted pipeline of this name
+            ended = self._ended_redrive(record)
+            return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if ended is None else ended
         return found
 
     def note_redrive(self, record: Record) -> None:
         """Record the end of the newest redrive in the history, once: its run's folder is removed after some time."""
         found = self.redrives.status(record.id)
         if found.state in _OVER and found.asked_at >= record.created_at and self._noted.get(record.id) != found.id:
-            kept = self._ended_redrive(record)
-            if kept is None or kept.id != found.id:
+            ended = self._ended_redrive(record)
+            if ended is None or ended.id != found.id:
                 self._store.note(record.id, who=found.asked_by, what=_ENDED, redrive=found.model_dump(mode="json"))
             self._noted[record.id] = found.id
 
     def _ended_redrive(self, record: Record) -> RedriveStatus | None:
-        told = [each for each in self._store.events(record.id, limit=KEPT_EVENTS) if each.what == _ENDED]
-        newest = next((each for each in told if each.at >= record.created_at), None)
+        ends = [each for each in self._store.events(record.id, limit=MAX_EVENTS) if each.what == _ENDED]
+        newest = next((each for each in ends if each.at >= record.created_at), None)
         return None if newest is None else RedriveStatus.model_validate(newest.detail["redrive"])
 
     def cancel_redrive(self, caller: Caller, pipeline: str) -> RedriveStatus:
-        """End it between two batches; completed batches remain."""
+        """Cancel the redrive between two batches. Completed batches remain."""
         self._ready(pipeline)
         self._store.note(pipeline, who=caller.principal.name, what="cancel redrive")
         return self.redrives.cancel(pipeline)
@@ -131,13 +133,13 @@ class Reprocessing:
     def _stopped(self, pipeline: str) -> Record:
         record = self._ready(pipeline)
         if record.wanted != STOPPED or self.deployment.running(pipeline):
-            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
+            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: stop it before you change offsets")
         from millrace.flows.range_host.offsets import require_no_members
 
         require_no_members(self._settings, self._pipeline(record))
         return record
 
     def _pipeline(self, record: Record) -> Flow:
-        # The steps were compiled at the declaration, and its worker compiles them again: not here, since it may take
+        # The steps were compiled at the declaration, and the worker compiles them again. Not here, since that may take
         # long.
         return pipeline_of(record.declaration, secrets=self._store.secrets(record.id), compiled=False)

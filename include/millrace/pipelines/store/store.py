@@ -40,15 +40,15 @@ from millrace.pipelines.store.tables import EVENT, PIPELINE, QUOTA, ROLE, SECRET
 from millrace.pipelines.store.taking_over import take_over, was_taken_over
 
 FILE: Final = "pipelines/pipelines.db"
-KEPT_EVENTS: Final = 500
-KEPT_DELETED: Final = 5_000
-"""Lines of history of pipelines that are gone, all together."""
+MAX_EVENTS: Final = 500
+MAX_DELETED_EVENTS: Final = 5_000
+"""The most lines of history of all deleted pipelines together."""
 MAX_ROLES: Final = 200
-"""People of one pipeline."""
+"""The most users with roles on one pipeline."""
 MAX_QUOTAS: Final = 10_000
 QUOTAS: Final = "*quotas"
 KEYS: Final = "*keys"
-"""What lines of history that are of no pipeline are of."""
+"""The name in lines of history that do not belong to a pipeline."""
 
 _upgrade = partial(
     upgrade,
@@ -90,7 +90,7 @@ def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -
     return store
 
 
-def is_kept(settings: Settings) -> bool:
+def may_have_pipelines(settings: Settings) -> bool:
     """Return whether pipelines may exist: in a database here, or in one that only its server knows. Creates nothing."""
     url = settings.meta_store
     if url.startswith("mariadb:"):
@@ -100,10 +100,13 @@ def is_kept(settings: Settings) -> bool:
 
 
 class PipelineStore(Closeable):
-    """Calls raise MetaUnavailable if nothing was done; those that write raise MetaAmbiguous if the answer was lost."""
+    """Stores pipelines.
+
+    Calls raise MetaUnavailable if nothing was done; writes raise MetaAmbiguous if the result is unknown.
+    """
 
     def __init__(self, engine: sa.Engine, keys: Keys, *, clock: Callable[[], float] = time.time) -> None:
-        """Make or migrate the tables. Raises MetaUnavailable, UnsupportedVersion."""
+        """Create or migrate the tables. Raises MetaUnavailable, UnsupportedVersion."""
         self._engine, self._keys, self._clock = engine, keys, clock
         try:
             with transaction(engine, read_only=engine.dialect.name != "sqlite") as db:
@@ -121,7 +124,7 @@ class PipelineStore(Closeable):
         self._engine.dispose()
 
     def take_over(self, old: sa.Engine) -> None:
-        """As millrace.pipelines.store.taking_over; `old` is closed."""
+        """Move the pipelines of `old` into this store (millrace.pipelines.store.taking_over), and close `old`."""
         try:
             take_over(old, self._engine, _upgrade)
         finally:
@@ -138,7 +141,7 @@ class PipelineStore(Closeable):
     def create(
         self, declaration: Mapping[str, Any], *, secrets: Mapping[str, str], who: str, saga: Mapping[str, Any]
     ) -> Record:
-        """Keep a new pipeline, CREATING, wanted STOPPED, `who` its owner. `declaration` is checked already.
+        """Store a new pipeline, CREATING, wanted STOPPED, with `who` as its owner. `declaration` must be checked.
 
         Raises PipelineExists, QuotaExceeded, InvalidSettings (no key for its secrets).
         """
@@ -146,7 +149,7 @@ class PipelineStore(Closeable):
         now, values = self._clock(), _columns(declaration)
         with self._writing() as db:
             if db.execute(sa.select(PIPELINE.c.id).where(PIPELINE.c.id == declaration["id"])).first() is not None:
-                raise PipelineExists(f"there is a pipeline {declaration['id']!r} already")
+                raise PipelineExists(f"a pipeline {declaration['id']!r} already exists")
             _check_quota(db, values["account"], values["cpus"], values["memory_mib"])
             row = {
                 **values,
@@ -162,7 +165,9 @@ class PipelineStore(Closeable):
             db.execute(sa.insert(PIPELINE).values(**row))
             _put_secrets(db, declaration["id"], encrypted)
             owner = {"pipeline": declaration["id"], "principal": who, "role": PipelineRole.OWNER}
-            db.execute(sa.delete(ROLE).where(ROLE.c.pipeline == declaration["id"]))  # of a namesake that is gone
+            db.execute(
+                sa.delete(ROLE).where(ROLE.c.pipeline == declaration["id"])
+            )  # roles of a deleted pipeline of this name
             db.execute(sa.insert(ROLE).values(**owner))
             self._note(db, declaration["id"], who, "create", {"version": 1})
             return _record(_row(db, declaration["id"]))
@@ -180,7 +185,7 @@ class PipelineStore(Closeable):
         return {path: self._keys.encrypt(text) for path, text in secrets.items()}
 
     def ping(self) -> None:
-        """Ask the database for nothing. Raises MetaUnavailable where it does not answer."""
+        """Check the connection to the database. Raises MetaUnavailable."""
         with self._reading() as db:
             db.execute(sa.select(PIPELINE.c.id).limit(1))
 
@@ -190,7 +195,7 @@ class PipelineStore(Closeable):
             return _record(_row(db, pipeline))
 
     def all(self) -> list[Record]:
-        """Every pipeline, by id."""
+        """Return all pipelines, by id."""
         with self._reading() as db:
             return [_record(row) for row in db.execute(sa.select(PIPELINE).order_by(PIPELINE.c.id))]
 
@@ -204,7 +209,7 @@ class PipelineStore(Closeable):
         who: str,
         detail: Mapping[str, Any],
     ) -> Record:
-        """Put another declaration in place of the one of that `version`, and `secrets` in place of all that there were.
+        """Replace the declaration of `version`, and all secrets by `secrets`.
 
         Raises PipelineNotFound, PipelineBusy, PipelineConflict, QuotaExceeded.
         """
@@ -245,7 +250,7 @@ class PipelineStore(Closeable):
             return _record(_row(db, was.id))
 
     def remove(self, was: Record, *, who: str, what: str, **detail: Any) -> None:
-        """Forget a pipeline, its secrets and roles; its history stays, bounded. Raises as :meth:`move`."""
+        """Remove a pipeline, its secrets and roles. A bounded part of its history stays. Raises as :meth:`move`."""
         with self._writing() as db:
             _unmoved(db, was)
             for table in (SECRET, ROLE):
@@ -253,7 +258,7 @@ class PipelineStore(Closeable):
             db.execute(sa.delete(PIPELINE).where(PIPELINE.c.id == was.id))
             self._note(db, was.id, who, what, detail)
             gone = sa.select(EVENT.c.id).where(EVENT.c.pipeline.not_in(sa.select(PIPELINE.c.id)))
-            oldest = db.execute(gone.order_by(EVENT.c.id.desc()).offset(KEPT_DELETED).limit(1)).scalar()
+            oldest = db.execute(gone.order_by(EVENT.c.id.desc()).offset(MAX_DELETED_EVENTS).limit(1)).scalar()
             if oldest is not None:
                 old = sa.delete(EVENT).where(EVENT.c.id <= oldest)
                 db.execute(old.where(EVENT.c.pipeline.not_in(sa.select(PIPELINE.c.id))))
@@ -261,12 +266,15 @@ class PipelineStore(Closeable):
     # --- history -----------------------------------------------------------------------------------------------------
 
     def note(self, pipeline: str, *, who: str, what: str, **detail: Any) -> None:
-        """A line of history."""
+        """Add a line of history."""
         with self._writing() as db:
             self._note(db, pipeline, who, what, detail)
 
     def events(self, pipeline: str | None, *, before: int | None = None, limit: int = 100) -> list[Event]:
-        """Return the history before the id `before`, newest first. None: of all, including deleted ones and service."""
+        """Return the history before the id `before`, newest first.
+
+        None: of all pipelines, deleted ones and the service.
+        """
         query = sa.select(EVENT) if pipeline is None else sa.select(EVENT).where(EVENT.c.pipeline == pipeline)
         if before is not None:
             query = query.where(EVENT.c.id < before)
@@ -279,21 +287,21 @@ class PipelineStore(Closeable):
         line = {"pipeline": pipeline, "at": self._clock(), "who": who, "what": what, "detail": _text(detail)}
         db.execute(sa.insert(EVENT).values(**line))
         newest = sa.select(EVENT.c.id).where(EVENT.c.pipeline == pipeline).order_by(EVENT.c.id.desc())
-        oldest = db.execute(newest.offset(KEPT_EVENTS).limit(1)).scalar()
+        oldest = db.execute(newest.offset(MAX_EVENTS).limit(1)).scalar()
         if oldest is not None:
             db.execute(sa.delete(EVENT).where(EVENT.c.pipeline == pipeline, EVENT.c.id <= oldest))
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
     def roles(self, pipeline: str) -> dict[str, PipelineRole]:
-        """Who is what to it, by principal. Raises PipelineNotFound."""
+        """Return the roles on a pipeline, by principal. Raises PipelineNotFound."""
         with self._reading() as db:
             _row(db, pipeline)
             rows = db.execute(sa.select(ROLE).where(ROLE.c.pipeline == pipeline).order_by(ROLE.c.principal))
             return {row.principal: PipelineRole(row.role) for row in rows}
 
     def grants_of(self, principal: str) -> tuple[Grant, ...]:
-        """What the roles of a principal are as grants, one a role."""
+        """Return the roles of a principal as grants, one for each role."""
         with self._reading() as db:
             rows = db.execute(sa.select(ROLE).where(ROLE.c.principal == principal).order_by(ROLE.c.pipeline)).all()
         return tuple(Grant(PipelineRole(row.role).role, (f"{ResourceKind.PIPELINE}:{row.pipeline}",)) for row in rows)
@@ -301,7 +309,7 @@ class PipelineStore(Closeable):
     def set_role(
         self, pipeline: str, principal: str, role: PipelineRole | None, *, who: str
     ) -> dict[str, PipelineRole]:
-        """Set or (None) remove a person's role. At least one owner stays. Raises PipelineNotFound, InvalidArgument."""
+        """Set or (None) remove a user's role. At least one owner stays. Raises PipelineNotFound, InvalidArgument."""
         with self._writing() as db:
             _row(db, pipeline)
             rows = db.execute(sa.select(ROLE).where(ROLE.c.pipeline == pipeline)).all()
@@ -311,7 +319,7 @@ class PipelineStore(Closeable):
             else:
                 found[principal] = role
             if PipelineRole.OWNER not in found.values():
-                raise InvalidArgument(f"{pipeline!r} would have no owner: make somebody else its owner first")
+                raise InvalidArgument(f"{pipeline!r} would have no owner: make another user its owner first")
             if len(found) > MAX_ROLES:
                 raise InvalidArgument(f"a pipeline has at most {MAX_ROLES} people with roles: give a token a pattern")
             db.execute(sa.delete(ROLE).where(ROLE.c.pipeline == pipeline, ROLE.c.principal == principal))
@@ -323,19 +331,22 @@ class PipelineStore(Closeable):
     # --- secrets -----------------------------------------------------------------------------------------------------
 
     def secret_names(self, pipeline: str) -> list[str]:
-        """Where secrets of it are set, by path."""
+        """Return the paths of a pipeline's secrets that are set."""
         with self._reading() as db:
             query = sa.select(SECRET.c.path).where(SECRET.c.pipeline == pipeline).order_by(SECRET.c.path)
             return list(db.execute(query).scalars())
 
     def secrets(self, pipeline: str) -> dict[str, str]:
-        """Its secrets in plain, for its deployment alone. Raises SecretUnreadable, InvalidSettings."""
+        """Return its secrets in plain text, for its deployment only. Raises SecretUnreadable, InvalidSettings."""
         with self._reading() as db:
             rows = db.execute(sa.select(SECRET).where(SECRET.c.pipeline == pipeline)).all()
         return {row.path: self._keys.decrypt(row.value) for row in rows}
 
     def rotate_keys(self, *, who: str) -> int:
-        """Encrypt each secret anew, by the first key; how many. Raises SecretUnreadable with nothing changed."""
+        """Encrypt all secrets again by the first key; return their number.
+
+        Raises SecretUnreadable; nothing is changed then.
+        """
         with self._writing() as db:
             rows = db.execute(sa.select(SECRET)).all()
             for row in rows:
@@ -347,25 +358,28 @@ class PipelineStore(Closeable):
     # --- quotas ------------------------------------------------------------------------------------------------------
 
     def quotas(self) -> list[Quota]:
-        """Those that somebody set, by account."""
+        """Return the quotas that were set, by account."""
         with self._reading() as db:
             return [Quota(*row) for row in db.execute(sa.select(QUOTA).order_by(QUOTA.c.account))]
 
     def used(self) -> dict[str, Quota]:
-        """What the pipelines of each account take together now."""
+        """Return the present usage of each account's pipelines."""
         sums = (sa.func.count(), sa.func.sum(PIPELINE.c.cpus), sa.func.sum(PIPELINE.c.memory_mib))
         query = sa.select(PIPELINE.c.account, *sums).group_by(PIPELINE.c.account).order_by(PIPELINE.c.account)
         with self._reading() as db:
             return {row[0]: Quota(row[0], row[1], float(row[2]), int(row[3])) for row in db.execute(query)}
 
     def drop_quota(self, account: str, *, who: str) -> None:
-        """From now on it has the quota of ``*``, or the default. No effect where it has none of its own."""
+        """Remove the account's own quota: the quota of ``*``, or the default, applies. No effect if it has none."""
         with self._writing() as db:
             db.execute(sa.delete(QUOTA).where(QUOTA.c.account == account))
             self._note(db, QUOTAS, who, "drop quota", {"account": account})
 
     def set_quota(self, quota: Quota, *, who: str) -> None:
-        """Set a quota from now on; ``*`` is each account without one. Usage beyond it stays. Raises InvalidArgument."""
+        """Set a quota from now on; ``*`` applies to each account without one.
+
+        Usage beyond it stays. Raises InvalidArgument.
+        """
         with self._writing() as db:
             db.execute(sa.delete(QUOTA).where(QUOTA.c.account == quota.account))
             if db.execute(sa.select(sa.func.count()).select_from(QUOTA)).scalar_one() >= MAX_QUOTAS:
@@ -385,13 +399,16 @@ def _ready(db: sa.Connection, pipeline: str) -> Any:
 def _unmoved(db: sa.Connection, was: Record) -> None:
     row = _row(db, was.id)
     if row.saga != _text(was.saga) or row.phase != was.phase or row.wanted != was.wanted:
-        raise PipelineConflict(f"somebody else has moved {was.id!r} on: it is {row.phase}, and to be {row.wanted}")
+        raise PipelineConflict(
+            f"{was.id!r} was changed meanwhile: it is {row.phase}, and its wanted state is {row.wanted}"
+        )
 
 
 def _check_version(row: Any, version: int) -> None:
     if row.version != version:
         raise PipelineConflict(
-            f"{row.id!r} is of version {row.version}, not {version}: somebody changed it; read it, then change that"
+            f"{row.id!r} has version {row.version}, not {version}, because it was changed: read"
+            " it again, then repeat your change"
         )
 
 
@@ -410,7 +427,7 @@ def _check_quota(db: sa.Connection, account: str, cpus: float, memory: int, *, w
     ):
         if have + more > most + 1e-9:
             raise QuotaExceeded(
-                f"the account {account!r} has {have:g} {what} of {most:g}, and this would take {more:g} more"
+                f"the account {account!r} has {have:g} {what} of {most:g}, and this needs {more:g} more"
             )
 
 

@@ -41,7 +41,7 @@ def test_the_tick_of_a_transaction_is_the_first_that_holds_it(settings: Settings
 
 @pytest.mark.parametrize("transaction", ["0-1-1001", "2-1-1", "yesterday", ""])
 def test_a_transaction_without_a_tick_is_an_error(settings: Settings, transaction: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"no recorded tick|is no transaction"):
+    with pytest.raises(InvalidArgument, match=r"no recorded tick|is not a transaction"):
         tick_of(settings, "shop", transaction)
 
 

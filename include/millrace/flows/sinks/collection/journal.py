@@ -1,25 +1,26 @@
-"""Exactly once into the log: a micro-batch's messages are durable, with their numbers, before the first one is sent.
+"""Exactly once into the log: a micro-batch's messages are durable, with their numbers, before the first is sent.
 
 The producer's identity is the sink's (created once, and stored in its folder); the sequences are the batch's. So a
 batch that is repeated after a crash sends the same messages with the same numbers, and the chain accepts each once (law
 8). Four cases remain:
 
-- The batch is journaled and not done: its messages are sent as the journal has them, before anything else. What Spark
-  gives again is not looked at.
-- The chain has meanwhile forgotten the producer (UNKNOWN_PRODUCER; a first message has a barrier tick, so that it is
-  not taken for a new one), or no longer holds a result (ALREADY_APPLIED). The sink waits for the WAL up to now: what is
-  in it took effect, and only the rest gets numbers of a new epoch, journaled before it is sent.
-- A message was rejected because of one of its rows (a check that the collection has had since, a size): what `divide`
-  returns is journaled under numbers of a new epoch, and sent in its place.
-- A message was rejected for another reason (its partition was dropped, say): the batch stops with that, and the next
-  attempt sends the rejected messages under new numbers.
+- The batch is journaled and not done: the journal's messages are sent before anything else, and the repeated rows from
+  Spark are ignored.
+- The chain has forgotten the producer in the meantime (UNKNOWN_PRODUCER; a first message has a barrier tick, so that it
+  does not count as a new one), or no longer has a result (ALREADY_APPLIED). The sink waits for the WAL up to the
+  present: messages in it took effect, and only the others get numbers of a new epoch, which are journaled before they
+  are sent.
+- A message was rejected because of one of its rows (by a new check of the collection, or its size): the result of
+  `divide` is journaled under numbers of a new epoch, and sent in its place.
+- A message was rejected for another reason (such as a dropped partition): the batch stops with that reason, and the
+  next attempt sends the rejected messages under new numbers.
 
 The journal stays when its batch is done, and the next batch replaces it. So the note that a batch is done need not be
 durable: a batch that is done but not noted is sent again with its numbers, which has no second effect.
 
 An older driver of the same sink that still runs is fenced by the new epoch; on one machine a lock excludes it.
 
-The journal lies in the sink's folder (:class:`FolderJournal`), or in the store of the tables, where the next owner of a
+The journal is in the sink's folder (:class:`FolderJournal`), or in the store of the tables, where the next owner of a
 lane finds it (millrace.flows.sinks.collection.lane).
 """
 
@@ -63,11 +64,11 @@ from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.reasons import Reason
 
 EPOCHS: Final = 5
-"""Epochs that one batch may take before it is given up."""
+"""The most epochs that one batch may use before it fails."""
 
 _AGAIN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
 _UNKNOWN: Final = _AGAIN | {Reason.ALREADY_APPLIED}
-"""Answers that do not say what became of a message. A message after one that was too large is a gap."""
+"""Rejections that leave the outcome of a message unknown. A message after one that was too large is a gap."""
 _PLACES: Final = pa.list_(pa.list_(pa.int64()))
 _SCHEMA: Final = pa.schema(
     [pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary()), pa.field("places", _PLACES)]
@@ -76,7 +77,7 @@ _NAME: Final = "batch.arrow"
 _OWNER: Final = "owner.json"
 """Of the journal in an object store: the driver that opened it last."""
 _HELD: Final = ""
-"""In place of a PChannel."""
+"""The key of `held` messages in the journal, in place of a PChannel."""
 _logger: Final = logging.getLogger(__name__)
 
 Number = tuple[str, int, int]
@@ -85,14 +86,14 @@ Number = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedMessage(MutableMessage):
-    """A message that knows which documents its rows are."""
+    """A message with the positions of its rows' documents."""
 
     places: tuple[int, ...] = ()
-    """By row the position of its document."""
+    """The position of each row's document."""
 
 
 class Division(NamedTuple):
-    """What a batch sends in place of its messages that were rejected."""
+    """The messages that replace a batch's rejected ones."""
 
     messages: Sequence[MutableMessage]
     aside: int = 0
@@ -108,31 +109,31 @@ Refusals = Sequence[tuple[MutableMessage, AppendRejected]]
 
 @dataclass(slots=True)
 class InFlight:
-    """A micro-batch on its way."""
+    """A micro-batch that is being sent."""
 
     noted: Noted
-    """Its number and counts, as they are noted when it is done."""
+    """Its number and counts, which are noted when it is done."""
     since: dict[str, int]
-    """By PChannel a tick before anything of it was sent."""
+    """By PChannel, a tick before any of its messages was sent."""
     groups: dict[str, list[list[MutableMessage]]] = field(default_factory=dict)
-    """By PChannel the messages of each entry, stamped."""
+    """By PChannel, the stamped messages of each entry."""
     entries: dict[str, list[bytes]] = field(default_factory=dict)
-    """By PChannel the same as they lie in the journal, of what this process wrote there."""
+    """By PChannel, the same in the journal's form, if this process wrote them."""
     held: Sequence[MutableMessage] = ()
-    """Rows of the batch that later ones of their keys replace: sent in place of such a one that is put aside."""
+    """Rows of the batch that later ones of their keys replace. One is sent if its successor is put aside."""
     renumber: bool = False
-    """Whether its messages are to get new numbers first: those that they have were used up by rejections."""
+    """Whether its messages need new numbers first, because rejections used up the old ones."""
 
     def messages(self) -> list[MutableMessage]:
         return [message for groups in self.groups.values() for group in groups for message in group]
 
 
 Divide = Callable[[Refusals, InFlight], Division | None]
-"""Divide what was rejected of a batch. None if its rows are not at fault: the batch stops."""
+"""Divides the rejected messages of a batch. Returns None if its rows are not at fault: the batch then stops."""
 
 
 class JournalFiles(Protocol):
-    """Where a journal is stored."""
+    """The storage of a journal."""
 
     producer_id: int
 
@@ -145,7 +146,7 @@ class JournalFiles(Protocol):
         ...
 
     def keep(self, batch: InFlight) -> None:
-        """Journal `batch` with its `entries`, in place of the one before. Durable when this returns."""
+        """Journal `batch` with its `entries`, replacing the last one. Durable on return."""
         ...
 
     def done(self, noted: Noted) -> None:
@@ -153,17 +154,17 @@ class JournalFiles(Protocol):
         ...
 
     def close(self) -> None:
-        """Let others have the journal. Idempotent."""
+        """Release the journal for other processes. Idempotent."""
         ...
 
 
 class Journal:
-    """The exactly-once way of one sink's messages to the log. One thread uses it."""
+    """Sends one sink's messages to the log exactly once. One thread uses it."""
 
     def __init__(self, client: Database, files: JournalFiles, name: str, *, divide: Divide | None = None) -> None:
-        """`name` is said where something fails.
+        """`name` is used in errors.
 
-        With `divide`, a rejected message does not stop its batch: what `divide` returns is sent in its place.
+        With `divide`, a rejected message does not stop its batch: the result of `divide` is sent in its place.
         """
         self._client = client
         self._files = files
@@ -174,17 +175,17 @@ class Journal:
         self._producer: Producer | None = None
         self.noted = files.noted()
         self._begun = True
-        """Whether the journal may have a batch that is not done."""
+        """Whether the journal may contain a batch that is not done."""
 
     def close(self) -> None:
-        """Let others have the journal. Idempotent."""
+        """Release the journal for other processes. Idempotent."""
         self._pool.shutdown()
         if self._producer is not None:
             self._producer.close()
         self._files.close()
 
     def resume(self) -> None:
-        """Bring the batch that an earlier process left to its end, if there is one. Raises what keeps it from that."""
+        """Complete the batch that an earlier process left, if there is one. Raises the error that prevents it."""
         batch = self._files.load() if self._begun else None
         if batch is None or batch.noted.batch_id <= self.noted.batch_id:
             return
@@ -195,10 +196,10 @@ class Journal:
         self._done(batch.noted)
 
     def write(self, batch: Noted, messages: Sequence[MutableMessage], *, held: Sequence[MutableMessage] = ()) -> None:
-        """Have `messages` take effect, in order within each VChannel, each once, as the micro-batch `batch`.
+        """Apply `messages` exactly once, in order within each VChannel, as the micro-batch `batch`.
 
-        `held` are for `divide`. Afterwards `noted` has the batch's counts. Raises AppendRejected for the first one that
-        the chain refused, AppendUnresolved, TickNotReached, DeadlineExceeded: the next attempt continues.
+        `held` are for `divide`. Afterwards `noted` has the batch's counts. Raises AppendRejected for the first message
+        that the chain refused, AppendUnresolved, TickNotReached, DeadlineExceeded: the next attempt continues.
         """
         if messages:
             stamped = self._stamped(batch, messages)
@@ -207,19 +208,20 @@ class Journal:
             hit("sink.journaled")
             self._settle(stamped, self._lanes())
             hit("sink.sent")
-            batch = stamped.noted  # with the rows that were put aside meanwhile
+            batch = stamped.noted  # with the rows that were put aside in the meantime
         self._done(batch)
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     def _owned(self) -> Producer:
-        """The producer of this process's epoch, which fences older ones."""
+        """Return the producer of this process's epoch, which fences older ones."""
         if self._producer is None:
             self._producer = self._client.new_producer(producer_id=self.producer_id)
         return self._producer
 
     def _lanes(self, *, resumed: bool = False) -> Producer:
-        """Who sends: with `resumed` one that begins no epoch, for what an older one has numbered."""
+        """Return the producer that sends; with `resumed`, one without a new epoch, for messages numbered by an older
+        one."""
         return self._client.new_producer(resumed=self.producer_id) if resumed else self._owned()
 
     def _stamped(self, noted: Noted, messages: Sequence[MutableMessage]) -> InFlight:
@@ -239,15 +241,15 @@ class Journal:
         ordered = sorted(messages, key=lambda each: (is_commit(each), order[each.vchannel]))
         stamped = self._owned().lane(pchannel).stamp(ordered)
         if not all(each.sequence for each in stamped):
-            # A chain that forgets this producer must not take these messages for a new producer's (docs/chain.md).
+            # A chain that forgets this producer must not accept these messages as a new producer's (docs/chain.md).
             barrier = max(1, self._client.connection.tick(pchannel, persist=False))
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
         batch.groups[pchannel] = _entries(stamped)
 
     def _renumbered(self, batch: InFlight, rest: Sequence[MutableMessage], *, split: bool = False) -> None:
-        """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns.
+        """Give `rest`, all remaining messages of the batch, numbers of a new epoch; durable on return.
 
-        With `split`, its transactions end, and none takes their place.
+        With `split`, its transactions end and are not replaced.
         """
         if self._producer is not None:
             self._producer.close()
@@ -268,7 +270,7 @@ class Journal:
         epochs = 0
         while epochs < EPOCHS:
             answers = self._delivered(batch, producer, commits=False)
-            if all(is_commit(each) or _stands(each, answers) for each in batch.messages()):
+            if all(is_commit(each) or _has_effect(each, answers) for each in batch.messages()):
                 hit("sink.uncommitted")
                 answers |= self._delivered(batch, producer, commits=True)
             if producer is not self._producer:
@@ -284,7 +286,7 @@ class Journal:
             ]
             for _, answer in refused:
                 if isinstance(answer, ProducerFenced):
-                    raise answer  # another process writes as this sink: it has the journal too
+                    raise answer  # another process writes as this sink: it has the journal, too
             split = any(answer.reason == Reason.TXN_TOO_LARGE for _, answer in refused)
             faults = [each for each in refused if each[1].reason not in TXN_ENDED or not transaction_of(each[0])]
             unknown = [message for message in rest if not _is_known(message, answers)]
@@ -295,9 +297,9 @@ class Journal:
                 self._keep(batch)
                 raise faults[0][1]
             standing = self._in_wal(batch) if unknown else set()
-            again = _left(batch, dict.fromkeys(standing, True) | _standing(answers))
+            again = _left(batch, dict.fromkeys(standing, True) | _effective(answers))
             if split:
-                _logger.warning("%s: max_txn_bytes is less than a source's transaction has: it is split", self._name)
+                _logger.warning("%s: a source's transaction exceeds max_txn_bytes and is split", self._name)
             elif division is None:
                 epochs += 1
             else:
@@ -308,12 +310,12 @@ class Journal:
             producer = self._owned()
             if not batch.groups:
                 return
-        raise DeadlineExceeded(f"{self._name!r}: the chain forgets the sink's producer again and again: start it again")
+        raise DeadlineExceeded(f"{self._name!r}: the chain repeatedly forgot the sink's producer: restart the flow")
 
     def _delivered(self, batch: InFlight, producer: Producer, *, commits: bool) -> dict[Number, object]:
-        """By number what became of each message; what is not in there has to be looked for.
+        """Send the messages; return the outcome of each by number. Missing ones must be looked up in the WAL.
 
-        The ends of transactions are sent by `commits`, the other messages without.
+        With `commits`, only the ends of transactions are sent; without, only the other messages.
         """
 
         def one(pchannel: str) -> dict[Number, object]:
@@ -349,7 +351,7 @@ class Journal:
         return found
 
     def _in_wal(self, batch: InFlight) -> set[Number]:
-        """Return the numbers of the messages that took effect: those after `since` in the WAL, complete up to now."""
+        """Return the numbers of the batch's messages that took effect, by reading the WAL since `since`."""
         settings = self._client.settings
         pchannels = sorted(batch.groups)
         require_confirmed_ticks(settings, self._name, pchannels, self._client.connection, None, settings.read_deadline)
@@ -382,12 +384,12 @@ class Journal:
 class FolderJournal:
     """The journal of a Spark query's sink, in a folder of the query's checkpoint.
 
-    In an object store the query's own hold excludes other processes (millrace.flows.spark_host.incarnations). A driver
-    that lost its hold while it computed a batch finds the name of the next one here: it journals and sends nothing.
+    In an object store the query's own lock excludes other processes (millrace.flows.spark_host.incarnations). A driver
+    that lost its lock while it computed a batch finds the name of the next one here: it journals and sends nothing.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
-        """Raises StreamBusy while another process holds `folder`; `name` is said then."""
+        """Raises StreamBusy, which mentions `name`, if another process holds `folder`."""
         create_folder(folder)
         self._folder, self._name = folder, name
         self._lock = _held(folder, name) if isinstance(folder, Path) else None
@@ -457,7 +459,7 @@ def _held(folder: Path, name: str) -> IO[bytes]:
 
 
 def write_batch(file: pa.NativeFile | io.BytesIO, batch: InFlight, more: Mapping[str, Any]) -> None:
-    """Write `batch` with its entries, and the facts `more`, as an Arrow file."""
+    """Write `batch` with its entries and the additional facts `more`, as an Arrow file."""
     facts = {
         "batch": batch.noted.batch_id, "rows": batch.noted.acknowledged, "rejected": batch.noted.rejected,
         "since": batch.since, "renumber": batch.renumber, **more,
@@ -479,7 +481,7 @@ def _line(schema: pa.Schema, pchannel: str, entry: bytes, places: list[list[int]
 
 
 def read_batch(reader: pa.RecordBatchFileReader) -> tuple[InFlight, dict[str, Any]]:
-    """Return the batch of a journal's file, and all of the file's facts."""
+    """Return the batch of a journal's file, and all facts of the file."""
     facts = json.loads(reader.schema.metadata[b"batch"])
     noted = Noted(facts["batch"], facts["rows"], facts["rejected"])
     batch = InFlight(noted, facts["since"], renumber=facts["renumber"])
@@ -493,30 +495,30 @@ def read_batch(reader: pa.RecordBatchFileReader) -> tuple[InFlight, dict[str, An
     return batch, facts
 
 
-def _stands(message: MutableMessage, answers: Mapping[Number, object]) -> bool:
+def _has_effect(message: MutableMessage, answers: Mapping[Number, object]) -> bool:
     answer = answers.get(_number_of(message))
     if isinstance(answer, AppendRejected):
         return message.type == MessageType.ROLLBACK_TXN and answer.reason in TXN_ENDED
     return answer is not None
 
 
-def _standing(answers: Mapping[Number, object]) -> dict[Number, object]:
+def _effective(answers: Mapping[Number, object]) -> dict[Number, object]:
     return {number: answer for number, answer in answers.items() if not isinstance(answer, AppendRejected)}
 
 
 def _left(batch: InFlight, answers: Mapping[Number, object]) -> list[MutableMessage]:
-    """Return the messages without effect. A transaction without its Commit has none, whichever bodies the log has."""
+    """Return the messages without effect. A transaction without its Commit has none, even if the log has its bodies."""
     messages = batch.messages()
-    done = {each.txn_id for each in messages if is_commit(each) and _stands(each, answers)}
+    done = {each.txn_id for each in messages if is_commit(each) and _has_effect(each, answers)}
     return [
         each
         for each in messages
-        if (txn_id not in done if (txn_id := transaction_of(each)) else not _stands(each, answers))
+        if (txn_id not in done if (txn_id := transaction_of(each)) else not _has_effect(each, answers))
     ]
 
 
 def _is_known(message: MutableMessage, answers: Mapping[Number, object]) -> bool:
-    """Whether it is known what became of a message, or it was not sent: the end of a transaction."""
+    """Return whether the outcome of a message is known, or it is the end of a transaction that was not sent."""
     answer = answers.get(_number_of(message))
     if answer is None:
         return is_commit(message)
@@ -535,13 +537,13 @@ def _by_entries(messages: Sequence[MutableMessage]) -> dict[str, list[list[Mutab
 
 
 def _entries(messages: Sequence[MutableMessage]) -> list[list[MutableMessage]]:
-    """The messages of each entry. The ends of transactions, which come last, are in entries of their own."""
+    """Return the messages of each entry. The ends of transactions, which come last, have their own entries."""
     ends = [each for each in messages if is_commit(each)]
     return [*group_messages(each for each in messages if not is_commit(each)), *group_messages(ends)]
 
 
 def _identity(folder: Folder) -> int:
-    """The producer's id, made when the folder is new."""
+    """Return the producer's id, which is created with the folder."""
     found = read_note(folder, "producer.json")
     if found is None:
         found = {"producer_id": secrets.randbits(61) + 1}

@@ -106,18 +106,18 @@ STEP: Final = "collection"
 _MISFIT: Final = "INVALID_ARGUMENT"
 _RETRY_AFTER: Final = 1.0
 EXPIRED_SECONDS: Final = 3600.0
-"""Between two looks for rows beyond a history's horizon."""
+"""Seconds between two searches for rows beyond a history's horizon."""
 EXPIRED_LOOKS: Final = 8
-"""Looks in that time at most, if the keys are too many for one."""
+"""The most searches in that time, if the keys are too many for one."""
 EXPIRED_AT_ONCE: Final = 1_000_000
-"""Versions of one look."""
+"""The most versions of one search."""
 EXPIRED_A_BATCH: Final = 20_000
-"""Rows that are removed with a batch of documents."""
+"""The most rows that are removed with one batch of documents."""
 _OWN_FAULT: Final = frozenset({"INVALID_ARGUMENT", "MALFORMED", "ENTRY_TOO_LARGE", "APPEND_REJECTED"})
 
 
 _OF_ROWS: Final = frozenset({Reason.CHECK_VIOLATED, Reason.SCHEMA_MISMATCH, Reason.TOO_LARGE})
-"""Rejections that one row of a message may be the cause of."""
+"""Rejections that one row of a message may cause."""
 
 
 class _Lane(NamedTuple):
@@ -126,7 +126,7 @@ class _Lane(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What becomes of the documents of a batch."""
+    """The documents of a batch: accepted ones, their messages, and failures."""
 
     documents: Sequence[Action]
     messages: list[MutableMessage]
@@ -134,7 +134,7 @@ class _Taken(NamedTuple):
     held: Sequence[PlacedMessage] = ()
     """Messages of documents that later ones of their keys replace."""
     late: int = 0
-    """Documents that a history leaves out, since they are beyond its horizon."""
+    """Documents that a history leaves out because they are beyond its horizon."""
 
 
 class CollectionSink(Closeable):
@@ -158,17 +158,17 @@ class CollectionSink(Closeable):
         create: bool = False,
         on_schema_change: OnSchemaChange = "stop",
     ) -> None:
-        """Make a sink; one with a `memory` (a folder of the query's checkpoint) is opened, and takes rows.
+        """Create a sink; one with a `memory` (a folder of the query's checkpoint) is opened, and accepts rows.
 
-        `flow` is the name of documents' lanes; without one there are no journals of lanes. With `history`, the rows
-        of documents are kept in all their versions (millrace.flows.sinks.collection.history). With `create`, a
-        collection of documents is made when the first ones come that are rows of a table; `on_schema_change` says
-        whether it follows the table's columns.
+        `flow` is the name of documents' lanes; without one there are no journals of lanes. With `history`, all versions
+        of documents' rows are stored (millrace.flows.sinks.collection.history). With `create`, a collection of
+        documents is created with the first ones that are rows of a table; `on_schema_change` says whether it follows
+        the table's columns.
 
         `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
-        is the name of their stream. `letters` is another place for them: it gets them before the rest of their batch is
-        sent, and again if that is repeated. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
-        completing a batch that an earlier process began.
+        is the name of their stream. `letters` is another place for them, which gets them before the rest of their batch
+        is sent, and again if that is repeated. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors
+        of completing a batch that an earlier process began.
         """
         require_guarantee(guarantee, "collection")
         if mode not in MODES:
@@ -180,7 +180,7 @@ class CollectionSink(Closeable):
         self._partitions = (partition, partition_by)
         self._name = collection
         self._letters = dead_letters
-        self._elsewhere = letters
+        self._row_letters = letters
         self._stream = stream or collection
         self._database: Database | None = None
         self._collection: Collection | None = None
@@ -190,11 +190,11 @@ class CollectionSink(Closeable):
         self._create, self._on_schema_change = create, on_schema_change
         self._followed: TableColumns | None = None
         self._gone = pa.table({})
-        """Keys of rows beyond the history's horizon that are still to be removed."""
+        """Keys of rows beyond the history's horizon that remain to be removed."""
         self._turn = 0
-        """Of the keys that are looked at next."""
+        """The number of the next search, which selects its keys."""
         self._look_at = 0.0
-        """When such rows are looked for again."""
+        """When such rows are searched for again."""
         self._lanes: dict[str, _Lane] = {}
         self._journal: Journal | None = None
         self._plain: Producer | None = None
@@ -228,15 +228,15 @@ class CollectionSink(Closeable):
 
     @property
     def _has_letters(self) -> bool:
-        return self._letters is not None or self._elsewhere is not None
+        return self._letters is not None or self._row_letters is not None
 
     @property
     def _client(self) -> Database:
-        assert self._database is not None, "it was opened"
+        assert self._database is not None, "the sink is open"
         return self._database
 
     def open(self) -> None:
-        """As millrace.flows.sinks.sink.Sink says."""
+        """Connect to the collection. Raises as millrace.flows.sinks.sink.Sink."""
         if self._database is None:
             try:
                 self._connect()
@@ -244,14 +244,14 @@ class CollectionSink(Closeable):
                 raise self._whole(error) from None
 
     def close(self) -> None:
-        """Let go of the server and the folder. Idempotent."""
+        """Release the server and the folder. Idempotent."""
         for lane in self._lanes.values():
             lane.journal.close()
         self._lanes.clear()
         if self._journal is not None:
             self._journal.close()
-        if self._elsewhere is not None:
-            self._elsewhere.close()
+        if self._row_letters is not None:
+            self._row_letters.close()
         if self._database is not None:
             self._database.close()
         self._database = self._journal = self._plain = self._collection = None
@@ -261,7 +261,7 @@ class CollectionSink(Closeable):
         require_fit(schema, self._client.definition(self._name), changes=self._mode == "changes")
 
     def standing(self, lanes: Sequence[str], /) -> Mapping[str, int]:
-        """Return the position that the memory has, for its one lane, or those of the lanes that this sink owns."""
+        """Return the position in the memory, for its one lane, or those of the lanes that this sink owns."""
         if self._journal is None:
             found = {name: self._lanes[name].files.position for name in lanes if name in self._lanes}
             return {name: position for name, position in found.items() if position}
@@ -270,10 +270,10 @@ class CollectionSink(Closeable):
         return dict.fromkeys(lanes, self._journal.noted.batch_id + 1)
 
     def write(self, batch: Batch, /) -> Verdicts:
-        """Take a batch.
+        """Write a batch.
 
-        Of rows, raises InvalidArgument if they do not fit (without `dead_letters`), ChangesRefused for a retraction
-        that the sink cannot follow, AppendRejected, AppendUnresolved, and the errors of :meth:`Journal.write`. Of
+        For rows, raises InvalidArgument if they do not fit (without `dead_letters`), ChangesRefused for a retraction
+        that the sink cannot follow, AppendRejected, AppendUnresolved, and the errors of :meth:`Journal.write`. For
         documents, raises SinkBusy, SinkRefused.
         """
         if batch.documents is not None:
@@ -281,7 +281,7 @@ class CollectionSink(Closeable):
                 return self._write_lane(batch, batch.documents)
             return self._write_documents(batch.documents)
         if self._journal is not None:
-            self._journal.resume()  # what an attempt of this process left
+            self._journal.resume()  # from an earlier attempt of this process
         again = (self._journal.noted if self._journal else self._noted).again(batch.start)
         if again is not None:
             return again
@@ -290,7 +290,7 @@ class CollectionSink(Closeable):
             self._journal.write(taken, messages, held=held)
             taken = self._journal.noted
         else:
-            assert self._memory is not None, "rows go into a sink with a memory"
+            assert self._memory is not None, "rows need a sink with a memory"
             if self._guarantee == "at most once":
                 self._noted = taken
                 self._noted.keep(self._memory)
@@ -300,7 +300,7 @@ class CollectionSink(Closeable):
         return Verdicts(taken.acknowledged, taken.rejected)
 
     def _sent(self, messages: Sequence[MutableMessage], held: Sequence[MutableMessage], taken: Noted) -> Noted:
-        """Send without a journal. Return the counts, with the rows that were put aside."""
+        """Send without a journal. Return the counts, including rows that were put aside."""
         assert self._plain is not None
         left = messages
         while refused := self._plain.send(left, raise_rejected=False).refused:
@@ -313,7 +313,7 @@ class CollectionSink(Closeable):
     def _divided_rows(self, refused: Refusals, batch: InFlight) -> Division | None:
         """Divide messages of rows that the chain refused: a row that is refused alone becomes a letter.
 
-        An earlier row of its key in the batch, or an earlier delete, is sent too.
+        An earlier row of its key in the batch, or an earlier delete, is then sent, too.
         """
         home = None if self._letters is None else self._client.definition(self._letters)
         collection = self._client.definition(self._name)
@@ -341,27 +341,27 @@ class CollectionSink(Closeable):
         return Division([*messages, *self._put_aside(batch.noted.batch_id, aside)], len(aside))
 
     def _put_aside(self, batch_id: int, rows: Sequence[RefusedRow]) -> list[PlacedMessage]:
-        """Return messages that are the letters of rows; none if the letters go elsewhere: they are durable there."""
+        """Return messages with the letters of rows; empty if the letters are written to another place, durably."""
         if not rows:
             return []
         if self._letters is None:
-            assert self._elsewhere is not None
-            self._elsewhere.put(batch_id, rows)
+            assert self._row_letters is not None
+            self._row_letters.put(batch_id, rows)
             return []
         found = letters(self._stream, batch_id, [(each.number, each.row, each.reason) for each in rows])
         return placed_upserts(found, [each.number for each in rows], self._client.definition(self._letters))
 
     def _as_given(self, row: pa.Table, collection: CollectionInfo) -> pa.Table:
-        """Return a row of a message without what the collection computes, and with what it does to its key."""
+        """Return a row of a message without computed columns, and with the kind of its change."""
         computed = {each.name for each in collection.schema.fields if each.computed is not None}
         row = row.select([name for name in row.column_names if name not in computed])
         return row.append_column(KIND, pa.array(["upsert"])) if self._mode == "changes" else row
 
     def redrive(self, found: pa.Table, *, stay: Callable[[pa.Table], None] = lambda _: None) -> int:
-        """Take the rows of the letters `found` that fit now, in the stream's order, and delete these letters.
+        """Write the rows of the letters `found` that fit now, in the stream's order, and delete these letters.
 
-        Return their number. `stay` gets the others, before anything is sent. For an exactly-once sink; the batch has
-        the next number. Raises the errors of :meth:`write`, but not for rows that do not fit.
+        Return their number. `stay` receives the others before anything is sent. Requires an exactly-once sink; the
+        batch has the next number. Raises the errors of :meth:`write`, except for rows that do not fit.
         """
         assert self._journal is not None
         collection = self._client.definition(self._name)
@@ -373,7 +373,7 @@ class CollectionSink(Closeable):
             rows = pa.Table.from_batches(redriven(letter), None if letter["payload"][0].as_py() else pa.schema([]))
             try:
                 if not len(rows):
-                    raise InvalidArgument("it was too large to be kept")
+                    raise InvalidArgument("the row was too large to be stored")
                 self._fit(rows, collection)
             except InvalidArgument:
                 left.append(letter)
@@ -393,20 +393,20 @@ class CollectionSink(Closeable):
     # --- documents ---------------------------------------------------------------------------------------------------
 
     def _write_lane(self, batch: Batch, documents: Sequence[Action]) -> Verdicts:
-        """Write the documents of a batch that moves its lane's position, each once."""
+        """Write the documents of a batch that moves its lane's position, each exactly once."""
         self.open()
         try:
             if self._create:
                 if all(each.body is None for each in documents) and self._name not in self._client:
-                    return Verdicts(acknowledged=len(documents))  # nothing is there to be removed
+                    return Verdicts(acknowledged=len(documents))  # there are no rows to remove
                 create(self._client, self._name, batch.columns, self._history)
-            lane = self._lane(batch)  # sends what an earlier attempt left, before the columns change
+            lane = self._lane(batch)  # sends the batch of an earlier attempt, before the columns change
             if batch.columns is not None and batch.columns != self._followed:
                 follow(self._client, self._name, batch.columns, self._on_schema_change, self._history)
                 self._followed = batch.columns
             return self._once(lane, batch, documents)
         except MillraceError as error:
-            broken = self._lanes.pop(batch.lane, None)  # the next attempt claims the lane, and reads what is journaled
+            broken = self._lanes.pop(batch.lane, None)  # the next attempt claims the lane and reads its journal
             if broken is not None:
                 broken.journal.close()
             raise self._whole(error) from None
@@ -498,8 +498,11 @@ class CollectionSink(Closeable):
     def _versions(
         self, rules: KeyHistory, documents: Sequence[Action], collection: CollectionInfo, batch: Batch
     ) -> _Taken:
-        """The same of a history. Nobody else changes these keys meanwhile, or what this returns cannot be journaled."""
-        if self._collection is None:  # it was made by this flow
+        """Return the versions that documents of a history create.
+
+        Only the lane's owner changes their keys: others are fenced.
+        """
+        if self._collection is None:  # it was created by this flow
             self._collection = self._client.collection(self._name)
         rows = self._collection
 
@@ -507,7 +510,7 @@ class CollectionSink(Closeable):
             return rows.get(list(keys)).to_pylist() if keys else []
 
         closed: list[Change] = []
-        documents = list(documents)  # a sequence may make them anew each time
+        documents = list(documents)  # the sequence may create its items on each pass
         if is_truncation(documents[0].record):
             whole, documents = documents[0], documents[1:]
             closed = rules.closings(whole, rows.stream(where=rules.is_current, columns=list(rules.key)))
@@ -523,7 +526,7 @@ class CollectionSink(Closeable):
         return _Taken([each for each in documents if id(each.record) not in failed], placed, failures, late=late)
 
     def _expired(self, rules: KeyHistory, rows: Collection) -> pa.Table:
-        """Return keys of rows beyond the horizon to be removed with the next batch."""
+        """Return keys of rows beyond the horizon, to be removed with the next batch."""
 
         def select(where: str, columns: Sequence[str], limit: int | None) -> Iterator[pa.RecordBatch]:
             if limit is not None:
@@ -541,7 +544,7 @@ class CollectionSink(Closeable):
         return found
 
     def _emptied(self, documents: Sequence[Action], collection: CollectionInfo, batch: Batch) -> list[MutableMessage]:
-        """Return the messages that remove all rows, if the batch begins with a truncation."""
+        """Return the messages that remove all rows if the batch begins with a truncation."""
         if not is_truncation(documents[0].record):
             return []
         name = f"{self._flow}-{batch.lane}"
@@ -562,7 +565,7 @@ class CollectionSink(Closeable):
     def _write_documents(self, documents: Sequence[Action]) -> Verdicts:
         self.open()
         verdicts = Verdicts(bulks=1 if documents else 0)
-        if self._collection is None:  # a redrive into a collection that is made, or was
+        if self._collection is None:  # a redrive into a collection that is created, or was
             self._collection = self._client.collection(self._name)
         rows, verdicts.failures = self._rows_of(documents, self._collection.schema)
         self._halved(rows, self._collection, verdicts)
@@ -570,10 +573,10 @@ class CollectionSink(Closeable):
         return verdicts
 
     def _halved(self, rows: Sequence[tuple[Action, KeyedRow]], collection: Collection, verdicts: Verdicts) -> None:
-        """Send `rows`, in their order; if they are refused as a whole, halves of them, down to the one at fault.
+        """Send `rows` in order. If they are refused as a whole, send halves of them, down to the row at fault.
 
-        Rows that were taken with a refused one are sent again in its half, which is idempotent: the halves keep the
-        order, so the last row of a key that fits is the one that stays.
+        Rows that were accepted together with a refused one are sent again in its half, which is idempotent: the halves
+        preserve the order, so the last fitting row of a key wins.
         """
         if not rows:
             return
@@ -597,7 +600,7 @@ class CollectionSink(Closeable):
             return error
         if isinstance(error, ProducerFenced):
             return SinkBusy(f"collection {self._name}: another worker writes this lane", retry_after=_RETRY_AFTER)
-        # Messages without an answer are sent again under their numbers, before anything else.
+        # Unresolved messages are sent again under their numbers, before anything else.
         if error.retriable or isinstance(error, AppendUnresolved):
             after = float(getattr(error, "retry_after", _RETRY_AFTER))
             return SinkBusy(f"collection {self._name}: {error}", retry_after=after)
@@ -608,7 +611,7 @@ class CollectionSink(Closeable):
     def _messages(
         self, batch_id: int, table: pa.Table, numbers: Sequence[int] | None
     ) -> tuple[list[MutableMessage], list[MutableMessage], Noted]:
-        """Return the messages of a batch, those of its rows that later ones of their keys replace, and its counts."""
+        """Return the messages of a batch, those of rows that later ones of their keys replace, and its counts."""
         if not len(table):
             return [], [], Noted(batch_id)
         collection = self._client.definition(self._name)
@@ -628,7 +631,7 @@ class CollectionSink(Closeable):
         return messages, held, taken
 
     def _fit(self, table: pa.Table, collection: CollectionInfo) -> None:
-        """Raises InvalidArgument where a message cannot carry these rows."""
+        """Raise InvalidArgument if a message cannot carry these rows."""
         if self._mode != "changes":
             self._rows(self._without_changes(table), collection)
             return
@@ -662,9 +665,9 @@ class CollectionSink(Closeable):
     def _of(
         self, table: pa.Table, collection: CollectionInfo, batch_id: int
     ) -> tuple[list[MutableMessage], list[MutableMessage]]:
-        """Return the messages of rows that fit, and those of rows that later ones of their keys replace.
+        """Return the messages of fitting rows, and those of rows that later ones of their keys replace.
 
-        The latter are known only of rows with the column PLACE.
+        The latter are known only for rows with the column PLACE.
         """
         key = collection.schema.key_names
         if self._mode != "changes":
@@ -693,20 +696,23 @@ class CollectionSink(Closeable):
         return messages, held
 
     def _without_changes(self, table: pa.Table) -> pa.Table:
-        """Rows of a stream of changes that are appended: deletes have no place among them."""
+        """Return the rows of changes to append. Raises InvalidArgument for changes other than inserts."""
         if KIND in table.column_names:
             others = pc.invert(pc.is_in(table[KIND].cast(pa.utf8()), pa.array(["insert", "upsert"])))
             if pc.any(others).as_py():
                 kind = table[KIND].filter(others)[0].as_py()
                 raise ChangesRefused(
-                    f"the rows contain a {kind}, and {self._name!r} only takes inserts:"
+                    f"the rows contain a {kind}, and {self._name!r} accepts only inserts:"
                     " use the mode 'changes', or leave out others in"
                     " the source (kinds='skip others')"
                 )
         return table.select([name for name in table.column_names if name not in CHANGE_COLUMNS.names])
 
     def _homes(self, folded: Folded, collection: CollectionInfo) -> list[str]:
-        """The VChannels that mirror those of the source that are retracted. Raises ChangesRefused where none can."""
+        """Return the VChannels that mirror the retracted ones of the source.
+
+        Raises ChangesRefused if there are none.
+        """
         if not folded.retracted:
             return []
         ids = {name: collection_id_of(name) for name in folded.retracted}
@@ -730,7 +736,7 @@ class CollectionSink(Closeable):
         return homes
 
     def _replacement(self, name: str, vchannel: str, collection: CollectionInfo, batch_id: int) -> MutableMessage:
-        """An Import of nothing in place of all that the VChannel has."""
+        """Return an Import without files that replaces all rows of the VChannel."""
         return builders.import_files(
             f"{name}-{batch_id}",
             [],
@@ -742,7 +748,7 @@ class CollectionSink(Closeable):
         )
 
     def _newest_chain(self, collection: CollectionInfo) -> None:
-        """A PChannel whose open term runs a chain that knows no upserts gets a newer term."""
+        """Open a newer term for each PChannel whose chain is too old for upserts. Raises CollectionNotFound."""
         if collection.state != "active":
             raise CollectionNotFound(f"the collection {collection.name!r} is {collection.state}")
         for pchannel in {pchannel_of(name) for name in collection.vchannels}:
@@ -769,7 +775,7 @@ def _deletes(keys: pa.Table, collection: CollectionInfo) -> list[MutableMessage]
 
 
 def _replace(rows: Sequence[tuple[Action, KeyedRow]], collection: Collection) -> None:
-    """Replace the rows of these keys, or delete them: the last of each key counts. Raises AppendRejected."""
+    """Replace the rows of these keys, or delete them. The last row of each key counts. Raises AppendRejected."""
     last = {each.key: each.row for _, each in rows}
     new = [row for row in last.values() if row is not None]
     gone = [key for key, row in last.items() if row is None]

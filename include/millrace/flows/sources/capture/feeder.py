@@ -1,4 +1,4 @@
-"""Run the engine beside a flow's tasks, put what it reads into the spool, and restart it after growing pauses."""
+"""Run the engine beside a flow's tasks, store its output in the spool, and restart it after growing pauses."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ _COMPLETED: Final = frozenset({"Initial Snapshot: COMPLETED", "Initial Snapshot:
 _INCREMENTAL: Final = "Incremental Snapshot: "
 _SCANNED: Final = "Incremental Snapshot: TABLE_SCAN_COMPLETED"
 _READING: Final = "incremental_snapshot_"
-"""What begins the names in an offset that say which tables the engine reads beside their changes."""
+"""The prefix of names in an offset that list the tables which the engine reads beside their changes."""
 SNAPSHOT: Final = "snapshot_asked"
-"""The fact of a spool (`Spool.fact`) that somebody asked for a new snapshot (`ask_for_snapshot`)."""
+"""The fact of a spool (`Spool.fact`) that a new snapshot was requested (`ask_for_snapshot`)."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _FULL_PAUSE: Final = 0.2
 _MORE_HISTORY: Final = 1000
-"""Records that a schema history may have besides twice those that were needed when it was looked at last."""
+"""Records that a schema history may have beyond twice those that were needed at the last pruning."""
 _READ_TRIES: Final = 3
-"""Before rows that cannot be read beside the changes are a loss: a new snapshot reads them otherwise."""
+"""Attempts to read rows beside the changes before they count as lost: a new snapshot reads them in another way."""
 _LAG_SECONDS: Final = 5.0
-"""Between two looks at the end of the database's log."""
+"""Seconds between two queries for the end of the database's log."""
 _LOST: Final = (
     "no longer available on the server",
     "purged gtids",
@@ -83,58 +83,57 @@ _LOST: Final = (
     "schema size",
     "schema isn't known",
 )
-"""Words of an engine that cannot go on from its offset: what comes after it is gone, or cannot be read."""
+"""Texts of an engine that cannot continue from its offset: the following changes are removed or unreadable."""
 _AHEAD: Final = ("dbz-4350", "not found in result set", 'because "array" is null')
-"""Words of an engine that read rows of a table that a statement changes later in the log: it does not know them."""
+"""Texts of an engine that read rows of a table that a later statement in the log changes, so it does not know them."""
 _AHEAD_SECONDS: Final = 20.0
-"""For which an engine reads the log first. An idle log may end inside of a transaction, as its engine sees it."""
+"""Seconds for which an engine reads the log first. An idle log may end inside a transaction, as the engine sees it."""
 _NO_SLOT: Final = re.compile(r"replication slot \S+ does not exist")
-"""Not a slot that is in use, or that the server has no room for."""
+"""Not a slot that is in use, or for which the server has no room."""
 
 _logger: Final = logging.getLogger(__name__)
 
 
 class Database:
-    """What a feeder asks about the database of its engine. This one leaves everything to the engine."""
+    """A feeder's hooks for its engine's database. The base class leaves everything to the engine."""
 
     whole_transactions = False
-    """Whether the engine continues after a whole transaction only, and so reads the last part of one again."""
+    """Whether the engine continues only after a whole transaction, and so reads the last part of one again."""
 
     def before_engine(self, now: Standing) -> Mapping[str, str]:
-        """Called before each start of the engine; without an offset, the engine begins a snapshot.
+        """Prepare a start of the engine. Without an offset, the engine begins a snapshot.
 
-        Returns properties of this start, besides those of all.
-        Raises CaptureLost if the database does not have the changes after the offset any more, InvalidSettings,
-        LogUnavailable.
+        Returns properties of this start, besides the common ones. Raises CaptureLost if the database no longer has the
+        changes after the offset, InvalidSettings, LogUnavailable.
         """
         return {}
 
     def before_change(self, now: Standing) -> None:
-        """Called with the engine's first batch after a start, before it is taken. Raises as `before_engine`."""
+        """Check the engine's first batch after a start, before it is stored. Raises as `before_engine`."""
 
     def offset(self, offset: Any) -> Any:
-        """Return what the engine continues from, made of the offset after a whole transaction."""
+        """Return the position from which the engine continues, from the offset after a whole transaction."""
         return offset
 
     def resume(self, offset: Any) -> Any:
-        """Return what the engine starts at, made of the stored offset."""
+        """Return the position at which the engine starts, from the stored offset."""
         return offset
 
     def reader(self) -> TableReader | None:
-        """Return what reads rows beside the changes, if the engine cannot. Needs `whole_transactions`."""
+        """Return a reader of rows beside the changes, if the engine cannot do that. Needs `whole_transactions`."""
         return None
 
     def tables(self, now: Standing) -> tuple[str, ...]:
-        """Return the tables of which a snapshot was begun; none if that is not known."""
+        """Return the tables whose snapshot was begun; empty if unknown."""
         return now.tables
 
     def wake(self) -> None:
-        """Write something into the log, if the engine would otherwise not say that it got to its end."""
+        """Write something into the log, if the engine would otherwise not report its end."""
 
 
 @dataclass(slots=True)
 class _Taken:
-    """What goes into the spool of a batch."""
+    """The content of a batch for the spool."""
 
     changes: list[tuple[str, bytes]]
     marks: list[Mark] = field(default_factory=list)
@@ -144,12 +143,12 @@ class _Taken:
 
     @property
     def marked(self) -> int:
-        """Changes before the newest mark."""
+        """The number of changes before the newest mark."""
         return self.marks[-1].number if self.marks else 0
 
 
 class DatabaseLog(Protocol):
-    """Where the database's log ends. Any thread."""
+    """The end of the database's log. May be used from any thread."""
 
     def end(self) -> Any:
         """Return the position after the newest change, in JSON. Raises LogUnavailable."""
@@ -160,14 +159,14 @@ class DatabaseLog(Protocol):
         ...
 
     def moment(self, offset: Any, /) -> float:
-        """Return when the change at `offset` was made, in seconds since 1970; 0: not known."""
+        """Return when the change at `offset` was made, in seconds since 1970; 0 if unknown."""
         ...
 
 
 class Feeder(Closeable):
     """Feeds the spool in `folder` until it is closed, or until another machine takes it over (`check`).
 
-    Raises StreamBusy if another process of this machine does, and what taking over a shared spool raises.
+    Raises StreamBusy if another process of this machine feeds it, and the errors of taking over a shared spool.
     """
 
     def __init__(
@@ -183,33 +182,33 @@ class Feeder(Closeable):
         log: DatabaseLog | None = None,
         reading: Mapping[str, str] | None = None,
     ) -> None:
-        """Start to feed. With `log`, `wait_complete` waits for what was in it, and the lag is measured.
+        """Start to feed. With `log`, `wait_complete` waits for its content, and the lag is measured.
 
-        `reading` are more properties of an engine that reads the rows of a table beside its changes.
+        `reading` are additional properties of an engine that reads a table's rows beside its changes.
         """
         self._settings, self._folder = settings, folder
         self._database = database or Database()
         self._tables, self._properties = frozenset(tables), properties
         self._name = ", ".join(tables) if len(tables) < 4 else f"{tables[0]} and {len(tables) - 1} more"
         self._reading = dict(reading or {})
-        """Empty: an engine that cannot, so that all tables are read again if one is added."""
+        """Empty for an engine that cannot do that, so that all tables are read again if one is added."""
         self._max_bytes, self._again, self._log = max_bytes, snapshot_again, log
         self._spool = Spool(folder, write=True, shared=shared_spool(settings, folder.name))
         self._taken_over: StreamBusy | None = None
         self._unread: list[str] = []
         self._asked: list[str] = []
-        """Of `unread`, what this engine knows."""
+        """Tables of `unread` that this engine knows."""
         self._rereading: Rereading | None = None
-        """In place of an engine that can."""
+        """Used instead of an engine that can."""
         self._careful = False
-        """Whether rows are read only when all of the log is read that was there before: see `_AHEAD`."""
+        """Whether rows are read only after the log as of the start is read (see `_AHEAD`)."""
         self._failed: Counter[str] = Counter()
-        """How often the rows of a table could not be read, since they were."""
+        """Failed attempts to read the rows of each table."""
         self._definitions: dict[str, Any] = {}
         self._transaction = ""
-        """The one that the last BEGIN began; of a start, the one that the engine's offset is in."""
+        """The transaction of the last BEGIN; at the start, the one that contains the engine's offset."""
         self._named = ""
-        """The last one that has a mark: rows that are read beside the changes come after it."""
+        """The last marked transaction. Rows that are read beside the changes come after it."""
         self._backoff = RestartBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._stop = threading.Event()
         self._engine: Engine | None = None
@@ -221,12 +220,12 @@ class Feeder(Closeable):
 
     @property
     def engine_pid(self) -> int | None:
-        """The engine's process; None between two of them."""
+        """The engine's process id; None between two engines."""
         with self._guard:
             return None if self._engine is None else self._engine.pid
 
     def check(self) -> None:
-        """As millrace.flows.sources.source.Feeder says."""
+        """Raise the error of another machine that took over the spool, if any."""
         if self._taken_over is not None:
             raise self._taken_over
 
@@ -242,9 +241,9 @@ class Feeder(Closeable):
         self._spool.close()
 
     def wait_complete(self, seconds: float) -> None:
-        """Wait until the spool has what the database had when this was called.
+        """Wait until the spool has all changes that the database had at the call.
 
-        Raises DeadlineExceeded, which has the engine's last error, and LogUnavailable.
+        Raises DeadlineExceeded, with the engine's last error, and LogUnavailable.
         """
         end = Deadline.after(seconds)
         newest = None if self._log is None else self._log.end()
@@ -253,11 +252,11 @@ class Feeder(Closeable):
             while not self._has(spool.standing(), newest):
                 if not end.pause(0.1):
                     now = spool.standing()
-                    words = "is not read to where its log ended" if now.complete else "has an unfinished snapshot"
+                    words = "is not read to the end of its log" if now.complete else "has an unfinished snapshot"
                     raise DeadlineExceeded(f"{self._name} {words} after {seconds:.0f} s. {now.error}")
 
     def _measure(self) -> None:
-        """Note how far the engine is behind the database's log, until this is closed."""
+        """Record how far the engine lags behind the database's log, until this is closed."""
         if self._log is None:
             return
         while not self._stop.wait(_LAG_SECONDS):
@@ -265,9 +264,9 @@ class Feeder(Closeable):
                 with Spool(self._folder) as spool:
                     self._note_lag(spool, self._log)
             except (MillraceError, OSError, sqlite3.Error) as error:
-                _logger.debug("the lag of %s is not known: %s", self._name, error)
-            except Exception:  # the next look may go well
-                _logger.warning("the lag of %s is not known", self._name, exc_info=True)
+                _logger.debug("the lag of %s is unknown: %s", self._name, error)
+            except Exception:  # the next attempt may succeed
+                _logger.warning("the lag of %s is unknown", self._name, exc_info=True)
 
     def _note_lag(self, spool: Spool, log: DatabaseLog) -> None:
         offset = spool.standing().offset
@@ -298,7 +297,7 @@ class Feeder(Closeable):
                 _logger.warning("%s: %s", self._name, error)
                 self._taken_over = error
                 return
-            except Exception as error:  # lanes would wait for ever for a thread that ended
+            except Exception as error:  # otherwise lanes would wait forever for a thread that ended
                 if self._stop.is_set():
                     return
                 expected = isinstance(error, (MillraceError, OSError, sqlite3.Error, msgspec.MsgspecError))
@@ -308,13 +307,14 @@ class Feeder(Closeable):
                 if lost and not anew:
                     name = self._folder.name.removeprefix("millrace-")
                     said = (
-                        f"{CaptureLost.code}: {said}. Only a new snapshot goes on, which reads the tables anew: run"
-                        f" `millrace flows snapshot {name}`, or declare on_loss: snapshot"
+                        f"{CaptureLost.code}: {said}. Only a new snapshot, which reads the"
+                        " tables again, can continue: run"
+                        f" `millrace flows snapshot {name}`, or set on_loss to snapshot"
                     )
                 self._careful |= any(words in said.lower() for words in _AHEAD)
-                with suppress(sqlite3.Error):  # a full disk stores no reason either; the log has it
+                with suppress(sqlite3.Error):  # a full disk cannot store the reason either; the log has it
                     self._spool.note(error=said)
-                with suppress(sqlite3.Error, MillraceError, OSError):  # it is lost at the next start, too
+                with suppress(sqlite3.Error, MillraceError, OSError):  # the changes are lost at the next start, too
                     if anew:
                         self._spool.begin_epoch()
                         self._failed.clear()
@@ -328,7 +328,7 @@ class Feeder(Closeable):
                 self._stop.wait(pause)
 
     def _capture(self) -> None:
-        """Run the engine until it ends or this is closed. Raises what the engine does."""
+        """Run the engine until it ends or this is closed. Raises the engine's errors."""
         now = self._spool.standing()
         known, reader = set(self._database.tables(now)), self._database.reader()
         added = sorted(self._tables - known) if known else []
@@ -351,7 +351,7 @@ class Feeder(Closeable):
                 )
         self._rereading = None
         if reader is not None:
-            # Before a snapshot begins: whatever changes a shape after it is a change.
+            # Before a snapshot begins: every later change of a shape counts.
             self._rereading = Rereading(reader, sorted(self._tables), self._spool.fact("rereading"), added=added)
             found = {"rereading": self._rereading.stored(), "unread": self._rereading.pending}
             self._spool.note(tables=sorted(self._tables), **found)
@@ -359,7 +359,7 @@ class Feeder(Closeable):
         self._named = self._spool.last_source() if now.complete else ""
         self._unread, self._definitions = list(now.unread), self._spool.fact("definitions") or {}
         self._transaction = str((now.offset or {}).get("transaction_id") or "")
-        # The engine's offset has the tables that it was about to read.
+        # The engine's offset lists the tables that it was about to read.
         about = str((now.offset or {}).get("incremental_snapshot_collections", ""))
         self._asked = [
             each for each, count in Counter(self._unread).items() for _ in range(min(count, about.count(f'"{each}"')))
@@ -369,12 +369,12 @@ class Feeder(Closeable):
         offset = now.offset
         ahead = self._log if self._careful and reads else None
         target, begun = None if ahead is None else ahead.end(), time.monotonic()
-        if offset is not None and (not reads or ahead):  # or a table that it was reading is none of the flow's any more
+        if offset is not None and (not reads or ahead):  # or a table that it was reading is no longer part of the flow
             offset = {name: value for name, value in offset.items() if not name.startswith(_READING)}
             self._asked = []
             self._merge()
         stored = self._pruned_history(offset)
-        records = kept = len(stored)
+        records = needed = len(stored)
         known = {_history_key(each) for each in records_after(stored, offset)}
         engine = Engine(
             self._settings,
@@ -386,7 +386,7 @@ class Feeder(Closeable):
             history=stored,
         )
         with self._guard:
-            self._engine = engine  # closed by `close` from now on; before, by the loop's condition
+            self._engine = engine  # from now on `close` closes it; before, the loop's condition does
         replaces = now.epoch > 1 and not now.complete
         history: list[str] = []
         columns: list[Columns] = []
@@ -396,7 +396,7 @@ class Feeder(Closeable):
             while not self._stop.is_set():
                 match engine.read():
                     case History(record):
-                        # The engine sends one again that it read just before it was killed.
+                        # The engine repeats a record that it read just before it was killed.
                         if _history_key(record) not in known:
                             history.append(record)
                     case Columns() as description:
@@ -408,18 +408,18 @@ class Feeder(Closeable):
                         complete |= self._take(batch, taking, history, columns, replaces=replaces, complete=complete)
                         replaces = False
                         records += len(history)
-                        if complete and records > 2 * kept + _MORE_HISTORY:
-                            records = kept = len(self._pruned_history(self._spool.standing().offset))
+                        if complete and records > 2 * needed + _MORE_HISTORY:
+                            records = needed = len(self._pruned_history(self._spool.standing().offset))
                         history, columns = [], []
                         hit("capture.spooled")
                         engine.acknowledge()
                         if complete and any(each.operation not in _IDLE for each in batch.events):
-                            self._backoff.reset()  # a snapshot that fails gives rows each time
+                            self._backoff.reset()  # not earlier: a snapshot that fails returns rows each time
                         if self._rereading is not None:
                             self._rereading.wake()
                         elif self._unread and complete:
                             if not reads:
-                                return  # it starts again as one that reads
+                                return  # it restarts as one that reads
                             if ahead is not None and (
                                 time.monotonic() - begun > _AHEAD_SECONDS
                                 or ahead.behind(self._spool.standing().offset, target) <= 0
@@ -435,11 +435,11 @@ class Feeder(Closeable):
             engine.close()
 
     def _pruned_history(self, offset: Any) -> list[str]:
-        """Remove the records of the schema history that no engine needs from `offset` on; return the others."""
+        """Remove schema-history records that are not needed from `offset` on; return the others."""
         stored = self._spool.history()
-        if offset is not None and len(kept := current_records(stored, offset)) < len(stored):
-            self._spool.replace_history(kept)
-            stored = kept
+        if offset is not None and len(needed := current_records(stored, offset)) < len(stored):
+            self._spool.replace_history(needed)
+            stored = needed
         return stored
 
     def _take(
@@ -478,7 +478,7 @@ class Feeder(Closeable):
                 if self._rereading is not None and event.offset is not None and complete:
                     self._read(taken, self._rereading, event)
             elif event.operation == "BEGIN":
-                # The rest of a transaction begins anew after a restart inside of it.
+                # The rest of a transaction begins again after a restart inside it.
                 if not taking.whole and (not event.transaction or event.transaction != self._transaction):
                     self._mark(taken, "")
                 self._transaction = event.transaction or ""
@@ -507,7 +507,7 @@ class Feeder(Closeable):
         return complete
 
     def _settled(self, event: Event, *, complete: bool) -> bool:
-        """Return whether the rows that were read beside the changes are all right at the end of a transaction."""
+        """Return whether all rows that were read beside the changes are right at the end of a transaction."""
         if self._rereading is None or event.offset is None or not complete:
             return False
         right = self._rereading.settle(self._database.offset(event.offset))
@@ -515,7 +515,7 @@ class Feeder(Closeable):
         return right
 
     def _read(self, taken: _Taken, rereading: Rereading, event: Event) -> None:
-        """Take rows that are read beside the changes, after the end of a transaction."""
+        """Store rows that are read beside the changes, after the end of a transaction."""
         found = rereading.pages(self._database.offset(event.offset))
         for table, description, lines in found:
             if description is None:
@@ -533,7 +533,7 @@ class Feeder(Closeable):
         taken.marks.append(Mark(len(taken.changes), self._named, moment, whole=not self._unread))
 
     def _follow(self, taken: _Taken, event: Event, *, streaming: bool) -> None:
-        """Note what a statement makes of captured tables, and which of them are read again for it."""
+        """Apply a statement to captured tables, and select the tables to be read again."""
         for change in msgspec.json.decode(event.after):
             table = table_of(change)
             before = self._definitions.get(table)
@@ -543,7 +543,7 @@ class Feeder(Closeable):
             if not streaming:
                 continue
             for each in sorted(renamed_tables(event.notification, table) & self._tables - {table}):
-                taken.changes.append((each, TRUNCATION))  # its name is another table's, or nobody's
+                taken.changes.append((each, TRUNCATION))  # its name now belongs to another table or to none
                 self._definitions[each] = None
             if table not in self._tables:
                 continue
@@ -557,7 +557,10 @@ class Feeder(Closeable):
         self._mark(taken, self._transaction)
 
     def _progress(self, taken: _Taken, event: Event) -> None:
-        """Note which tables were read beside the changes. Raises CaptureEnded or CaptureLost if one could not be."""
+        """Record which tables were read beside the changes.
+
+        Raises CaptureEnded or CaptureLost if one could not be read.
+        """
         if event.notification == _SCANNED:
             facts = msgspec.json.decode(event.after)
             table, status = facts.get("scanned_collection", ""), facts.get("status", "")
@@ -565,7 +568,7 @@ class Feeder(Closeable):
                 self._failed[table] += 1
                 self._careful = True
                 words = f"the rows of {table} could not be read beside its changes: {status}; its log says why"
-                # A key with a zero date, for instance, can never be compared with the key of the next part.
+                # For example, a key with a zero date can never be compared with the key of the next part.
                 raise (CaptureLost if self._failed[table] >= _READ_TRIES else CaptureEnded)(words)
             del self._failed[table]
             for names in (self._unread, self._asked):
@@ -575,7 +578,7 @@ class Feeder(Closeable):
         self._mark(taken, "")
 
     def _ask(self, engine: Engine) -> None:
-        """Let the engine read the rows of tables that it was not asked for yet. It takes one signal a second."""
+        """Signal the engine to read the rows of tables that were not requested yet. It accepts one signal a second."""
         missing = self._merge()
         if missing:
             self._asked += missing
@@ -583,15 +586,15 @@ class Feeder(Closeable):
             engine.signal("execute-snapshot", {"type": "incremental", "data-collections": tables})
 
     def _merge(self) -> list[str]:
-        """Return the tables to ask for: one reading is enough for all statements since a table was asked for last."""
+        """Return the tables to request. One reading suffices for all statements since a table was last requested."""
         missing = list(Counter(self._unread) - Counter(self._asked))
         self._unread = [*self._asked, *missing]
         return missing
 
     def _wait_for_room(self, complete: bool) -> None:
-        """Wait while the spool is full, and lanes have changes to pass.
+        """Wait while the spool is full, if lanes have changes to pass.
 
-        A snapshot and a transaction have no bound: nothing of them leaves the spool before they are whole.
+        A snapshot and a transaction are unbounded, since nothing of them leaves the spool before they are complete.
         """
         while complete and not self._stop.is_set():
             now = self._spool.standing()
@@ -601,7 +604,7 @@ class Feeder(Closeable):
 
 
 def ask_for_snapshot(settings: Settings, flow: str, group: str) -> None:
-    """Let the capture of a flow with this consumer group read its tables anew when its engine starts next.
+    """Make the capture of a flow with this consumer group take a new snapshot at its engine's next start.
 
     A capture that stopped with a loss starts it within a minute. With a meta store, its worker is asked on whichever
     machine it runs; if none does, the note is stored where the next one finds it. Raises InvalidArgument if the flow
@@ -636,7 +639,7 @@ def _nothing(group: str) -> InvalidArgument:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether a capture that ended with `error` can go on by a new snapshot only."""
+    """Return whether a capture that ended with `error` can continue only with a new snapshot."""
     if isinstance(error, CaptureLost):
         return True
     said = str(error).lower()
@@ -644,27 +647,27 @@ def is_loss(error: Exception) -> bool:
 
 
 class _Taking:
-    """The place of a running engine, if it continues after whole transactions only."""
+    """The position of a running engine, if it continues only after whole transactions."""
 
     def __init__(self, now: Standing, database: Database) -> None:
         self._database = database
         self.whole = database.whole_transactions
         self.begun = False
-        """Whether a batch was taken."""
+        """Whether a batch was stored."""
         self.again = now.next - now.high if self.whole and now.complete else 0
-        """Changes that are in the spool and come again: they are of a transaction that was taken in part."""
+        """Changes in the spool that will be repeated: they belong to a partly read transaction."""
         self._open = self.again > 0
-        """Whether the spool ends inside of a transaction."""
+        """Whether the spool ends inside a transaction."""
         self._partition, self._offset = now.partition, now.offset
 
     def ends(self, event: Event, name: str, marked: int, count: int) -> bool:
-        """Note the end of a transaction; return whether it has changes, or changes do not matter.
+        """Process the end of a transaction; return whether it has changes, or changes do not matter.
 
-        `marked` of the batch's changes, `count` until now, are before its newest mark. Raises CaptureLost if the
-        transaction has fewer changes than were taken of it.
+        `marked` of the batch's changes, `count` so far, are before its newest mark. Raises CaptureLost if the
+        transaction has fewer changes than were read of it before.
         """
         if self.again:
-            raise CaptureLost(f"{name}: a transaction that was read in part has {self.again} changes fewer now")
+            raise CaptureLost(f"{name}: a transaction that was read in part now has {self.again} fewer changes")
         self.at(event)
         found = not self.whole or self._open or count > marked
         self._open = False
@@ -676,14 +679,15 @@ class _Taking:
             self._partition, self._offset = event.partition, self._database.offset(event.offset)
 
     def place(self, last: Event, behind: int) -> tuple[Any, Any]:
-        """Return from where the engine continues after a batch that has `behind` changes after its newest mark."""
+        """Return the position from which the engine continues after a batch with `behind` changes after its newest
+        mark."""
         self.begun = True
         self._open |= behind > 0
         return (self._partition, self._offset) if self.whole else (last.partition, last.offset)
 
 
 def _history_key(record: str) -> str:
-    """What two records of one statement at one position of the log have in common."""
+    """Return a key that is equal for two records of one statement at one position of the log."""
     found = json.loads(record)
     position = {name: value for name, value in found.get("position", {}).items() if name != "ts_sec"}
     changes = [each.get("id") for each in found.get("tableChanges", ())]

@@ -1,17 +1,16 @@
-"""What a capture has read and no flow has passed yet, and where the engine continues: one SQLite file.
+"""The changes that a capture has read and no flow has passed yet, and the engine's position: one SQLite file.
 
 Changes, the engine's offset and its schema history change in one synced transaction, before the engine gets its
-acknowledgement. So a change is in the spool once, whenever anything is killed: a batch that was not acknowledged is
-either not there, and the engine reads it again, or there together with the offset after it.
+acknowledgement. So a change is in the spool exactly once, whenever a process is killed: a batch without acknowledgement
+is either missing, and the engine reads it again, or stored together with the offset after it.
 
-Changes of all tables have numbers of one sequence, and numbers never repeat. A table's lane has the numbers of its
+Changes of all tables are numbered in one sequence, and numbers never repeat. A table's lane has the numbers of its
 changes as positions, with gaps. A *mark* is the end of a source transaction: the number after its last change. So lanes
-that have passed a mark agree on what they hold. Readers see changes up to the newest mark, and nothing of a snapshot
-before it is complete: a snapshot that was interrupted begins anew as another *epoch*, and what was read of it is
-removed.
+that have passed a mark agree on their content. Readers see changes up to the newest mark, and nothing of a snapshot
+before it is complete: an interrupted snapshot begins again as another *epoch*, and its changes are removed.
 
-One process writes (it holds the lock of the folder); any may read, trim and record ticks. With a meta store, what it
-writes is in the shared spool first (shared_spool.py), from which another machine makes this file anew.
+One process writes (it holds the lock of the folder); any may read, trim and record ticks. With a meta store, each write
+goes to the shared spool first (shared_spool.py), from which another machine rebuilds this file.
 """
 
 from __future__ import annotations
@@ -41,18 +40,20 @@ from millrace.flows.sources.capture.shared_spool import Record, RecordingConnect
 
 FILE: Final = "spool.db"
 VERSION: Final = 2
-"""Of the file's tables."""
+"""The version of the file's tables."""
 MAX_TICKS: Final = 10_000
-"""Recorded ticks that are kept, the newest ones."""
+"""The most recorded ticks that are retained, the newest ones."""
 _LARGE: Final = "'definitions', 'rereading'"
 """Facts (`Spool.fact`) that grow with the tables. Reading the capture's position does not decode them."""
 _SHARED: Final = "shared"
-"""The fact of how much of which shared spool this one has, and its position then."""
-_TOLD_TICK: Final = "told_tick"
+"""The fact with the identity of the shared spool, how much of it this one has, and its position then."""
+_SHARED_TICK: Final = "told_tick"
 _HELD: Final = "held"
-"""The fact of when trims may go on, by the machine's clock since its start: a backup waits for none of them."""
-_OWN: Final = frozenset({"bytes", "error", "lag_bytes", "lag_seconds", "read_at", "target", _HELD, _SHARED, _TOLD_TICK})
-"""Facts of one machine: what it keeps, and how it is."""
+"""The fact of when trims may continue, by the machine's clock since its start. A backup prevents them until then."""
+_OWN: Final = frozenset(
+    {"bytes", "error", "lag_bytes", "lag_seconds", "read_at", "target", _HELD, _SHARED, _SHARED_TICK}
+)
+"""Facts of one machine: its storage and state."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 _TABLES: Final = """
 create table if not exists state (name text primary key, value text not null);
@@ -78,7 +79,7 @@ insert or ignore into lanes select name, (select value from state where name = '
 insert or replace into state select 'bytes', json(coalesce(sum(bytes), 0)) from parts;
 drop table changes;
 """
-"""One table's changes were numbered without gaps, so their places are known."""
+"""Changes of the single table were numbered without gaps, so their places are known."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Changes(NamedTuple):
 
     numbers: list[int]
     lines: list[bytes]
-    """As the engine wrote them: :class:`millrace.flows.sources.capture.engine.Event`."""
+    """Lines in the engine's form: :class:`millrace.flows.sources.capture.engine.Event`."""
 
 
 class Mark(NamedTuple):
@@ -97,15 +98,15 @@ class Mark(NamedTuple):
     number: int
     """The number after its last change."""
     source: str
-    """The transaction, as the database names it (a GTID), or the place of what polls a database; empty: a snapshot."""
+    """The database's name of the transaction (a GTID), or a poller's position; empty for a snapshot."""
     moment: int
-    """Milliseconds since 1970 of its last change, by the database's clock."""
+    """When its last change was made, in milliseconds since 1970 by the database's clock."""
     whole: bool = True
-    """Whether the changes up to here come to what the database had: not while a table is read again."""
+    """Whether the changes up to here equal a state of the database. False while a table is read again."""
 
 
 class Recorded(NamedTuple):
-    """A tick at which the collections hold all transactions up to one of the source, and nothing of later ones."""
+    """A tick at which the collections hold exactly the transactions up to one of the source."""
 
     tick: int
     mark: Mark
@@ -117,46 +118,46 @@ class Standing:
 
     partition: Any = None
     offset: Any = None
-    """Of the engine; None: nothing was read."""
+    """The engine's offset; None if nothing was read."""
     complete: bool = False
     """Whether the snapshot is complete."""
     epoch: int = 0
     high: int = 0
-    """After the newest change that readers see."""
+    """The position after the newest change that readers see."""
     next: int = 0
     """The number of the next change."""
     bytes: int = 0
-    """Compressed, of the changes that are kept."""
+    """Compressed bytes of the stored changes."""
     error: str = ""
-    """Why the engine ended last; empty while it runs."""
+    """Why the engine last ended; empty while it runs."""
     moment: int = 0
-    """Milliseconds since 1970 of the newest change, by the database's clock."""
+    """When the newest change was made, in milliseconds since 1970 by the database's clock."""
     tables: tuple[str, ...] = ()
-    """Those of which a snapshot was begun; empty in a spool of version 1."""
+    """The tables whose snapshot was begun; empty in a spool of version 1."""
     unread: tuple[str, ...] = ()
-    """Those of which rows are to be read beside the changes: tables that were added, or that DDL changed."""
+    """The tables whose rows are to be read beside the changes, because they were added or DDL changed them."""
     lag_bytes: int | None = None
-    """Of the database's log after the engine's offset, when it was looked at last; None: not known."""
+    """Bytes of the database's log after the engine's offset, at the last measurement; None if unknown."""
     lag_seconds: float = 0.0
-    """How old the engine's offset was then, by the database's clock; 0 if nothing came after it."""
+    """The age of the engine's offset then, by the database's clock; 0 if nothing came after it."""
     identity: str = ""
-    """What no other spool has; empty before an engine's first start."""
+    """The unique identity of this spool; empty before an engine's first start."""
 
 
 class Spool(Closeable):
-    """The spool in `folder`. A writer holds it. Raises StreamBusy if another process does, UnsupportedVersion."""
+    """The spool in `folder`. A writer locks it. Raises StreamBusy if another process does, UnsupportedVersion."""
 
     def __init__(self, folder: Path, *, write: bool = False, shared: SharedSpool | None = None) -> None:
-        """A writer with `shared` takes that over, makes this spool equal to it, and closes it in the end.
+        """Open the spool. A writer takes over `shared`, if given, makes this spool equal to it, and closes it later.
 
-        Raises what SharedSpool does.
+        Raises the errors of SharedSpool.
         """
         self._lock: IO[bytes] | None = None
         self._shared = shared
         self._behind = False
         """Whether the shared spool may have a record that this one lacks."""
         self._facts: dict[str, str] | None = None
-        """Those of the transaction that is under way, if it is to be shared."""
+        """Facts of the current transaction, if it is to be shared."""
         self.folder = folder
         make_folder(folder)
         if write:
@@ -194,7 +195,9 @@ class Spool(Closeable):
                 self._upgrade()
 
     def _upgrade(self) -> None:
-        (version,) = self._db.execute("pragma user_version").fetchone()  # another process may have done it meanwhile
+        (version,) = self._db.execute(
+            "pragma user_version"
+        ).fetchone()  # another process may have upgraded it in the meantime
         if version == VERSION:
             return
         for statement in _TABLES.split(";"):
@@ -210,7 +213,7 @@ class Spool(Closeable):
         known = self.fact(_SHARED)
         chain, number, place = known or (shared.chain, 0, None)
         first = shared.is_new and self._has_something()
-        # A build that shares no spools has fed this one since: the others have nothing newer.
+        # A build without shared spools has fed this one since, so the others have nothing newer.
         alone = known is not None and place != self._place()
         if chain == shared.chain and number == shared.next and (first or alone):
             self._mark_shared(shared, number)
@@ -220,7 +223,7 @@ class Spool(Closeable):
             self._catch_up(shared)
 
     def resume(self) -> None:
-        """Make this spool equal to the shared one after a failure. Raises what SharedSpool does."""
+        """Make this spool equal to the shared one after a failure. Raises the errors of SharedSpool."""
         if self._shared is not None and self._behind:
             self._shared.look()
             self._catch_up(self._shared)
@@ -229,7 +232,7 @@ class Spool(Closeable):
         return bool(self._db.execute("select exists (select 1 from state)").fetchone()[0])
 
     def _catch_up(self, shared: SharedSpool) -> None:
-        """Apply the records that this spool lacks; make it anew if it is no beginning of the shared one."""
+        """Apply the records that this spool lacks; rebuild it if it is not a prefix of the shared one."""
         chain, number, _ = self.fact(_SHARED) or ("", 0, None)
         base = shared.base()
         based = int(base.partition("-")[0]) if base else 0
@@ -308,7 +311,7 @@ class Spool(Closeable):
         )
 
     def version(self) -> tuple[int, int]:
-        """Return what is another value after each change of the file."""
+        """Return a value that differs after each change of the file."""
         (version,) = self._db.execute("pragma data_version").fetchone()
         return version, self._db.total_changes
 
@@ -317,13 +320,13 @@ class Spool(Closeable):
         return [record for (record,) in self._db.execute("select record from history order by number")]
 
     def replace_history(self, records: Sequence[str]) -> None:
-        """Store the engine's schema history in place of the one that is stored, synced."""
+        """Replace the engine's stored schema history, synced."""
         with self._writing():
             self._db.execute("delete from history")
             self._db.executemany("insert into history (record) values (?)", [(each,) for each in records])
 
     def columns(self, table: str, number: int) -> tuple[dict[str, Any] | None, int | None]:
-        """Return the columns of a table at the change `number`, and the change from which it has others."""
+        """Return the columns of a table at the change `number`, and the change from which on it has others."""
         row = self._db.execute(
             "select description from columns where name = ? and coalesce(since, 0) <= ? order by number desc limit 1",
             (table, number),
@@ -338,7 +341,7 @@ class Spool(Closeable):
             self._state(state)
 
     def begin_epoch(self) -> int:
-        """Begin a snapshot: forget the offset, the schema history, and what was read of an incomplete snapshot.
+        """Begin a snapshot: forget the offset, the schema history, and the changes of an incomplete snapshot.
 
         Returns the number of the epoch.
         """
@@ -370,9 +373,9 @@ class Spool(Closeable):
     ) -> int:
         """Append changes, each with its table, and the offset after them, synced; return the number after the last one.
 
-        A mark's number is here that of changes before it in `changes`. `columns` are descriptions of tables, each
-        with the place in `changes` from which the table has them. `also` writes tables of the feeder's own in the same
-        transaction; `state` are more facts.
+        The number of a mark in `marks` counts the changes before it in `changes`. `columns` are descriptions of tables,
+        each with the place in `changes` from which it applies. `also` writes the feeder's own tables in the same
+        transaction; `state` are additional facts.
         """
         with self._writing():
             (row,) = self._db.execute("select coalesce(max(value), '0') from state where name = 'next'").fetchone()
@@ -390,7 +393,7 @@ class Spool(Closeable):
                 " moment = max(moment, excluded.moment)",
                 [(first + each.number, each.source, each.moment, each.whole) for each in marks],
             )
-            state["bytes"] = self._kept() + self._add(changes, first)
+            state["bytes"] = self._stored_bytes() + self._add(changes, first)
             self._db.executemany("insert into history (record) values (?)", [(each,) for each in history])
             for name, description, place in columns:
                 found, _ = self.columns(name, first + place)
@@ -427,16 +430,16 @@ class Spool(Closeable):
         return total
 
     def rows_of(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read tables of the feeder's own (`append`)."""
+        """Read the feeder's own tables (`append`)."""
         return self._db.execute(statement, values).fetchall()
 
     def fact(self, name: str) -> Any:
-        """Return a fact that the feeder stored (`append`, `note`) and `Standing` does not have; None: there is none."""
+        """Return a fact that the feeder stored (`append`, `note`) and that is not part of `Standing`, or None."""
         row = self._db.execute("select value from state where name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def forget(self, tables: Sequence[str]) -> None:
-        """Remove the changes of all tables but these."""
+        """Remove the changes of all tables except `tables`."""
         with self._writing():
             marks = ", ".join("?" * len(tables))
             self._remove(f"name not in ({marks})", *tables)
@@ -444,7 +447,7 @@ class Spool(Closeable):
     # --- lanes -------------------------------------------------------------------------------------------------------
 
     def low(self, table: str) -> int:
-        """Return the earliest position of a table that can be read: after the changes that were removed."""
+        """Return the earliest position of a table that can be read, after the removed changes."""
         row = self._db.execute("select trimmed from lanes where name = ?", (table,)).fetchone()
         return 0 if row is None else int(row[0])
 
@@ -469,12 +472,12 @@ class Spool(Closeable):
         return None if first is None else int(first)
 
     def last_source(self) -> str:
-        """Return the source of the newest mark that has one; empty: there is none."""
+        """Return the source of the newest mark that has one, or an empty text."""
         row = self._db.execute("select source from marks where source <> '' order by number desc limit 1").fetchone()
         return "" if row is None else str(row[0])
 
     def has_before(self, number: int) -> bool:
-        """Whether the spool has parts that lanes can pass before `number`."""
+        """Return whether the spool has parts before `number` that lanes can pass."""
         (found,) = self._db.execute("select exists (select 1 from parts where after <= ?)", (number,)).fetchone()
         return bool(found)
 
@@ -491,13 +494,13 @@ class Spool(Closeable):
         return Mark(number, source, moment, bool(whole))
 
     def is_marked(self, table: str, position: int) -> bool:
-        """Whether a transaction ends at a position of a table: no change of the table is before the next mark."""
+        """Return whether a transaction ends at a position of a table (no change of it is before the next mark)."""
         return (end := self._end(table, position)) is not None and end <= position
 
     def transaction_end(self, table: str, number: int, stop: int, most: int) -> int | None:
-        """Return the position of a table after the transaction that has the change `number`.
+        """Return the position of a table after the transaction with the change `number`.
 
-        None if it is after `stop`, or if parts of more than `most` bytes lie between.
+        None if it is after `stop`, or if parts of more than `most` bytes are between.
         """
         end = self._end(table, number + 1)
         if end is None or end > stop:
@@ -508,12 +511,12 @@ class Spool(Closeable):
         return end if size <= most else None
 
     def _end(self, table: str, number: int) -> int | None:
-        """Return the position of a table at the first mark from `number` on; None: there is none."""
+        """Return the position of a table at the first mark from `number` on, or None."""
         (mark,) = self._db.execute("select min(number) from marks where number >= ?", (number,)).fetchone()
         return None if mark is None else self.end_of(table, mark)
 
     def trim(self, table: str, position: int) -> None:
-        """Remove the changes of a table that lie in parts before `position`, and marks that no table needs any more."""
+        """Remove the changes of a table in parts before `position`, and marks that no table needs."""
         last = "select max(after) from parts where name = ? and after <= ?"
         (end,) = self._db.execute(last, (table, position)).fetchone()
         if end is None:
@@ -564,7 +567,7 @@ class Spool(Closeable):
     # --- ticks -------------------------------------------------------------------------------------------------------
 
     def target(self) -> int | None:
-        """Return the mark that all lanes go to before any goes on; None: they go on as they can."""
+        """Return the mark at which all lanes must stop, or None if they are not limited."""
         row = self._db.execute("select value from state where name = 'target'").fetchone()
         return None if row is None else json.loads(row[0])
 
@@ -573,7 +576,7 @@ class Spool(Closeable):
         self.note(target=number)
 
     def record(self, tick: int, mark: Mark) -> None:
-        """Store that the collections hold at `tick` what the source held at `mark`."""
+        """Record that the collections hold at `tick` exactly what the source held at `mark`."""
         with self._local():
             self._db.execute("insert or replace into ticks values (?, ?, ?, ?)", (tick, *mark[:3]))
             self._db.execute(
@@ -594,9 +597,9 @@ class Spool(Closeable):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction of the feeder: durable in the shared spool, if there is one, before it is here.
+        """Run a transaction of the feeder: durable in the shared spool, if there is one, before it is stored here.
 
-        Raises what SharedSpool does; `resume` then says what became of it.
+        Raises the errors of SharedSpool; `resume` then determines the outcome.
         """
         shared = self._shared
         if shared is None:
@@ -608,11 +611,11 @@ class Spool(Closeable):
         self._db, self._facts = cast(sqlite3.Connection, recording), {}
         plain.execute("begin immediate")
         try:
-            kept = self._kept()
+            stored_bytes = self._stored_bytes()
             yield
-            facts, grown = self._facts, self._kept() - kept
+            facts, grown = self._facts, self._stored_bytes() - stored_bytes
         finally:
-            # Lanes trim and record ticks meanwhile, so the file is not locked for as long as the other stores take.
+            # Lanes trim and record ticks in the meantime, so do not lock the file while the other stores are written.
             self._db, self._facts = plain, None
             if plain.in_transaction:
                 plain.execute("rollback")
@@ -625,18 +628,18 @@ class Spool(Closeable):
             self._behind = True
             shared.put(record)
         with self._local():
-            kept = self._kept()
+            stored_bytes = self._stored_bytes()
             self._apply(record)
-            self._state(own | {"bytes": kept + grown, _SHARED: [shared.chain, shared.next, self._place()]})
+            self._state(own | {"bytes": stored_bytes + grown, _SHARED: [shared.chain, shared.next, self._place()]})
             if ticks:
-                self._state({_TOLD_TICK: ticks[-1][0]})
+                self._state({_SHARED_TICK: ticks[-1][0]})
         self._behind = False
-        if shared.is_due(self._kept()):
+        if shared.is_due(self._stored_bytes()):
             self._behind = True
             try:
                 self._share_whole(shared)
                 self._behind = False
-            except (MillraceError, OSError) as error:  # tried again after the next record
+            except (MillraceError, OSError) as error:  # retried after the next record
                 _logger.warning("%s is not stored whole: %s", self.folder, error)
 
     def _apply(self, record: Record) -> None:
@@ -645,15 +648,15 @@ class Spool(Closeable):
         self._state({name: json.loads(value) for name, value in record.facts.items()})
 
     def _new_ticks(self) -> list[list[Any]]:
-        """Return the ticks that lanes recorded since the last record; the last one of then may have another mark."""
-        since = self.fact(_TOLD_TICK) or 0
+        """Return the ticks that lanes recorded since the last record; the mark of the last one may have changed."""
+        since = self.fact(_SHARED_TICK) or 0
         rows = self._db.execute("select * from ticks where tick >= ? order by tick", (since,)).fetchall()
         new = [list(each) for each in rows]
         return [] if len(new) == 1 and new[0][0] == since else new
 
     @contextmanager
     def _local(self) -> Iterator[None]:
-        """A transaction of this machine's spool alone."""
+        """Run a transaction of this machine's spool only."""
         self._db.execute("begin immediate")
         try:
             yield
@@ -663,7 +666,7 @@ class Spool(Closeable):
                 self._db.execute("rollback")
             raise
 
-    def _kept(self) -> int:
+    def _stored_bytes(self) -> int:
         row = self._db.execute("select value from state where name = 'bytes'").fetchone()
         return 0 if row is None else int(json.loads(row[0]))
 
@@ -671,7 +674,7 @@ class Spool(Closeable):
         found = self._db.execute(f"select coalesce(sum(bytes), 0) from parts where {where}", values)
         (gone,) = found.fetchone()
         self._db.execute(f"delete from parts where {where}", values)
-        self._state({"bytes": self._kept() - gone})
+        self._state({"bytes": self._stored_bytes() - gone})
 
     def _state(self, state: dict[str, Any]) -> None:
         pairs = {name: json.dumps(value) for name, value in state.items()}
@@ -720,7 +723,7 @@ def release_copy(db: sqlite3.Connection) -> None:
 
 
 def _places(gaps: bytes | None, count: int) -> np.ndarray:
-    """The numbers of a part's changes, less the first one."""
+    """Return the numbers of a part's changes, relative to the first one."""
     if gaps is None:
         return np.arange(count, dtype=np.int64)
     size = 4 * int.from_bytes(gaps[:4], "big")

@@ -1,4 +1,4 @@
-"""Which tick of the collections holds which transaction of the database.
+"""The ticks of the collections at which they hold a transaction of the database.
 
 for each in recorded_ticks(settings, "shop"):
     orders = db["orders"].read(at=each.tick)       # all of one moment of the database
@@ -43,7 +43,10 @@ def spool_folder(settings: Settings, group: str) -> Path:
 
 
 def remove_spool(settings: Settings, group: str) -> None:
-    """Remove the spool of a flow that ends, here and where all machines share it. Raises MetaUnavailable, OSError."""
+    """Remove the spool of a flow that ends, on this machine and in the shared store.
+
+    Raises MetaUnavailable, OSError.
+    """
     forget_spool(settings, group)
     with suppress(FileNotFoundError):
         shutil.rmtree(spool_folder(settings, group))
@@ -107,7 +110,7 @@ def tick_of(settings: Settings, flow: str, transaction: str) -> Recorded:
     """
     wanted = _place(transaction)
     if wanted is None:
-        raise InvalidArgument(f"{transaction[:100]!r} is no transaction: give a GTID such as 0-1-4711, or TXID:LSN")
+        raise InvalidArgument(f"{transaction[:100]!r} is not a transaction: give a GTID such as 0-1-4711, or TXID:LSN")
     for each in recorded_ticks(settings, flow):
         found = _place(each.mark.source)
         if found is not None and found[0] == wanted[0] and found[1] >= wanted[1]:
@@ -116,7 +119,7 @@ def tick_of(settings: Settings, flow: str, transaction: str) -> Recorded:
 
 
 def _place(source: str) -> tuple[str, int] | None:
-    """The sequence that a transaction is of, and its number there."""
+    """Return the sequence of a transaction and its number in it; None if the form is unknown."""
     if (gtid := _GTID.fullmatch(source)) is not None:
         return gtid[1], int(gtid[2])
     lsn = _LSN.fullmatch(source)
