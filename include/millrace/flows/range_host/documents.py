@@ -118,7 +118,7 @@ class DocumentCopies(Closeable):
         self._known = {name: each.modified for name, each in found.items()}
 
     def change(self, name: str, change: Callable[[bytes | None], bytes | None]) -> None:
-        """As `change_document`."""
+        """Change a document like `change_document`, and its local copy."""
         assert self._store is not None, "there is a meta store"
         key, end = self._key(name), Deadline.after(_CHANGE_SECONDS)
         while True:
