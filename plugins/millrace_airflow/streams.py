@@ -17,7 +17,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
 from millrace.flows.declare.discovery import declared_flow, declared_flows
 from millrace.flows.declare.flow import Flow
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.spark_host.status import app_name, dag_id, run_id
 from millrace_airflow.defaults import WATCH_FOR, supervising_dag
 from millrace_airflow.hooks import MillraceHook
@@ -41,7 +41,7 @@ def require_startable(settings: Settings, stream: Flow) -> None:
     from millrace.flows.declare.checks import check, require_runnable
 
     require_runnable(stream, check(settings, stream))
-    Kept(settings, stream.name).startable(stream)
+    Incarnations(settings, stream.name).startable(stream)
 
 
 class DeclaredStreamOperator(StreamingJobOperator):
@@ -66,7 +66,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
         """Watch the job for a while; return its restarts and figures. Raises InvalidStream if a stream cannot run."""
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))
-        while all(Kept(settings, name).state.paused for name in self.streams):
+        while all(Incarnations(settings, name).state.paused for name in self.streams):
             self.log.info("paused by `millrace flows pause`: %s", ", ".join(self.streams))
             if not end.pause(10.0):
                 return {"restarts": 0, "queries": {}}
@@ -74,7 +74,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
             name
         ) in self.streams:  # before a JVM starts, so that a stream that cannot run fails at once, without retries
             stream = declared_flow(settings, name, host="spark")
-            if not Kept(settings, name).state.paused:
+            if not Incarnations(settings, name).state.paused:
                 require_startable(settings, stream)
         return super().execute(context)
 

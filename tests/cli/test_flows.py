@@ -27,7 +27,7 @@ from millrace.flows.range_host.offsets import set_offsets
 from millrace.flows.range_host.status import PipelineStatus, State, status_path
 from millrace.flows.range_host.supervision import read_wanted
 from millrace.flows.sinks.collection.poison import letters
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.spark_host.status import progress_name
 from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.deployment import Deployment as Deployed
@@ -132,7 +132,7 @@ def test_paused_changed_and_replayed_it_says_what_is_to_be_done(declared: Deploy
     assert (states["plain"], states["hourly"]) == ("paused", "new")
     declared.ok("flows", "resume", "plain")
     assert declared.as_json("flows", "upgrade", "plain", "--keep-state")["incarnation"] == 1
-    Kept(declared.settings, "plain").hand()  # a micro-batch has been given to the sink
+    Incarnations(declared.settings, "plain").hand()  # a micro-batch has been given to the sink
     declared.file("s.yaml", GOOD.replace("select id, name", "select id, upper(name) as name"))
     for command in ("run", "start"):
         said = declared.fails("INVALID_STREAM", "flows", command, "plain")

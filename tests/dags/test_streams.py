@@ -13,7 +13,7 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.demo.streams import HOURLY
 from millrace.flows.declare.discovery import declared_flow
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.spark_host.status import run_id, status
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.testing import deployment
@@ -63,7 +63,7 @@ def test_a_windowed_stream_runs_under_its_dag(
         until(lambda: rows_of(db, "flights_by_hour") == wanted, "the answers as DuckDB has them", seconds=60)
         stream = declared_flow(settings, "flights_hourly")
         assert status(settings, stream).state == "running"
-        Kept(settings, "flights_hourly").pause(paused=True)
+        Incarnations(settings, "flights_hourly").pause(paused=True)
         launcher.stop(run)
         assert status(settings, stream).state == "paused"
         assert run_dag("stream_flights_hourly", {"watch_seconds": 5}).state == "success"

@@ -104,7 +104,7 @@ def journal_of_a_load(folder: Path) -> Any:
 
 @newer
 def declared_flow(folder: Path) -> Any:
-    stream = incarnations.Kept(Settings(data_dir=folder), "hourly")
+    stream = incarnations.Incarnations(Settings(data_dir=folder), "hourly")
     stream.keep(incarnations.State())
     assert stream.state == incarnations.State()
     _json(stream.folder / "state.json", version=incarnations.VERSION + 1)

@@ -30,7 +30,7 @@ from millrace.demo.flights import flights, flights_schema
 from millrace.flows.declare.checks import check
 from millrace.flows.declare.discovery import declared_flow, declared_flows
 from millrace.flows.directory import write_declared
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.runtime.child_processes import ChildProcess
 from millrace.testing import Deployment
 from tests import running_brokers
@@ -164,7 +164,7 @@ def test_topics_go_through_a_pattern_into_an_index_and_through_windows_into_a_co
     assert sorted(said(hit["_source"]) for hit in hits) == sorted(said(each) for each in matches)
     letters = db.collection("undecoded").read().to_pylist()
     assert sorted(each["stream"] for each in letters) == ["flights_by_origin/source", "rising_delays/source"]
-    assert Kept(db.settings, "rising_delays").state.handed
+    assert Incarnations(db.settings, "rising_delays").state.handed
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from millrace.flows.control import start_workers, stop_flow
 from millrace.flows.hosts import StreamHost
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.supervision import last_pulse
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.status import FlowState, ProcessRecord, processes_of, records_of, supervised_folder
 from millrace.flows.supervisor import end_orphans, supervise
 from millrace.runtime.launch.command import JobSpec
@@ -313,12 +313,12 @@ def test_a_supervisor_of_a_group_runs_those_of_its_streams_that_are_not_paused(t
     settings = Settings(data_dir=tmp_path / "data", stream_declarations=str(declared))
     host = StreamHost(settings, "both")
     assert (host.run_id, host.wanted()) == ("stream-both", ("one", "two"))
-    Kept(settings, "one").pause(paused=True)
+    Incarnations(settings, "one").pause(paused=True)
     assert host.wanted() == ("two",)
     silent = PropertyMock(side_effect=MetaUnavailable("no answer"))
-    with patch.object(Kept, "state", silent):
+    with patch.object(Incarnations, "state", silent):
         assert host.wanted() == ("two",), "a meta store that is away stops no stream"
-    Kept(settings, "two").pause(paused=True)
+    Incarnations(settings, "two").pause(paused=True)
     assert host.wanted() is None
     command = host.command(0, tmp_path / "r.json")
     assert command[1].endswith("jobs/stream.py")

@@ -32,7 +32,7 @@ from millrace.flows.sources.capture.shared_spool import shared_spool
 from millrace.flows.sources.capture.spool import Mark, Spool
 from millrace.flows.sources.capture.ticks import spool_folder
 from millrace.flows.sources.source import Limits
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.operations.backup import flow_state
 from millrace.operations.backup.bucket import backup_place
 from millrace.operations.backup.declaration import BackupParams
@@ -340,7 +340,7 @@ def test_a_checkpoint_is_restored_as_of_one_micro_batch(places: list[Settings], 
     first, second = places
     world = World(first)
     world.step("insert", 0)
-    kept = Kept(first, "one")
+    kept = Incarnations(first, "one")
     kept._change(lambda state: replace(state, incarnation=2, fingerprint="f", handed=True, place=place(kept)))
     files = store_at(kept.checkpoint(kept.state))
 
@@ -370,7 +370,7 @@ def test_a_checkpoint_is_restored_as_of_one_micro_batch(places: list[Settings], 
         backup(first, world.log, BackupParams.parse({"to": root, "verify": True}), Progress())
     world.close()
     report = restore_backup(second, backup_place(root))
-    restored = Kept(second, "one")
+    restored = Incarnations(second, "one")
     assert restored.state == replace(kept.state, place=place(restored))
     assert restored.folder == restored.home
     found = store_at(restored.checkpoint(restored.state))
@@ -389,7 +389,7 @@ def test_a_checkpoint_is_restored_as_of_one_micro_batch(places: list[Settings], 
     assert all(note.startswith("one: its sink is not in the backup") for note in report.notes)
 
 
-def place(kept: Kept) -> str:
+def place(kept: Incarnations) -> str:
     return kept.home if isinstance(kept.home, str) else ""
 
 
@@ -399,7 +399,7 @@ def test_a_stream_that_goes_on_for_too_long_while_its_state_is_copied_makes_the_
     """Spark removes the state of older micro-batches: what is copied then may lack a file."""
     monkeypatch.setattr(flow_state, "_RETAINED", 3)
     world = World(settings_in(tmp_path / "data"))
-    kept = Kept(world.settings, "one")
+    kept = Incarnations(world.settings, "one")
     kept._change(lambda state: replace(state, fingerprint="f", handed=True))
     files = store_at(kept.checkpoint(kept.state))
     files.replace("commits/0", b"v1")

@@ -14,7 +14,7 @@ from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import From, Into, Stream, Table
-from millrace.flows.spark_host.incarnations import Kept, newest_batch
+from millrace.flows.spark_host.incarnations import Incarnations, newest_batch
 from millrace.flows.spark_host.query import StreamQuery
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.restore import restore_backup
@@ -58,7 +58,7 @@ def test_streams_that_run_while_a_backup_is_made_have_each_row_once_after_it(
                 start += 20
 
         def newest(stream: Flow) -> int:
-            kept = Kept(db.settings, stream.name)
+            kept = Incarnations(db.settings, stream.name)
             return newest_batch(kept.checkpoint(kept.state))
 
         begun = [StreamQuery(each) for each in streams]

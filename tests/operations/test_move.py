@@ -26,7 +26,7 @@ from millrace.flows.sinks.collection.lane import LANES
 from millrace.flows.sources.capture.shared_spool import FOLDER as SPOOLS
 from millrace.flows.sources.capture.shared_spool import shared_spool
 from millrace.flows.sources.capture.spool import Mark, Spool
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.node.publish.definition import publish_to_end
 from millrace.node.retention.removal_lock import LOCK as REMOVAL_LOCK
 from millrace.operations.move import run as module
@@ -450,13 +450,14 @@ def test_what_an_earlier_move_left_is_removed_when_nobody_reads_it(box: str, tmp
 def test_a_place_with_a_streams_checkpoint_stays_until_the_stream_has_taken_it_along(box: str, tmp_path: Path) -> None:
     world = opened(replace(settings_in(tmp_path / "data"), tables=f"{box}/old"))
     try:
-        kept, flow = Kept(world.settings, "one"), stream_of({"name": "one", "source": "flights", "sink": "into"})
+        kept = Incarnations(world.settings, "one")
+        flow = stream_of({"name": "one", "source": "flights", "sink": "into"})
         with kept.locked():
             store_at(kept.checkpoint(kept.admitted(flow))).replace("offsets/0", b"place")
         move(world.settings, to=f"{box}/new")
         with pytest.raises(MoveRefused, match=r"checkpoints of streams lie at .*/old: one\. .* start each once"):
             move(current(world.settings), remove_old=True)
-        kept = Kept(current(world.settings), "one")
+        kept = Incarnations(current(world.settings), "one")
         with kept.locked():
             assert store_at(kept.checkpoint(kept.admitted(flow))).read("offsets/0") == b"place"
         assert str(kept.folder).startswith(f"{box}/new/")

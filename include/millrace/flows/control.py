@@ -20,7 +20,7 @@ from millrace.flows.directory import NamedFlow
 from millrace.flows.range_host import observed
 from millrace.flows.range_host.supervision import read_wanted, want
 from millrace.flows.spark_host import status as streams
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.status import FlowProcesses, processes_of
 from millrace.runtime.launch.command import JobSpec, module_job
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
@@ -96,7 +96,7 @@ def pause_workers(settings: Settings, flow: str, *, paused: bool) -> None:
 def is_paused(settings: Settings, flow: NamedFlow) -> bool:
     """Return whether the flow is paused."""
     if flow.stream is not None:
-        return Kept(settings, flow.name).state.paused
+        return Incarnations(settings, flow.name).state.paused
     return read_wanted(settings, flow.name).paused
 
 
@@ -105,7 +105,7 @@ def pause_stream(settings: Settings, name: str, job: str, *, paused: bool) -> Fl
 
     The other streams of a group restart without it, or with it.
     """
-    Kept(settings, name).pause(paused=paused)
+    Incarnations(settings, name).pause(paused=paused)
 
     def obeyed() -> bool:
         found = processes_of(settings, streams.run_id(job))

@@ -31,7 +31,7 @@ from millrace.flows.range_host.in_hand import late
 from millrace.flows.range_host.status import SILENT_SECONDS, WORKERS, flow_folder, pulse_path, worker_folder
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host import status as streams
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.status import supervised_folder
 from millrace.flows.supervisor import Host, Restarts
 from millrace.runtime.child_processes import ChildProcess
@@ -217,7 +217,7 @@ class StreamHost:
         self.name, self.run_id = job, streams.run_id(job)
         group = [each for each in declared_flows(settings, host="spark").values() if each.job == job]
         mine = group or [declared_flow(settings, job, host="spark")]
-        self._states = [Kept(settings, each.name) for each in mine]
+        self._states = [Incarnations(settings, each.name) for each in mine]
         self._wanted: tuple[str, ...] | None = tuple(each.name for each in mine)
         self.bounded = any(each.scheduled for each in mine)
         self.restarts = _restarts(bounded=self.bounded)

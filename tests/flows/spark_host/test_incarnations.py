@@ -15,7 +15,7 @@ from millrace.flows.declare.stream import stream_of
 from millrace.flows.sinks.collection.journal import FolderJournal, InFlight
 from millrace.flows.sinks.memory import Folder, Noted, begun, below, keep_note, name_in
 from millrace.flows.spark_host import incarnations
-from millrace.flows.spark_host.incarnations import Begun, Kept, position, require_reachable
+from millrace.flows.spark_host.incarnations import Begun, Incarnations, position, require_reachable
 from millrace.storage.store import list_below, store_at
 
 
@@ -27,11 +27,11 @@ def files(folder: Folder) -> dict[str, int]:
     return list_below(store_at(folder))
 
 
-def put(kept: Kept, name: str, data: bytes = b"something") -> None:
+def put(kept: Incarnations, name: str, data: bytes = b"something") -> None:
     store_at(kept.checkpoint(kept.state)).replace(name, data)
 
 
-def reach(kept: Kept, tick: int, *, ended: bool = True) -> None:
+def reach(kept: Incarnations, tick: int, *, ended: bool = True) -> None:
     """Leave the checkpoint as Spark does, with a micro-batch up to `tick`."""
     offset = f'{{"collection": 1, "ticks": {{"dml_0": {tick}}}, "snapshot": 0, "given": 0, "since": {{}}}}'
     for number in (0, 1):
@@ -41,7 +41,7 @@ def reach(kept: Kept, tick: int, *, ended: bool = True) -> None:
 
 
 def test_a_changed_declaration_runs_after_an_upgrade_and_a_paused_stream_not_at_all(places: Settings) -> None:
-    kept, first = Kept(places, "one"), stream()
+    kept, first = Incarnations(places, "one"), stream()
     with kept.locked():
         state = kept.admitted(first)
         with pytest.raises(StreamBusy):
@@ -88,12 +88,12 @@ def elsewhere(settings: Settings) -> Settings:
 
 
 def test_another_machine_goes_on_where_the_first_one_was(shared: Settings) -> None:
-    first = Kept(shared, "one")
+    first = Incarnations(shared, "one")
     with first.locked():
         first.admitted(stream())
         first.hand()
         reach(first, 7)
-    second = Kept(elsewhere(shared), "one")
+    second = Incarnations(elsewhere(shared), "one")
     assert (second.state, second.folder) == (first.state, f"{shared.tables}/streams/one")
     assert position(second.checkpoint(second.state)) == {"dml_0": 7}
     with second.locked():
@@ -104,18 +104,18 @@ def test_another_machine_goes_on_where_the_first_one_was(shared: Settings) -> No
 
 
 def test_one_machine_at_a_time_holds_a_stream(shared: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Kept(shared, "one").locked() as lock:
+    with Incarnations(shared, "one").locked() as lock:
         with pytest.raises(StreamBusy, match=r"runs in another process \(.*\): stop it first"):
-            Kept(elsewhere(shared), "one").locked()
+            Incarnations(elsewhere(shared), "one").locked()
         lock.require_held()
         assert lock.lease is not None
         # A driver that is suspended renews nothing; the other machine gets the stream, and this one hands on no batch.
         monkeypatch.setattr(lock.lease, "run_once", lambda: None)
-        with Kept(elsewhere(shared), "one").locked() as other:
+        with Incarnations(elsewhere(shared), "one").locked() as other:
             other.require_held()
             with pytest.raises(StreamBusy, match="another machine may run it"):
                 lock.require_held()
-    Kept(shared, "one").locked().close()
+    Incarnations(shared, "one").locked().close()
 
 
 @pytest.mark.parametrize("dies", ["", "streams.copied", "streams.moved"])
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_the_data_folder_moves_to_the_bucket_and_back(
             raise KeyboardInterrupt
 
     plain = replace(shared, tables="", meta_store="")
-    old = Kept(plain, "one")
+    old = Incarnations(plain, "one")
     old.pause(paused=False)
     old.admitted(stream())
     old.hand()
@@ -137,7 +137,7 @@ def test_a_checkpoint_of_the_data_folder_moves_to_the_bucket_and_back(
     put(old, "offsets/.0.crc")
     put(old, "millrace-sink/operator/part-1")
     for settings in (shared, replace(shared, tables="")):
-        kept = Kept(settings, "one")
+        kept = Incarnations(settings, "one")
         store_at(kept.home).replace("1/offsets/5", b"of an attempt that was killed")
         with monkeypatch.context() as patch, kept.locked():
             patch.setattr(incarnations, "hit", die)
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_the_data_folder_moves_to_the_bucket_and_back(
 
 
 def test_a_state_of_a_newer_build_is_refused_and_one_in_a_folder_stays_readable(settings: Settings) -> None:
-    kept = Kept(settings, "one")
+    kept = Incarnations(settings, "one")
     kept.pause(paused=False)
     written = json.loads((settings.data_dir / "streams" / "one" / "state.json").read_text())
     assert written["version"] == 1, "earlier builds read it"
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_executors_do_not_reach_is_refused(settings: Settings,
 
 
 def test_a_sinks_memory_is_the_same_for_the_next_driver(places: Settings) -> None:
-    kept = Kept(places, "one")
+    kept = Incarnations(places, "one")
     with kept.locked():
         folder = incarnations.sink_folder(kept.checkpoint(kept.admitted(stream())))
     assert name_in(folder, "app.json") == name_in(folder, "app.json")

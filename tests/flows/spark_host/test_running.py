@@ -28,7 +28,7 @@ from millrace.flows.declare.stream import From, Into, Stream, Table, Watermark
 from millrace.flows.errors.letter import Redriven
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
-from millrace.flows.spark_host.incarnations import Begun, Kept
+from millrace.flows.spark_host.incarnations import Begun, Incarnations
 from millrace.flows.spark_host.query import StreamQuery
 from millrace.flows.spark_host.redrive import redrive
 from millrace.flows.spark_host.status import StreamStatus, status
@@ -183,7 +183,7 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     heard(db, stream, lambda each: each.late > 0)
     assert rows_of(db, "by_hour") != by_duckdb(source.read())
     # A replay comes to the same by upserts, now with what was late.
-    Kept(db.settings, "by_hour").replay(stream, Begun(snapshot="now"))
+    Incarnations(db.settings, "by_hour").replay(stream, Begun(snapshot="now"))
     run(spark, db, stream)
     assert rows_of(db, "by_hour") == by_duckdb(source.read())
 
@@ -199,7 +199,7 @@ def test_a_corrected_declaration_runs_and_makes_its_sink_s_collection(spark: Spa
 
     with pytest.raises(InvalidStream, match="no_such_column"):
         run(spark, db, declared("no_such_column"))
-    assert not Kept(db.settings, "corrected").state.handed
+    assert not Incarnations(db.settings, "corrected").state.handed
     assert "made" not in [each.name for each in db.catalog.collections()]
     run(spark, db, declared("id"))
     db.settle()
@@ -338,7 +338,7 @@ def test_what_waits_is_taken_in_batches_of_bounded_size_and_upgrades_go_on_from_
     stream = Stream(name="bounded", source=From(collection="many", max_bytes=1, columns=("id",)), sink="taken")
     run(spark, db, stream)
     heard(db, stream, lambda each: each.out == 40)
-    kept = Kept(db.settings, "bounded")
+    kept = Incarnations(db.settings, "bounded")
     batches = list((kept.checkpoint(kept.state) / "commits").glob("[0-9]*"))
     assert len(batches) >= 2, "a batch takes no more than it is told to"
     for version, keep_state in ((2, True), (3, False)):

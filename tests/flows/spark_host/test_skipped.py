@@ -16,7 +16,7 @@ from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import LaneRange
 from millrace.flows.sources.kafka.spark_source import TopicsRead, skip_options
 from millrace.flows.spark_host import skipped
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.spark_host.skipped import declared_records, read_skipped, skip_record, skipped_rows
 from tests.flows.brokers_in_process import Brokers, brokers
 
@@ -35,7 +35,7 @@ def declared(kind: str = "kafka", **changes: Any) -> Flow:
 def settings(tmp_path: Path) -> Settings:
     """Of a stream that has done micro-batch 3, up to t-0 10."""
     made = Settings(data_dir=tmp_path)
-    checkpoint = Kept(made, "s").folder / "1"
+    checkpoint = Incarnations(made, "s").folder / "1"
     for folder in ("commits", "offsets"):
         (checkpoint / folder).mkdir(parents=True)
         (checkpoint / folder / "3").write_text("v1\n{}\n" + json.dumps({"offsets": {"t-0": 10, "t-1": 0}}))
@@ -54,14 +54,15 @@ def test_a_record_waits_until_the_flow_has_passed_it(settings: Settings) -> None
     skip_record(settings, stream, "t-1", 4)
     skip_record(settings, stream, "stream-s", 4, 7)
     skip_record(settings, stream, "stream-s", 4, 9)
-    assert read_skipped(Kept(settings, "s").folder).records == {"t-0": {10}, "t-1": {4}}
+    assert read_skipped(Incarnations(settings, "s").folder).records == {"t-0": {10}, "t-1": {4}}
     assert skipped_rows(settings, stream, "stream-s", 4) == {7, 9}
     assert skipped_rows(settings, stream, "stream-s", 5) == frozenset()
-    checkpoint = Kept(settings, "s").folder / "1"
+    checkpoint = Incarnations(settings, "s").folder / "1"
     for folder in ("commits", "offsets"):
         (checkpoint / folder / "4").write_text("v1\n{}\n" + json.dumps({"offsets": {"t-0": 11, "t-1": 0}}))
     skip_record(settings, stream, "t-0", 12)
-    assert read_skipped(Kept(settings, "s").folder).to_json() == {"records": {"t-0": [12], "t-1": [4]}, "rows": {}}
+    skipped = read_skipped(Incarnations(settings, "s").folder)
+    assert skipped.to_json() == {"records": {"t-0": [12], "t-1": [4]}, "rows": {}}
 
 
 @pytest.mark.parametrize(

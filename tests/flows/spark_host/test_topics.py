@@ -23,7 +23,7 @@ from millrace.flows.errors.selection import Selection
 from millrace.flows.sinks.collection.poison import LETTERS
 from millrace.flows.spark_host.error_window import reset_window
 from millrace.flows.spark_host.frames import batch_of, found_by_spark
-from millrace.flows.spark_host.incarnations import Begun, Kept
+from millrace.flows.spark_host.incarnations import Begun, Incarnations
 from millrace.flows.spark_host.query import StreamQuery, require_startable
 from millrace.flows.spark_host.redrive import redrive
 from millrace.flows.spark_host.status import status
@@ -143,7 +143,7 @@ def test_records_as_they_are_go_on_at_their_offsets_and_a_replay_at_a_time(
     run(spark, db, stream)
     assert values() == [("k", "source", "one"), ("k", "source", "two")]
     send(kafka, "raw", [b"three"])
-    kept = Kept(db.settings, "plain")
+    kept = Incarnations(db.settings, "plain")
     assert kept.upgrade(stream, keep_state=False).begun.ticks == {
         "raw-0": 2, "raw-1": 0, "raw-2": 0, "raw-3": 0
     }  # fmt: skip
@@ -261,7 +261,7 @@ def test_letters_of_the_source_are_read_again_once_through_the_transform(
     assert redrive(db.settings, numbers) == Redriven(looked_at=3, selected=3, queued=1), "two wait already"
     run(spark, db, numbers)
     assert (rows(), letters()) == (["n1"], mine), "they fail again, and each is one letter"
-    Kept(db.settings, "again").upgrade(texts, keep_state=True)
+    Incarnations(db.settings, "again").upgrade(texts, keep_state=True)
     assert redrive(db.settings, texts).queued == 3
 
     def killed(self: Undecoded) -> None:
@@ -324,7 +324,7 @@ def test_letters_in_a_topic_are_listed_and_redriven_once(
         ("topical-0", 3): "VALUE_CONVERTER",
     }
     db.collection("narrow").alter(widen={"n": "int16"})
-    Kept(db.settings, "topical").upgrade(texts, keep_state=True)
+    Incarnations(db.settings, "topical").upgrade(texts, keep_state=True)
     done = redrive(db.settings, texts)
     assert (done.written, done.queued, done.selected - done.repeated) == (1, 2, 3)
     for _ in range(2):

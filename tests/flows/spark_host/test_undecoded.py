@@ -15,7 +15,7 @@ from millrace.flows.records import Record
 from millrace.flows.sources.kafka import spark_source, topics
 from millrace.flows.sources.kafka.columns import Undecoded as Bad
 from millrace.flows.sources.kafka.planner import LaneRange, Place
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.spark_host.undecoded import (
     Undecoded,
     again_folder,
@@ -52,7 +52,7 @@ def read_of(settings: Settings) -> Any:
 
 
 def admitted(settings: Settings) -> None:
-    kept = Kept(settings, "one")
+    kept = Incarnations(settings, "one")
     with kept.locked():
         kept.admitted(flow())
 

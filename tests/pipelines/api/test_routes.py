@@ -39,8 +39,7 @@ from millrace.flows.range_host.status import PipelineStatus, State, metrics_path
 from millrace.flows.registry import SINKS, SOURCES
 from millrace.flows.sources.source import Ends
 from millrace.flows.spark_host.error_window import resets_of
-from millrace.flows.spark_host.incarnations import Kept as KeptStream
-from millrace.flows.spark_host.incarnations import sink_folder
+from millrace.flows.spark_host.incarnations import Incarnations, sink_folder
 from millrace.flows.spark_host.redrive import redrive
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
@@ -270,7 +269,8 @@ def test_a_stream_s_count_begins_anew_and_its_letters_are_asked_for_by_place(str
     settings = service.management._settings
     stream = declared_flow(settings, "hourly")
     assert service.ask("PUT", "flows/hourly/errors/reset")[0] == 200
-    assert resets_of(sink_folder(KeptStream(settings, "hourly").checkpoint(KeptStream(settings, "hourly").state))) == 1
+    incarnations = Incarnations(settings, "hourly")
+    assert resets_of(sink_folder(incarnations.checkpoint(incarnations.state))) == 1
     assert service.ask("GET", "flows/hourly/errors?lane=in-0&low=3&high=9") == (200, {"place": "", "letters": []})
     for asked, status, code in (
         ("flows/hourly/errors?low=3", 422, "INVALID_ARGUMENT"),
@@ -279,7 +279,7 @@ def test_a_stream_s_count_begins_anew_and_its_letters_are_asked_for_by_place(str
         assert (service.ask("GET", asked)[0], service.ask("GET", asked)[1]["error"]["code"]) == (status, code)
     status, found = service.ask("PUT", "flows/hourly/redrive", {})
     assert (status, "has no dead letters" in found["error"]["message"]) == (422, True)
-    with KeptStream(settings, "hourly").locked():
+    with Incarnations(settings, "hourly").locked():
         lettered = stream.model_copy(update={"sink": stream.sink.model_copy(update={"dead_letters": "dead"})})
         with pytest.raises(StreamBusy):
             redrive(settings, lettered)

@@ -24,9 +24,9 @@ def show_offsets(context: JsonContext, name: Name) -> None:
     settings = context.settings
     flow = found_flow(settings, name)
     if flow.stream is not None:
-        from millrace.flows.spark_host.incarnations import Kept, position
+        from millrace.flows.spark_host.incarnations import Incarnations, position
 
-        states = Kept(settings, name)
+        states = Incarnations(settings, name)
         found = position(states.checkpoint(states.state)) or {}
     else:
         from millrace.flows.range_host.positions import positions_of
@@ -63,9 +63,9 @@ def set_offsets(
     if flow.stream is not None:
         if reset:
             raise InvalidArgument(f"a stream cannot be reset; replay it: `millrace flows replay {name} --after TICK`")
-        from millrace.flows.spark_host.incarnations import Kept
+        from millrace.flows.spark_host.incarnations import Incarnations
 
-        found = Kept(settings, name).move(flow.stream, asked)
+        found = Incarnations(settings, name).move(flow.stream, asked)
     elif reset:
         found = _reset(settings, flow, reset)
     else:
@@ -134,9 +134,9 @@ def replay(
         place(after)
         print_facts(_reset(settings, flow, "earliest" if after == "0" else after), as_json=context.as_json)
         return
-    from millrace.flows.spark_host.incarnations import Begun, Kept
+    from millrace.flows.spark_host.incarnations import Begun, Incarnations
 
-    state = Kept(settings, name).replay(flow.stream, Begun(after=place(after), snapshot=place(snapshot)))
+    state = Incarnations(settings, name).replay(flow.stream, Begun(after=place(after), snapshot=place(snapshot)))
     print_facts({"flow": name, "incarnation": state.incarnation}, as_json=context.as_json)
 
 
@@ -156,8 +156,8 @@ def upgrade(
 
     Example: `millrace flows upgrade flights_hourly --keep-state`
     """
-    from millrace.flows.spark_host.incarnations import Kept
+    from millrace.flows.spark_host.incarnations import Incarnations
 
     settings = context.settings
-    state = Kept(settings, name).upgrade(stream_named(settings, name, "upgrade"), keep_state=keep_state)
+    state = Incarnations(settings, name).upgrade(stream_named(settings, name, "upgrade"), keep_state=keep_state)
     print_facts({"flow": name, "incarnation": state.incarnation}, as_json=context.as_json)

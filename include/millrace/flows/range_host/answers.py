@@ -1,4 +1,4 @@
-"""What a running worker answers to commands of other machines (millrace.flows.requests)."""
+"""A running worker's answers to commands of other machines (millrace.flows.requests)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from millrace.flows.sources.capture.ticks import answer_ticks, spool_folder
 from millrace.flows.status import FlowStatus
 
 STATUS_SECONDS: Final = 4.0
-"""For which a status of another machine is awaited: its workers look once a second."""
+"""Deadline of a status of another machine, whose workers read requests once a second."""
 _AT_ONCE: Final = 8
 
 
 def handlers_of(settings: Settings, flow: Flow, worker: int) -> Mapping[str, Handler]:
-    """Return what a worker of `flow` answers."""
+    """Return the handlers of a worker of `flow`, by request."""
 
     def status(_: Mapping[str, Any]) -> Any:
         said = read_worker_status(settings, flow.name, worker)
@@ -41,16 +41,16 @@ def handlers_of(settings: Settings, flow: Flow, worker: int) -> Mapping[str, Han
 
 
 def asked_status(settings: Settings, flow: str) -> tuple[FlowStatus, PipelineStatus]:
-    """Return the status of a flow that runs on other machines: as any flow's, and with its tasks.
+    """Return the status of a flow that runs on other machines, in the form for all hosts and with its tasks.
 
     Raises FlowNotRunning, DeadlineExceeded, MetaUnavailable.
     """
     answers = ask(settings, flow, "status", {}, seconds=STATUS_SECONDS).values()
-    said = [PipelineStatus.model_validate(each["said"]) for each in answers]
-    # A process of another machine: what has its number here is something else.
-    told = merged(said).model_copy(update={"pid": 0})
+    statuses = [PipelineStatus.model_validate(each["said"]) for each in answers]
+    # The process is on another machine: its number here is that of an unrelated one.
+    status = merged(statuses).model_copy(update={"pid": 0})
     noted = next(iter(answers))["noted"]
-    return flow_status(settings, flow, told, noted=noted).model_copy(update={"workers": len(said)}), told
+    return flow_status(settings, flow, status, noted=noted).model_copy(update={"workers": len(statuses)}), status
 
 
 def asked_statuses(settings: Settings, flows: list[str]) -> dict[str, FlowStatus]:

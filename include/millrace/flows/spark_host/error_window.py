@@ -17,7 +17,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.errors import require_within
 from millrace.flows.declare.flow import Flow, letters_place
 from millrace.flows.sinks.memory import Folder, below, create_folder, keep_note, read_note
-from millrace.flows.spark_host.incarnations import Kept, sink_folder
+from millrace.flows.spark_host.incarnations import Incarnations, sink_folder
 
 FILE: Final = "window.json"
 LATE: Final = "late"
@@ -74,13 +74,13 @@ class ErrorWindow:
 
 def window_of(settings: Settings, stream: Flow) -> ErrorWindow:
     """Return the window of the stream's present incarnation."""
-    incarnations = Kept(settings, stream.name)
+    incarnations = Incarnations(settings, stream.name)
     return ErrorWindow(stream, sink_folder(incarnations.checkpoint(incarnations.state)))
 
 
 def reset_window(settings: Settings, stream: Flow) -> None:
     """Reset the counts of the stream's failed records and of rows refused in a row. The stream may run."""
-    incarnations = Kept(settings, stream.name)
+    incarnations = Incarnations(settings, stream.name)
     folder = sink_folder(incarnations.checkpoint(incarnations.state))
     for each in (folder, below(folder, LATE)) if stream.late is not None else (folder,):
         create_folder(each)

@@ -40,7 +40,7 @@ from millrace.flows.sources.collection.rows import find_collection
 from millrace.flows.sources.kafka import spark_source as topics
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import Place, Start
-from millrace.flows.spark_host.incarnations import Begun, Kept
+from millrace.flows.spark_host.incarnations import Begun, Incarnations
 from millrace.flows.spark_host.isolated import IsolatedSink
 from millrace.flows.spark_host.keyed import answered
 from millrace.flows.spark_host.micro_batches import columns_of
@@ -84,7 +84,7 @@ def rows_of(
         if given.dead_letters is not None or stream.errors_in_topic:
             options["again"] = str(again_folder(settings, stream.name))
             options |= topics.skip_options(
-                declared_records(stream), below(Kept(settings, stream.name).folder, SKIP_FILE)
+                declared_records(stream), below(Incarnations(settings, stream.name).folder, SKIP_FILE)
             )
         return _marked(stream, topics.stream(spark, options))
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
@@ -118,7 +118,7 @@ def batch_of(
     """
     given = stream.row_source
     if isinstance(given, KafkaSource):
-        read, undecoded = _read_by(stream, given), below(Kept(settings, stream.name).home, UNDECODED)
+        read, undecoded = _read_by(stream, given), below(Incarnations(settings, stream.name).home, UNDECODED)
         first = topics.beginning(read, _topic_start(given.start if after is None else after))
         last = topics.beginning(read, "latest" if until is None else tick_physical_ms(resolve_tick(until)) + 1)
         rows = topics.batch(spark, _topic_options(stream, given, first, below(undecoded, "batch")), last)

@@ -118,7 +118,7 @@ class State:
 
 def require_reachable(settings: Settings, name: str) -> None:
     """Raise InvalidSettings if executors need the stream's checkpoint but share no folder with the driver."""
-    if settings.spark_environment and isinstance(Kept(settings, name).home, Path):
+    if settings.spark_environment and isinstance(Incarnations(settings, name).home, Path):
         raise InvalidSettings(
             f"the checkpoint of stream {name!r} would lie in {settings.data_dir / STREAMS}, which executors with"
             " MILLRACE_SPARK_ENVIRONMENT do not reach: put the tables on S3 (MILLRACE_TABLES=s3://bucket/prefix), or"
@@ -126,7 +126,7 @@ def require_reachable(settings: Settings, name: str) -> None:
         )
 
 
-class Kept:
+class Incarnations:
     """The stored state and checkpoints of one stream."""
 
     def __init__(self, settings: Settings, name: str) -> None:
@@ -305,7 +305,7 @@ class Kept:
         return state
 
 
-def kept_streams(settings: Settings) -> list[str]:
+def stored_streams(settings: Settings) -> list[str]:
     """Return the names of the streams that have stored state. Raises MetaUnavailable."""
     local = settings.data_dir / STREAMS
     names = {path.name for path in local.iterdir()} if local.is_dir() else set()
@@ -317,7 +317,8 @@ def kept_streams(settings: Settings) -> list[str]:
 
 def streams_below(settings: Settings, root: str) -> list[str]:
     """Return the streams whose checkpoints lie below `root`, a URI of an object store. Raises MetaUnavailable."""
-    return [name for name in kept_streams(settings) if Kept(settings, name).state.place.startswith(f"{root}/")]
+    names = stored_streams(settings)
+    return [name for name in names if Incarnations(settings, name).state.place.startswith(f"{root}/")]
 
 
 def state_key(name: str) -> str:

@@ -19,7 +19,7 @@ from millrace.flows.spark_host.error_window import ErrorWindow, window_of
 from millrace.flows.spark_host.frames import create_sink, rows_of, sink_of, transformed
 from millrace.flows.spark_host.incarnations import (
     STREAMS,
-    Kept,
+    Incarnations,
     Lock,
     newest_offsets,
     require_reachable,
@@ -58,7 +58,7 @@ class StreamQuery:
         _copy_catalog(settings)
         require_runnable(stream, check(settings, stream))
         require_reachable(settings, stream.name)
-        incarnations = Kept(settings, stream.name)
+        incarnations = Incarnations(settings, stream.name)
         if self._lock is None:
             self._lock = incarnations.locked()
         lock = self._lock
@@ -157,7 +157,7 @@ def require_startable(settings: Settings, streams: list[Flow]) -> None:
     for each in _awake(settings, streams):
         require_runnable(each, check(settings, each))
         require_reachable(settings, each.name)
-        Kept(settings, each.name).startable(each)
+        Incarnations(settings, each.name).startable(each)
         window_of(settings, each).require_within()
 
 
@@ -169,4 +169,4 @@ def _copy_catalog(settings: Settings) -> None:
 
 
 def _awake(settings: Settings, streams: list[Flow]) -> list[Flow]:
-    return [each for each in streams if not Kept(settings, each.name).state.paused] or streams[:1]
+    return [each for each in streams if not Incarnations(settings, each.name).state.paused] or streams[:1]

@@ -32,7 +32,7 @@ from millrace.flows.sinks.collection.model import CollectionSink as Declared
 from millrace.flows.sinks.collection.sink import CollectionSink
 from millrace.flows.sinks.memory import Folder, begun, below, keep_note, read_note
 from millrace.flows.spark_host.frames import late_letters, plain_sink_of, repeats_rows
-from millrace.flows.spark_host.incarnations import Kept, remove_folder
+from millrace.flows.spark_host.incarnations import Incarnations, remove_folder
 from millrace.flows.spark_host.isolated import IsolatedSink
 from millrace.flows.spark_host.undecoded import letters_from as source_letters
 from millrace.flows.spark_host.undecoded import next_number, queue
@@ -70,7 +70,7 @@ def redrive(
         raise InvalidStream(
             f"the stream {stream.name!r} has no dead letters: declare errors.collection or errors.topic"
         )
-    incarnations = Kept(settings, stream.name)
+    incarnations = Incarnations(settings, stream.name)
     done = Redriven()
     with incarnations.locked(), connect(settings=settings) as db:
         for into, named in targets:
@@ -107,7 +107,7 @@ def _from_topic(
     settings: Settings,
     stream: Flow,
     targets: Sequence[tuple[RowSink, str]],
-    incarnations: Kept,
+    incarnations: Incarnations,
     selection: Selection,
     *,
     again: bool,
@@ -177,7 +177,7 @@ class _Stay:
     def close(self) -> None: ...
 
 
-def _collection_sink(settings: Settings, into: Declared, named: str, incarnations: Kept) -> CollectionSink:
+def _collection_sink(settings: Settings, into: Declared, named: str, incarnations: Incarnations) -> CollectionSink:
     return CollectionSink(
         settings,
         into.collection,
@@ -190,7 +190,7 @@ def _collection_sink(settings: Settings, into: Declared, named: str, incarnation
     )
 
 
-def _memory(incarnations: Kept, named: str) -> Folder:
+def _memory(incarnations: Incarnations, named: str) -> Folder:
     return below(incarnations.folder, "redrive-late" if named.endswith(LATE) else "redrive")
 
 
@@ -198,7 +198,7 @@ def _into_collection(
     settings: Settings,
     into: Declared,
     named: str,
-    incarnations: Kept,
+    incarnations: Incarnations,
     found: pa.Table,
     *,
     batch: int | None = None,
@@ -237,7 +237,7 @@ def _one_by_one(
     stream: Flow,
     into: RowSink,
     named: str,
-    incarnations: Kept,
+    incarnations: Incarnations,
     found: pa.Table,
     *,
     stay: bool = False,

@@ -18,7 +18,7 @@ from millrace.flows.declare.flow import Flow, has_letters
 from millrace.flows.sinks.function.model import FunctionSink
 from millrace.flows.sinks.memory import Folder, create_folder, keep_note, read_note
 from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.flows.spark_host.incarnations import Kept, newest_batch, position
+from millrace.flows.spark_host.incarnations import Incarnations, newest_batch, position
 from millrace.flows.spark_host.status import progress_name
 
 FILE: Final = "skip.json"
@@ -64,7 +64,7 @@ def read_skipped(folder: Folder) -> Skipped:
 
 def skipped_rows(settings: Settings, stream: Flow, lane: str, batch: int) -> frozenset[int]:
     """Return the numbers of a micro-batch's rows that the sink with this lane must not get."""
-    found = set(read_skipped(Kept(settings, stream.name).folder).rows.get(lane, {}).get(batch, ()))
+    found = set(read_skipped(Incarnations(settings, stream.name).folder).rows.get(lane, {}).get(batch, ()))
     declared = (each for each in stream.errors.skip if each.lane == lane and each.position == batch)
     return frozenset(found | {each.row for each in declared if each.row is not None})
 
@@ -84,7 +84,7 @@ def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int |
     Raises InvalidArgument if the stream has no such lane, has passed the position, or has no place for the letter, or
     if MAX_SKIPPED records wait to be skipped.
     """
-    incarnations = Kept(settings, stream.name)
+    incarnations = Incarnations(settings, stream.name)
     checkpoint = incarnations.checkpoint(incarnations.state)
     standing, newest = position(checkpoint) or {}, newest_batch(checkpoint)
     if row is not None:

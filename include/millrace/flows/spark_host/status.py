@@ -13,7 +13,7 @@ from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
 from millrace.flows.declare.discovery import declared_flows
 from millrace.flows.declare.flow import Flow
-from millrace.flows.spark_host.incarnations import Kept
+from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.status import FlowState, FlowStatus, process_began, processes_of, scheduled_dag_id
 
 DAG_PREFIX: Final = "stream_"
@@ -100,7 +100,7 @@ def progress_name(stream: str) -> str:
 
 def flow_status(settings: Settings, stream: Flow) -> FlowStatus:
     """Return a stream's status in the form for all flows."""
-    stored = Kept(settings, stream.name).state
+    stored = Incarnations(settings, stream.name).state
     report = _report(settings, stream.name)
     run = processes_of(settings, run_id(stream.job))
     state = run.state

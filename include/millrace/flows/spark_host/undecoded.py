@@ -29,7 +29,7 @@ from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes, redrive
 from millrace.flows.sinks.memory import Folder, below, create_folder
 from millrace.flows.sources.kafka.columns import REASON, RECORD, record_columns, records_of
 from millrace.flows.sources.kafka.model import KafkaSource
-from millrace.flows.spark_host.incarnations import Kept, again_of, newest_offsets, sink_folder
+from millrace.flows.spark_host.incarnations import Incarnations, again_of, newest_offsets, sink_folder
 from millrace.storage.store import store_at
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ _SUFFIX: Final = ".arrow"
 
 def undecoded_folder(settings: Settings, stream: str) -> Folder:
     """Return the folder to which the tasks of a stream write records that do not decode."""
-    return below(Kept(settings, stream).folder, UNDECODED)
+    return below(Incarnations(settings, stream).folder, UNDECODED)
 
 
 def again_folder(settings: Settings, stream: str) -> Folder:
     """Return the folder of the records that redrives let the present incarnation of a stream read again."""
-    incarnations = Kept(settings, stream)
+    incarnations = Incarnations(settings, stream)
     return below(sink_folder(incarnations.checkpoint(incarnations.state)), "again")
 
 
@@ -100,7 +100,7 @@ def next_number(settings: Settings, stream: str) -> int:
 
 def _past(settings: Settings, stream: str) -> int:
     """Return the number of the last redrive that the stream has begun to read."""
-    incarnations = Kept(settings, stream)
+    incarnations = Incarnations(settings, stream)
     checkpoint = incarnations.checkpoint(incarnations.state)
     return again_of(checkpoint, newest_offsets(checkpoint))
 
@@ -163,7 +163,7 @@ class Undecoded:
 
         Returns whether there are files of redrives.
         """
-        incarnations = Kept(self._settings, self._name)
+        incarnations = Incarnations(self._settings, self._name)
         checkpoint, folder = incarnations.checkpoint(incarnations.state), again_folder(self._settings, self._name)
         found = waiting(folder, 0)
         if not found:

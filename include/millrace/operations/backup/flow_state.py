@@ -48,12 +48,12 @@ from millrace.flows.spark_host.incarnations import (
     LOCK,
     STATE,
     STREAMS,
-    Kept,
+    Incarnations,
     State,
     is_checksum,
-    kept_streams,
     newest_batch,
     state_key,
+    stored_streams,
 )
 from millrace.meta.store import Delete, MetaStore, Put
 from millrace.operations.backup.files import BackupFiles, FileGone
@@ -146,7 +146,7 @@ class HeldFlows:
         """
         with flows_held(self.settings):
             self._take_lanes()
-            for name in kept_streams(self.settings):
+            for name in stored_streams(self.settings):
                 self._take_stream(name)
             yield
 
@@ -178,7 +178,7 @@ class HeldFlows:
 
     def _take_stream(self, name: str) -> None:
         """Copy a checkpoint: the sink's memory before Spark's commits, and those before what they name."""
-        kept = Kept(self.settings, name)
+        kept = Incarnations(self.settings, name)
         state = kept.state
         here, number = store_at(kept.folder), str(state.incarnation)
         names = [each for each in list_below(here) if not is_checksum(each)]
@@ -221,7 +221,7 @@ class HeldFlows:
 class _StateFiles:
     """Files of a checkpoint that are copied after the hold."""
 
-    kept: Kept
+    kept: Incarnations
     state: State
     checkpoint: TableStore
     prefix: str
@@ -263,7 +263,7 @@ def restored_name(settings: Settings, name: str) -> str:
 def is_of_tables(settings: Settings, name: str) -> bool:
     """Whether a flow's file goes to the place of the tables: checkpoints, if that is an object store."""
     first, _, rest = name.partition("/")
-    return first == STREAMS and isinstance(Kept(settings, rest.partition("/")[0]).home, str)
+    return first == STREAMS and isinstance(Incarnations(settings, rest.partition("/")[0]).home, str)
 
 
 def bring_back(settings: Settings, drafted: Settings, names: Iterable[str]) -> tuple[str, ...]:
@@ -309,7 +309,7 @@ def _states(settings: Settings, drafted: Settings, names: list[str]) -> Iterator
         first, _, rest = name.partition("/")
         stream, _, file = rest.partition("/")
         if first == STREAMS and file == STATE:
-            home = Kept(settings, stream).home
+            home = Incarnations(settings, stream).home
             here = store_at(home if isinstance(home, str) else drafted.data_dir / STREAMS / stream)
             state = State.decode(json.loads(here.read(STATE) or b"{}"), stream)
             yield stream, here, replace(state, place=home if isinstance(home, str) else "")
@@ -359,7 +359,7 @@ def _begin_again(settings: Settings, drafted: Settings, names: list[str]) -> Ite
         stream, _, file = rest.partition("/")
         if first != STREAMS or (last := file.rpartition("/")[2]) not in _AGAIN:
             continue
-        home = Kept(settings, stream).home
+        home = Incarnations(settings, stream).home
         store = store_at(home if isinstance(home, str) else drafted.data_dir / STREAMS / stream)
         found: Mapping[str, object] = json.loads(store.read(file) or b"{}")
         again: Mapping[str, object]

@@ -26,7 +26,7 @@ from millrace.flows.range_host.positions import positions_of, reset_windows
 from millrace.flows.range_host.status import TaskStatus
 from millrace.flows.spark_host import status as streams
 from millrace.flows.spark_host.error_window import reset_window, window_of
-from millrace.flows.spark_host.incarnations import Kept, position
+from millrace.flows.spark_host.incarnations import Incarnations, position
 from millrace.flows.status import FlowStatus, processes_of
 from millrace.pipelines.api.rights import sees
 from millrace.pipelines.store.records import Record
@@ -100,7 +100,7 @@ class AnyFlow:
         flow = self._named(name) if record is None else NamedFlow(name, managed=True)
         status = status_of(settings, flow) if record is None else self.managed_status(record)
         if flow.stream is not None:
-            incarnations = Kept(settings, name)
+            incarnations = Incarnations(settings, name)
             return FlowView(
                 **status.model_dump(),
                 promise=flow.stream.promise,
@@ -194,7 +194,7 @@ class AnyFlow:
         pause_stream(settings, name, job, paused=move == "pause")
         if move == "resume":
             require_runnable(flow.stream, check(settings, flow.stream))
-            Kept(settings, name).startable(flow.stream)
+            Incarnations(settings, name).startable(flow.stream)
             window_of(settings, flow.stream).require_within()
             start_flow(settings, flow)
 

@@ -363,7 +363,7 @@ class KeyHistory:
             if horizon is not None and when <= horizon:
                 base = when
         ordered = [points[when] for when in sorted(points)]
-        told = {row[history.version]: row for row in known}
+        by_version = {row[history.version]: row for row in known}
         count = max((row[history.versions] or 0 for row in known), default=0)
         rows = self._intervals(ordered, known)
         for row in rows[:-1]:
@@ -375,7 +375,7 @@ class KeyHistory:
         if self._horizon is not None:
             self._note_oldest(rows, known, count)
         place = max(each.place for each in changes)
-        found.rows.extend(Written(row, place) for row in rows if told.get(row[history.version]) != row)
+        found.rows.extend(Written(row, place) for row in rows if by_version.get(row[history.version]) != row)
         return found._replace(late=late)
 
     def _note_oldest(self, rows: Sequence[Row], known: Sequence[Row], count: int) -> None:
@@ -451,12 +451,12 @@ class KeyHistory:
             return Expired(pa.concat_tables(closed) if closed else none, bucket.count)
         known = [each.select([*key, when]) for each in (hidden, bucket.table("valid")) if len(each)]
         newest = pa.concat_tables(known).group_by(key).aggregate([(when, "max")])
-        told = hidden.join(newest, keys=key)
-        replaced = pc.less(told[when], told[f"{when}_max"])
-        resting = told.filter(pc.invert(replaced))
+        joined = hidden.join(newest, keys=key)
+        replaced = pc.less(joined[when], joined[f"{when}_max"])
+        resting = joined.filter(pc.invert(replaced))
         if len(moved := bucket.table("moved")):
             resting = resting.join(moved.group_by(key).aggregate([]), keys=key, join_type="left anti")
-        found = [*closed, told.filter(replaced).select(names), resting.select(names)]
+        found = [*closed, joined.filter(replaced).select(names), resting.select(names)]
         return Expired(pa.concat_tables([each.cast(found[0].schema) for each in found]), bucket.count)
 
     def _unchanged(self, before: Row, after: Row) -> bool:

@@ -627,7 +627,7 @@ def ask_for_snapshot(settings: Settings, flow: str, group: str) -> None:
 
 
 def note_snapshot(folder: Path) -> None:
-    """The same of the capture into `folder`, of this machine. Raises InvalidArgument if nothing captures there."""
+    """Make the capture into `folder`, of this machine, take a snapshot. Raises InvalidArgument if there is none."""
     if not (folder / FILE).exists():
         raise _nothing(folder.name)
     with Spool(folder) as spool:

@@ -196,7 +196,7 @@ class SharedSpool(Closeable):
         hit("capture.shared")
 
     def is_due(self, spool_bytes: int) -> bool:
-        """Whether the whole spool, of so many bytes, should be stored in place of the files."""
+        """Return whether the whole spool, of `spool_bytes`, should be stored in place of the files."""
         head = self._head
         many = head.files >= BASE_FILES and spool_bytes < MODERATE_BYTES
         return many or head.bytes >= max(BASE_BYTES, spool_bytes)

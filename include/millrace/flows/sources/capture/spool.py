@@ -693,7 +693,7 @@ class Spool(Closeable):
 
 
 def is_fed_here(folder: Path) -> bool:
-    """Whether a process of this machine captures into `folder`."""
+    """Return whether a process of this machine captures into `folder`."""
     try:
         with (folder / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
