@@ -1,7 +1,7 @@
 """The store of pipelines: SQLite embedded, or MariaDB where the meta store is one. Each call is one transaction.
 
 Concurrent edits: a change names the version that it was made from, and the later one raises PipelineConflict. Of each
-pipeline the newest KEPT_EVENTS lines of history stay, and KEPT_DELETED of each deleted one.
+pipeline the newest MAX_EVENTS lines of history stay, and MAX_DELETED_EVENTS of each deleted one.
 """
 
 from __future__ import annotations
