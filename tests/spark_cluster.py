@@ -89,7 +89,12 @@ class Drivers:
         """`node`: whether to run that node. `more` are settings of all machines."""
         self._folder, self._stack = folder, stack
         etcd = stack.enter_context(EtcdServer(folder / "etcd", settings=spark.settings, host=spark.host))
-        self._shared = replace(spark.settings, meta_store=etcd.url, session_seconds=5.0, pchannels=2, **more)
+        own: dict[str, Any] = {
+            "log_host": spark.host,
+            "session_seconds": 5.0,
+            "pchannels": 2,
+        }  # executors append to the node
+        self._shared = replace(spark.settings, meta_store=etcd.url, **own | more)
         self.home = self._machine("home")
         self.plain = replace(self.home, spark_master="", spark_environment="", spark_properties="")
         """Settings of the machine with the node, for a client."""
