@@ -13,7 +13,7 @@ import millrace.testing
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.flows.declare.flow import Flow
-from millrace.flows.declare.stream import From, Into, Stream, Table
+from millrace.flows.declare.stream import From, Into, Stream
 from millrace.flows.spark_host.incarnations import Incarnations, newest_batch
 from millrace.flows.spark_host.query import StreamQuery
 from millrace.operations.backup.declaration import BackupParams
@@ -36,7 +36,7 @@ def copied() -> Flow:
 
 
 def to_table(folder: Path) -> Flow:
-    return Stream(name="out", source=From(collection="flights"), sink=Table(path=str(folder / "out")))
+    return Stream(name="out", source=From(collection="flights"), sink=Into(delta=str(folder / "out")))
 
 
 @pytest.mark.slow
