@@ -211,7 +211,9 @@ def driver(folder: Path, *, pchannels: int, seconds: float, rate: int = 2000) ->
         events = folder / "events"
         make_folder(events)
         properties = folder / "spark.conf"
-        properties.write_text(f"spark.eventLog.enabled true\nspark.eventLog.dir file://{events}\n", encoding="utf-8")
+        options = {"enabled": "true", "dir": f"file://{events}", "compress": "false"}
+        lines = [f"spark.eventLog.{name} {value}\n" for name, value in options.items()]
+        properties.write_text("".join(lines), encoding="utf-8")
         settings = replace(settings, spark_master=master.url, spark_properties=str(properties), spark_cores=2)
         job = stack.enter_context(spark_job(settings))
         producer, ids = client.new_producer(), itertools.count(step=rate // 4)
@@ -228,8 +230,8 @@ def driver(folder: Path, *, pchannels: int, seconds: float, rate: int = 2000) ->
         commits = WalTable.open(settings.wal_uri).version - before
         cpu = _cpu_seconds(job.pid) - cpu
     tasks = stages = shuffled = 0
-    for path in events.rglob("*"):
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for path in events.rglob("events_*"):
+        for line in path.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             if event["Event"] == "SparkListenerTaskEnd":
                 tasks += 1

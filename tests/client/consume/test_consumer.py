@@ -18,8 +18,9 @@ from millrace.base.errors import GroupBusy, MillraceError, PositionsBusy
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.async_consumer import AsyncConsumer
-from millrace.client.consume.consumer import Consumer, _Place
+from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Delivery
+from millrace.client.consume.lane_progress import LaneProgress
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
 from millrace.client.database import Database
 from millrace.message.ids import MessageId
@@ -194,7 +195,7 @@ def test_a_consumer_that_delivered_everything_up_to_its_end_has_no_lag(
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance: object) -> None:
-    place, tick = _Place(0), 0
+    place, tick = LaneProgress(0), 0
     deliveries = []
     for gap in gaps:
         tick += gap

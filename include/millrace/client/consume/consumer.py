@@ -27,9 +27,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, TypedDict, get_args
+from typing import Any, Final, TypeAlias, TypedDict, get_args
 
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
@@ -39,8 +38,10 @@ from millrace.base.job_pool import Job
 from millrace.base.metrics import Metrics
 from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.consumer_threads import Answer, ConsumerThreads
-from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
+from millrace.client.consume.delivery import DefinitionLookup, Delivery, SchemaMode
+from millrace.client.consume.lane_progress import ChannelReader, LaneProgress, Mark
 from millrace.client.consume.membership import HEARTBEAT_SECONDS, SETTLING_SECONDS, GroupMember, GroupShare
+from millrace.client.consume.positions import GroupPositions
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
@@ -93,108 +94,7 @@ class StreamOptions(TypedDict, total=False):
     on_lost: LaneCallback | None
 
 
-class GroupPositions(Protocol):
-    """Positions of a group that one consumer has for itself. Thread-safe. See millrace.client.remote_tables."""
-
-    def lock(self, group: str, lane: str) -> None:
-        """Lock a group's position on a lane until `close` or the end of the process. Raises GroupBusy."""
-        ...
-
-    def get(self, group: str, lane: str) -> int | None:
-        """Return the tick up to which everything is done; None for a group that never moved there."""
-        ...
-
-    def move(self, group: str, ticks: dict[str, int]) -> None:
-        """Move a group, by lane; durable and atomic. Raises GroupBusy if its lock is lost."""
-        ...
-
-    def close(self) -> None:
-        """Release the locks. Idempotent."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """Progress of one lane: delivered units that are not done, in order, and the position below them."""
-
-    tick: int
-    out: deque[AckState] = field(default_factory=deque)
-    seen: int = 0
-    """Everything up to this tick was read and delivered."""
-    queued: int = 0
-    """Everything up to this tick was read and queued."""
-    committed: int = -1
-    """Durable position."""
-    sent: int = -1
-    """Position that the server was told, which it writes soon."""
-    started: bool = True
-    """Whether `tick` is known; it is not before a scan by the policy has begun."""
-    drain_until: float | None = None
-    """When the lane is released to another member at the latest, once it shall be."""
-    gone: bool = False
-    """Whether the lane is no longer this consumer's."""
-    dropped: bool = False
-    """Whether it was delivered that the lane's collection was dropped."""
-
-    def settle(self) -> None:
-        while self.out and self.out[0].done:
-            self.tick = max(self.tick, self.out.popleft().tick)
-        if not self.out:
-            self.tick = max(self.tick, self.seen)
-
-    @property
-    def open(self) -> bool:
-        """Whether units of the lane are delivered."""
-        return not self.gone and self.drain_until is None
-
-    @classmethod
-    def at(cls, start: int | None, *, committed: int | None) -> _Place:
-        """Return the progress of a lane that starts at a tick, or by the policy if that is None."""
-        tick = 0 if start is None else start
-        stored = -1 if committed is None else committed
-        return cls(tick, seen=tick, queued=tick, committed=stored, sent=stored, started=start is not None)
-
-
-@dataclass(slots=True, eq=False)
-class _Reader:
-    """Reads the lanes of one PChannel; another one takes its place when the lanes change."""
-
-    pchannel: str
-    places: dict[str, _Place]
-    """By lane, the VChannels or the PChannel itself."""
-    scan: Scan | None = None
-    stopped: bool = False
-    caught_up: bool = False
-    """Whether everything was queued, or the reader has reached its end."""
-    job: Job | None = None
-    """Reads ahead."""
-    steps: Iterator[float | None] | None = None
-    """What the job does: each step yields the seconds until the next one, or None to wait for news."""
-
-    def is_stopped(self) -> bool:
-        return self.stopped
-
-    def of(self, vchannel: str, tick: int) -> tuple[_Place, ...]:
-        """Return the places that a unit at `tick` belongs to: all, if it concerns the whole PChannel."""
-        whole = self.places.get(self.pchannel)
-        if whole is not None:
-            found: tuple[_Place, ...] = (whole,)
-        elif vchannel:
-            found = (self.places[vchannel],) if vchannel in self.places else ()
-        else:
-            found = tuple(self.places.values())
-        return tuple(place for place in found if place.queued < tick)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Everything of these lanes up to `tick` is queued before this."""
-
-    places: tuple[_Place, ...]
-    tick: int
-
-
-_Item: TypeAlias = Delivery | _Mark | Exception
+_Item: TypeAlias = Delivery | Mark | Exception
 
 
 class Consumer(Closeable):
@@ -257,8 +157,8 @@ class Consumer(Closeable):
         self._wakers: list[Callable[[], None]] = []
         self._closed = False
         self._newest_ms = 0
-        self._places: dict[str, _Place] = {}
-        self._readers: dict[str, _Reader] = {}
+        self._places: dict[str, LaneProgress] = {}
+        self._readers: dict[str, ChannelReader] = {}
         self._running = 0
         self._policy = policy or All()
         self._until = until_tick
@@ -288,14 +188,14 @@ class Consumer(Closeable):
         self.idle_reason = ""
         """Why this member of a group has no lane; "" if it has one."""
         self._polled = time.monotonic()
-        self._full: list[_Reader] = []
+        self._full: list[ChannelReader] = []
         """Readers that wait for room."""
         self._threads = threads or ConsumerThreads()
         self._own_threads = threads is None
         self._heart = None if member is None else _Heart(self, member)
         self._tending: Job | None = None
         """Commits and gives up lanes after heartbeats, where that is due."""
-        self._sending: dict[str, tuple[_Place, int]] = {}
+        self._sending: dict[str, tuple[LaneProgress, int]] = {}
         """What the heartbeat that was begun commits."""
         self._refused = False
         """Whether the last heartbeat was refused, which is raised once."""
@@ -324,7 +224,7 @@ class Consumer(Closeable):
             if self.group is not None and self._positions is not None:
                 self._positions.lock(self.group, lane)
                 tick = self._positions.get(self.group, lane)
-            self._places[lane] = _Place.at(tick, committed=None)
+            self._places[lane] = LaneProgress.at(tick, committed=None)
         self._read_lanes({split_channel(lane)[0] for lane in self._lanes}, at_once=True)
 
     # --- public methods -----------------------------------------------------------------------------------------------
@@ -365,7 +265,7 @@ class Consumer(Closeable):
                     if (found := self._delivered(item)) is not None:
                         return found
                     continue
-                if isinstance(item, _Mark):
+                if isinstance(item, Mark):
                     self._marked(item)
             if isinstance(item, Exception):
                 raise item
@@ -448,7 +348,7 @@ class Consumer(Closeable):
             self._acknowledged = True
             delivery.ack.done = True
             for place in delivery.places:
-                assert isinstance(place, _Place)
+                assert isinstance(place, LaneProgress)
                 place.settle()
                 if place.drain_until is not None and not place.out:
                     self._wake()
@@ -498,7 +398,7 @@ class Consumer(Closeable):
                 if self._member is None or not later:
                     place.committed = tick
 
-    def _moved(self, *, later: bool, lanes: frozenset[str] | None = None) -> dict[str, tuple[_Place, int]]:
+    def _moved(self, *, later: bool, lanes: frozenset[str] | None = None) -> dict[str, tuple[LaneProgress, int]]:
         """Return the lanes with progress that is to be committed, and their ticks."""
         with self._changed:
             if lanes is None:
@@ -533,7 +433,7 @@ class Consumer(Closeable):
         if self._tending is not None:
             self._tending.stop()
         for each in readers:
-            _stop(each)
+            each.stop()
         with self._changed:
             end = Deadline.after(10.0)
             while self._running and not end.expired():
@@ -612,7 +512,7 @@ class Consumer(Closeable):
                 self._put([error])
 
     def _uncommitted(self) -> bool:
-        """Whether something was done that is not committed, although nothing comes any more."""
+        """Return whether something was done that is not committed, although nothing comes any more."""
         with self._changed:
             return any(place.started and place.tick > place.sent for place in self._places.values())
 
@@ -648,7 +548,7 @@ class Consumer(Closeable):
                     changed.add(split_channel(lane)[0])
             for lane, held in found.held.items():
                 if lane not in self._places:
-                    self._places[lane] = _Place.at(held.start, committed=held.tick)
+                    self._places[lane] = LaneProgress.at(held.start, committed=held.tick)
                     self._assigned.add(lane)
                     changed.add(split_channel(lane)[0])
                     came = True
@@ -674,7 +574,7 @@ class Consumer(Closeable):
         interval = HEARTBEAT_SECONDS if self._member is None else self._member.heartbeat
         return min(interval, SETTLING_SECONDS) if self._draining or self._waiting else interval
 
-    def _drop(self, lane: str, place: _Place) -> None:
+    def _drop(self, lane: str, place: LaneProgress) -> None:
         place.gone = True
         place.out.clear()
         del self._places[lane]
@@ -751,7 +651,7 @@ class Consumer(Closeable):
             if not error.retriable and not (self._member is not None and isinstance(error, GroupBusy)):
                 raise
             if not self._behind:
-                _log.warning("where group %r stands is written down later: %s: %s", self.group, error.code, error)
+                _log.warning("the position of group %r is committed later: %s: %s", self.group, error.code, error)
             self._behind = True
 
     # --- reading ahead ------------------------------------------------------------------------------------------------
@@ -768,7 +668,7 @@ class Consumer(Closeable):
                 if reader.job is not None:
                     reader.job.wake()
             self._full.clear()
-        places = tuple(place for place in delivery.places if isinstance(place, _Place) and place.open)
+        places = tuple(place for place in delivery.places if isinstance(place, LaneProgress) and place.open)
         if not places:
             return None
         delivery.places = places
@@ -788,7 +688,7 @@ class Consumer(Closeable):
         self._gauge(delivery.pchannel)
         return delivery
 
-    def _marked(self, mark: _Mark) -> None:
+    def _marked(self, mark: Mark) -> None:
         """Note that everything up to a tick was delivered before this."""
         for place in mark.places:
             if place.open:
@@ -815,19 +715,19 @@ class Consumer(Closeable):
 
         `at_once` opens the scans in this thread, which raises their errors.
         """
-        made: list[_Reader] = []
+        made: list[ChannelReader] = []
         with self._changed:
             for pchannel in sorted(pchannels):
                 before = self._readers.pop(pchannel, None)
                 if before is not None:
-                    _stop(before)
+                    before.stop()
                 places = {
                     lane: place
                     for lane, place in self._places.items()
                     if split_channel(lane)[0] == pchannel and not place.gone
                 }
                 if places and not self._closed:
-                    reader = self._readers[pchannel] = _Reader(pchannel, places)
+                    reader = self._readers[pchannel] = ChannelReader(pchannel, places)
                     made.append(reader)
             self._wake()
         if at_once:
@@ -841,7 +741,7 @@ class Consumer(Closeable):
             reader.job = self._threads.pool.start(partial(self._read_on, reader), name=named, at_once=False)
             reader.job.wake()
 
-    def _open(self, reader: _Reader) -> Scan:
+    def _open(self, reader: ChannelReader) -> Scan:
         """Open the scan of a reader where the first of its lanes is."""
         vchannels = {lane for lane in reader.places if lane != reader.pchannel}
         own: list[Filter] = [VChannelFilter(vchannels)] if vchannels else []
@@ -867,8 +767,8 @@ class Consumer(Closeable):
             found.close()
         return found
 
-    def _read_on(self, reader: _Reader) -> float | None:
-        """Make the next step of reading ahead; see :attr:`_Reader.steps`."""
+    def _read_on(self, reader: ChannelReader) -> float | None:
+        """Make the next step of reading ahead; see :attr:`ChannelReader.steps`."""
         assert reader.steps is not None
         try:
             return next(reader.steps)
@@ -877,7 +777,7 @@ class Consumer(Closeable):
                 reader.job.stop()
             return None
 
-    def _reading(self, reader: _Reader) -> Iterator[float | None]:
+    def _reading(self, reader: ChannelReader) -> Iterator[float | None]:
         """Read ahead on one PChannel until the scan ends or fails with an error that is not retriable."""
         found = reader.scan
         try:
@@ -924,7 +824,7 @@ class Consumer(Closeable):
                 self._running -= 1
                 self._wake()
 
-    def _room(self, reader: _Reader) -> Iterator[float | None]:
+    def _room(self, reader: ChannelReader) -> Iterator[float | None]:
         """Wait until there is room for deliveries."""
         while True:
             with self._changed:
@@ -963,7 +863,9 @@ class Consumer(Closeable):
             _decoder=decoder,
         )
 
-    def _hand_over(self, reader: _Reader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
+    def _hand_over(
+        self, reader: ChannelReader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool
+    ) -> bool:
         """Queue deliveries, and note that everything up to tick `through` is queued; return whether it goes on."""
         with self._changed:
             if self._closed or reader.stopped:
@@ -971,7 +873,7 @@ class Consumer(Closeable):
             self._queue(reader, deliveries, through, caught_up=caught_up)
             return True
 
-    def _queue(self, reader: _Reader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
+    def _queue(self, reader: ChannelReader, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
         new: list[_Item] = []
         for delivery in deliveries:
             delivery.places = reader.of(delivery.vchannel, delivery.tick)
@@ -983,7 +885,7 @@ class Consumer(Closeable):
         for place in reader.places.values():
             place.queued = max(place.queued, through)
         if new or behind:
-            self._put([*new, _Mark(behind, through)])
+            self._put([*new, Mark(behind, through)])
 
     def _put(self, items: Sequence[_Item]) -> None:
         self._ready.extend(items)
@@ -1015,15 +917,6 @@ class _Heart:
 
     def send(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._member.send(request)
-
-
-def _stop(reader: _Reader) -> None:
-    """End a reader, which may be waiting for news or for room."""
-    reader.stopped = True
-    if reader.scan is not None:
-        reader.scan.close()
-    if reader.job is not None:
-        reader.job.wake()
 
 
 def _lanes(channels: Sequence[str]) -> Iterator[str]:

@@ -130,6 +130,29 @@ class PositionStore(Protocol):
         ...
 
 
+class GroupPositions(Protocol):
+    """Positions of a group that one consumer has for itself. Thread-safe.
+
+    See :class:`millrace.client.consume.membership.ExclusivePositions`.
+    """
+
+    def lock(self, group: str, lane: str) -> None:
+        """Lock a group's position on a lane until `close` or the end of the process. Raises GroupBusy."""
+        ...
+
+    def get(self, group: str, lane: str) -> int | None:
+        """Return the tick up to which everything is done; None for a group that never moved there."""
+        ...
+
+    def move(self, group: str, ticks: dict[str, int]) -> None:
+        """Move a group, by lane; durable and atomic. Raises GroupBusy if its lock is lost."""
+        ...
+
+    def close(self) -> None:
+        """Release the locks. Idempotent."""
+        ...
+
+
 def _held(error: sqlite3.OperationalError) -> PositionsBusy:
     return PositionsBusy(
         f"another process holds the consumers' positions, coord/{FILE}, and did not release it in time ({error})."
