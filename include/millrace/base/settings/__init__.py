@@ -605,7 +605,7 @@ def _of_task(version: str, values: dict[str, Any]) -> Settings:
 
 
 def in_executor_folder() -> bool:
-    """Whether this is a task of an executor that does not share the driver's data folder."""
+    """Return whether this is a task of an executor that does not share the driver's data folder."""
     return bool(os.environ.get(TASK_FOLDER)) and not os.environ.get(TASK_DRIVER)
 
 

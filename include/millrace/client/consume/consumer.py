@@ -526,7 +526,7 @@ class Consumer(Closeable):
                 self._commit_quietly(later=False)
             self._commit_in_time()
             if time.monotonic() - self._polled > SILENT_SECONDS:
-                self._release_drained(told=False)
+                self._release_drained(notify=False)
         except MillraceError as error:
             self._not_renewed(error)
 
@@ -601,25 +601,25 @@ class Consumer(Closeable):
             with self._changed:
                 drained = self._drained()
             if drained:
-                self._release_drained(told=True)
+                self._release_drained(notify=True)
         if self._assigned:
             with self._changed:
                 came, self._assigned = frozenset(self._assigned), set()
             if self._on_assigned is not None:
                 self._on_assigned(came)
 
-    def _release_drained(self, *, told: bool) -> None:
+    def _release_drained(self, *, notify: bool) -> None:
         assert self._member is not None
         now = time.monotonic()
         with self._changed:
             lanes = frozenset(
                 lane
                 for lane, place in self._places.items()
-                if place.drain_until is not None and (not place.out or now >= place.drain_until or not told)
+                if place.drain_until is not None and (not place.out or now >= place.drain_until or not notify)
             )
         if not lanes:
             return
-        if told and self._on_revoked is not None:
+        if notify and self._on_revoked is not None:
             self._on_revoked(lanes)
         with self._committing:
             try:
@@ -639,7 +639,7 @@ class Consumer(Closeable):
                     if (place := self._places.get(lane)) is not None:
                         self._drop(lane, place)
                         self._claims.pop(lane, None)
-                if not told:
+                if not notify:
                     self._lost |= lanes
                 self._draining = any(place.drain_until is not None for place in self._places.values())
         self._read_lanes({split_channel(lane)[0] for lane in lanes})

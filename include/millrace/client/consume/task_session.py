@@ -183,5 +183,5 @@ class TaskSession(Closeable):
 
 
 def passes(error: Exception) -> bool:
-    """Whether an error passes by itself."""
+    """Return whether an error is temporary."""
     return isinstance(error, MillraceError) and error.retriable

@@ -77,8 +77,8 @@ def show_status(context: JsonContext, name: AnyName = None) -> None:
     if not on_spark and (status is None or not _is_here(status)) and name in _running(settings):
         from millrace.flows.range_host.answers import asked_status
 
-        status, told = asked_status(settings, name)
-        tasks = [each.model_dump(mode="json") for each in told.tasks]
+        status, details = asked_status(settings, name)
+        tasks = [each.model_dump(mode="json") for each in details.tasks]
     assert status is not None, "it was found, or asked for"
     facts = _facts(status, as_json=context.as_json)
     if context.as_json:

@@ -73,8 +73,8 @@ class TaskSession:
             if self._closed:
                 raise LogUnavailable("the log's server is stopping: call again")
             ready = list(self._ready)[:MAX_READY]
-            for told in ready:
-                del self._ready[told]
+            for key in ready:
+                del self._ready[key]
             self._answer, self._given = last + 1, dict.fromkeys(ready)
             return TaskNews(self._answer, self.number, ready)
 

@@ -86,7 +86,7 @@ def _write(files: BackupFiles, name: str, body: bytes) -> None:
 
 
 @contextmanager
-def spools_kept(settings: Settings) -> Iterator[None]:
+def held_spools(settings: Settings) -> Iterator[None]:
     """Keep the spools of captures whole inside. Raises BackupBusy."""
     with ExitStack() as stack:
         stack.enter_context(spools_held(settings))
@@ -178,9 +178,9 @@ class HeldFlows:
 
     def _take_stream(self, name: str) -> None:
         """Copy a checkpoint: the sink's memory before Spark's commits, and those before what they name."""
-        kept = Incarnations(self.settings, name)
-        state = kept.state
-        here, number = store_at(kept.folder), str(state.incarnation)
+        incarnations = Incarnations(self.settings, name)
+        state = incarnations.state
+        here, number = store_at(incarnations.folder), str(state.incarnation)
         names = [each for each in list_below(here) if not is_checksum(each)]
         mine, beside = [], []
         for each in names:
@@ -192,12 +192,12 @@ class HeldFlows:
         if not mine and not state.fingerprint and not state.paused:
             return
         prefix = f"{STREAMS}/{name}"
-        checkpoint = store_at(kept.checkpoint(state))
+        checkpoint = store_at(incarnations.checkpoint(state))
         memory = [each for each in mine if each.startswith(f"{MEMORY}/") and f"/{_STAGED}/" not in each]
         # Data files of an operator's table never change.
         later = [each for each in memory if each.endswith(".parquet") and "/_delta_log/" not in each]
         self._copy(checkpoint, f"{prefix}/{number}", (each for each in memory if each not in later))
-        newest = newest_batch(kept.checkpoint(state))
+        newest = newest_batch(incarnations.checkpoint(state))
         logs = [f"{log}/{batch}" for log in ("commits", "offsets") for batch in (newest - 1, newest) if batch >= 0]
         following = f"offsets/{newest + 1}"
         there = {each: checkpoint.size(each) for each in [*logs, following]}
@@ -210,7 +210,7 @@ class HeldFlows:
         _write(self.files, f"{prefix}/{STATE}", json.dumps(replace(state, place="").encode()).encode())
         # Listed after the commits, so that it has what they need.
         states = [each for each in list_below(checkpoint, "state") if not is_checksum(each)]
-        self._later.append(_StateFiles(kept, state, checkpoint, f"{prefix}/{number}", newest, states, later))
+        self._later.append(_StateFiles(incarnations, state, checkpoint, f"{prefix}/{number}", newest, states, later))
 
     def _copy(self, store: TableStore, prefix: str, names: Iterable[str]) -> None:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="backup") as pool:
@@ -221,7 +221,7 @@ class HeldFlows:
 class _StateFiles:
     """Files of a checkpoint that are copied after the hold."""
 
-    kept: Incarnations
+    incarnations: Incarnations
     state: State
     checkpoint: TableStore
     prefix: str
@@ -238,13 +238,13 @@ class _StateFiles:
             list(pool.map(one, self.states))
         for name in self.tables:
             files.copy_table_file(self.checkpoint, name, self.prefix)
-        now = self.kept.state
+        now = self.incarnations.state
         if now.incarnation != self.state.incarnation or now.place != self.state.place:
-            raise FileGone(f"the stream {self.kept.name} was replayed during the backup: try again")
-        if newest_batch(self.kept.checkpoint(now)) - self.newest > _RETAINED:
+            raise FileGone(f"the stream {self.incarnations.name} was replayed during the backup: try again")
+        if newest_batch(self.incarnations.checkpoint(now)) - self.newest > _RETAINED:
             raise FileGone(
-                f"the stream {self.kept.name} took more than {_RETAINED} micro-batches while its state was copied: try"
-                " again"
+                f"the stream {self.incarnations.name} took more than {_RETAINED} micro-batches while its state was"
+                " copied: try again"
             )
 
 
@@ -261,7 +261,7 @@ def restored_name(settings: Settings, name: str) -> str:
 
 
 def is_of_tables(settings: Settings, name: str) -> bool:
-    """Whether a flow's file goes to the place of the tables: checkpoints, if that is an object store."""
+    """Return whether a flow's file goes to the place of the tables: checkpoints, if that is an object store."""
     first, _, rest = name.partition("/")
     return first == STREAMS and isinstance(Incarnations(settings, rest.partition("/")[0]).home, str)
 

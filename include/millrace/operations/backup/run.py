@@ -36,7 +36,7 @@ from millrace.operations.backup.bucket_files import BucketFiles
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.deployment_id import ensure_deployment_id, read_deployment_id
 from millrace.operations.backup.files import BackupFiles, FileGone, exclusive_lock
-from millrace.operations.backup.flow_state import HeldFlows, spools_kept, take_documents, take_spools
+from millrace.operations.backup.flow_state import HeldFlows, held_spools, take_documents, take_spools
 from millrace.operations.backup.log_copy import CopiedLog, copy_log
 from millrace.operations.backup.manifest import (
     BackupManifest,
@@ -258,7 +258,7 @@ def _take(
             yield
 
     with TablePins(settings.pins_uri).pinned():
-        with removals_blocked(settings, deadline=WAIT_SECONDS), spools_kept(settings):
+        with removals_blocked(settings, deadline=WAIT_SECONDS), held_spools(settings):
             progress.update("pinning the tables")
             take_documents(settings, files)
             pinned = pin_tables(settings, files, covered, outputs=False)

@@ -85,7 +85,7 @@ def check_paths(where: object, names: Iterable[object]) -> None:
 
 
 def _is_backed_up(name: str) -> bool:
-    """Whether a backup may contain `name`. Of a flow's folder these documents alone: others there run code."""
+    """Return whether a backup may contain `name`: of a flow's folder these documents only, since others run code."""
     first, _, rest = name.partition("/")
     exact = _EXACT.get(first)
     return first in BACKED_UP_FOLDERS and (exact is None or exact.fullmatch(rest) is not None)

@@ -104,15 +104,15 @@ def _judge_producer(channel: VChannelState, run: MessageRun, rows: npt.NDArray[n
                 )
                 continue
             barrier = columns.barrier_tick[run.start + place]
+            if place > 0 and forgotten > channel.forgotten and 0 < barrier < forgotten:
+                run.cut(place)  # the verdict and its words depend on what the run before it evicts
+                return
             if 0 < barrier < channel.forgotten:
                 words = f"producers up to tick {channel.forgotten} were forgotten, {producer_id} perhaps among them"
                 run.reject(
                     place, Reason.UNKNOWN_PRODUCER, f"{words}: begin with that as the barrier tick, or a later one"
                 )
                 continue
-            if place > 0 and 0 < barrier < forgotten:
-                run.cut(place)  # whether it comes too late depends on what the run before it evicts
-                return
             epoch, following, fresh = e, 1, True
         elif e < epoch:
             run.reject(place, Reason.PRODUCER_FENCED, f"producer {producer_id} runs epoch {epoch}; this is epoch {e}")
