@@ -68,7 +68,7 @@ class Rows(Source):
         planner = self._begin()
         if not self._looked or time.monotonic() - self._looked >= _LOOK_SECONDS:
             follow(self._settings)
-            for pchannel, end in planner.ends().items():
+            for pchannel, end in planner.ends(exact=False).items():
                 for vchannel, tick in planner.newest(pchannel, self._scanned[pchannel], end).items():
                     lane = self._lanes.get(vchannel)
                     if lane is not None:

@@ -208,9 +208,12 @@ class RowsPlanner:
         self._catalogs: dict[str, tuple[int, Mapping[str, VChannelInfo]]] = {}
         """The effect, by PChannel, of DDL up to a tick on the collection."""
 
-    def ends(self) -> dict[str, int]:
-        """Return the tick, by PChannel, up to which the newest version of the ``wal`` table is complete."""
-        wal = self._newest()
+    def ends(self, *, exact: bool = True) -> dict[str, int]:
+        """Return the tick, by PChannel, up to which the newest version of the ``wal`` table is complete.
+
+        Not `exact` is for callers that look again and again: it asks an object store only after news of commits.
+        """
+        wal = self._newest(exact=exact)
         return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.read_pchannels}
 
     def newest(self, pchannel: str, after: int, until: int) -> dict[str, int]:
@@ -263,8 +266,8 @@ class RowsPlanner:
             )
         if place.given < place.snapshot:
             return replace(place, given=self._cuts(place.given, place.snapshot, max_bytes)[0])
-        ends = self.ends() if target is None else target
-        wal = self._newest() if target is None else self._wal or self._newest()
+        ends = self.ends(exact=False) if target is None else target
+        wal = self._wal or self._newest()
         if wal is None:
             return place
         reach = {
@@ -327,8 +330,11 @@ class RowsPlanner:
         copied = WalCatalog.from_bytes(catalog.to_bytes())  # its reader modifies it
         return ChangeStart(ChangePosition(tick), tick, copied, dict.fromkeys(copied.vchannels, tick))
 
-    def _newest(self) -> WalSnapshot | None:
-        self._wal = WalSnapshot.open(self._rows.settings.wal_uri) if self._wal is None else self._wal.refreshed()
+    def _newest(self, *, exact: bool = True) -> WalSnapshot | None:
+        if self._wal is None:
+            self._wal = WalSnapshot.open(self._rows.settings.wal_uri)
+        else:
+            self._wal = self._wal.refreshed() if exact else self._wal.polled()
         return self._wal
 
     def _files(self, after: int, until: int) -> list[tuple[int, int, int]]:

@@ -131,7 +131,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the position up to which the ``wal`` table is complete, for the progress report."""
-        return {"ticks": self._plans().ends()}
+        return {"ticks": self._plans().ends(exact=False)}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._plans().ends()
