@@ -1,8 +1,8 @@
-"""A hold on flows: while a backup reads where they stand and where the log ends, none of them sends anything new.
+"""A hold on flows: while a backup reads their positions and the end of the log, none of them sends anything new.
 
 A flow sends a batch in two steps: it makes its journal durable, and sends what the journal has. Between the two it
 calls :func:`wait_while_held`. The backup takes the hold first, and reads the journals then. So the log has, up to the
-end that the backup reads before it lets go, what the journals name, and nothing of a later batch.
+end that the backup reads during the hold, what the journals name, and nothing of a later batch.
 
 Without a meta store the hold is a lock of the data folder, which the kernel releases with its process. With one it is a
 key under a lease. Either way a flow waits for at most HOLD_SECONDS, and a backup that took longer begins again.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS: Final = 20.0
 SPOOL_SECONDS: Final = 600.0
-"""For which a backup keeps spools from being trimmed."""
+"""Longest time for which a backup keeps spools from being trimmed."""
 KEY: Final = "backup/flows"
 SPOOLS_KEY: Final = "backup/spools"
 LOCK: Final = "flows.hold"
@@ -72,7 +72,7 @@ def flows_held(settings: Settings) -> Iterator[None]:
         yield
         if boot_clock() - begun >= HOLD_SECONDS:
             raise BackupBusy(
-                f"reading where the flows stand took longer than {HOLD_SECONDS:.0f} s, for which they wait: try again"
+                f"reading the positions of flows took longer than {HOLD_SECONDS:.0f} s, which they wait: try again"
             )
 
 

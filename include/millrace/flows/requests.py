@@ -1,9 +1,9 @@
-"""What a command asks of the workers that run a flow, on whichever machine, and what they answer: by the meta store.
+"""Requests of commands to the workers that run a flow, on any machine, and their answers, in the meta store.
 
-    flow-requests/<flow>/<id>            what is asked
-    flow-answers/<flow>/<id>/<worker>    what a worker answered
+    flow-requests/<flow>/<id>            a request
+    flow-answers/<flow>/<id>/<worker>    the answer of a worker
 
-Both are under one lease, which ends with the deadline of whoever asks, or before. Workers look once a second.
+Both are under one lease, which ends with the deadline of the command at the latest. Workers look once a second.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from millrace.rpc.wire import error_from_bytes, error_to_bytes
 REQUESTS: Final = "flow-requests/"
 ANSWERS: Final = "flow-answers/"
 SECONDS: Final = 10.0
-"""For which an answer is awaited."""
+"""Default time to wait for answers."""
 MAX_ANSWER: Final = 256 << 10
-"""Bytes of an answer."""
+"""Maximum bytes of an answer."""
 AT_ONCE: Final = 16
 """Requests that a worker answers in one look; the others wait for the next."""
 _POLL: Final = 0.1
@@ -60,12 +60,12 @@ def running_flows(settings: Settings) -> dict[str, tuple[str, ...]]:
 def ask(
     settings: Settings, flow: str, what: str, arguments: Mapping[str, Any], *, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """Ask the workers of `flow`, and return what they answered, by worker: all of them, or those that did in time.
+    """Ask the workers of `flow`; return the answers that came in time, by worker.
 
     Raises FlowNotRunning, DeadlineExceeded if none answered, MetaUnavailable, MetaAmbiguous, and what a worker raised.
     """
     if not settings.meta_store:
-        raise FlowNotRunning(f"{flow!r} does not run on this machine, and no meta store tells of others")
+        raise FlowNotRunning(f"{flow!r} does not run on this machine, and there is no meta store that knows others")
     store, end = process_store(settings.meta_store), Deadline.after(seconds)
     if not (workers := members(store, flow)):
         raise FlowNotRunning(f"no machine runs {flow!r}: start it, and try again")
@@ -109,7 +109,7 @@ class Requests:
         self._answered: frozenset[str] = frozenset()
 
     def answer(self) -> None:
-        """Answer what was asked since the last call. Raises MetaUnavailable, MetaAmbiguous."""
+        """Answer the requests since the last call. Raises MetaUnavailable, MetaAmbiguous."""
         if not self._settings.meta_store:
             return
         store = process_store(self._settings.meta_store)
