@@ -12,6 +12,7 @@ import pytest
 import millrace.testing
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
+from millrace.demo.streams import HOURLY
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.stream import From, Into, Stream
 from millrace.flows.spark_host.incarnations import Incarnations, newest_batch
@@ -48,6 +49,7 @@ def test_streams_that_run_while_a_backup_is_made_have_each_row_once_after_it(
     with millrace.testing.deployment(tmp_path / "data") as db:
         source = db.create_collection("flights", FLIGHTS, key="id", vchannels=2)
         db.create_collection("copied", FLIGHTS, key="id", vchannels=2)
+        db.create_collection("hourly", HOURLY, key=("origin", "hour"), vchannels=2)
         source.insert(flights(0, 100))
         db.settle()
 
