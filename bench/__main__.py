@@ -444,7 +444,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "node_on_kafka": _node_on_kafka,
     "driver": lambda folder, quick: [
         node_bench.driver(folder / str(each), pchannels=each, seconds=10.0 if quick else 30.0)
-        for each in ((2, 16) if quick else (2, 16, 64, 256))
+        for each in ((2, 16) if quick else (2, 16, 64))
     ],
     "backlog": _backlog,
     "flusher": lambda folder, quick: flusher_bench.flusher(folder, pairs=2 if quick else 7),

@@ -225,6 +225,7 @@ def driver(folder: Path, *, pchannels: int, seconds: float, rate: int = 2000) ->
                 time.sleep(max(0.0, start + 0.25 - time.monotonic()))
 
         feed(_WARM_SECONDS)
+        begun = 1000 * time.time()
         before, cpu = WalTable.open(settings.wal_uri).version, _cpu_seconds(job.pid)
         feed(seconds)
         commits = WalTable.open(settings.wal_uri).version - before
@@ -234,9 +235,10 @@ def driver(folder: Path, *, pchannels: int, seconds: float, rate: int = 2000) ->
         for line in path.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             if event["Event"] == "SparkListenerTaskEnd":
-                tasks += 1
+                tasks += event["Task Info"]["Launch Time"] >= begun
                 shuffled += event["Task Metrics"]["Shuffle Write Metrics"]["Shuffle Bytes Written"]
-            stages += event["Event"] == "SparkListenerStageCompleted"
+            if event["Event"] == "SparkListenerStageCompleted":
+                stages += event["Stage Info"]["Submission Time"] >= begun
     return {
         "pchannels": pchannels,
         "commits": commits,

@@ -110,7 +110,8 @@ def test_the_page_s_table_is_the_model_s(model: SimpleNamespace) -> None:
         asked = sum(model.requests_per_second(made).values())
         cells = (
             f"{pchannels:,}", f"{nodes:,}", f"{made.bytes_per_second / 1e6:,.0f}", f"{asked:,.0f}",
-            f"{model.dollars_per_day(made):,.2f}", *(f"{used[name]:.2f}" for name in ("CPU", "commits", "puts")),
+            f"{model.dollars_per_day(made):,.2f}",
+            *(f"{used[name]:.2f}" for name in ("CPU", "driver", "commits", "puts")),
         )  # fmt: skip
         assert f"| {' | '.join(cells)} |" in PAGE, cells
     made = model.Deployment(1_000, 1e8, 4)
