@@ -64,7 +64,7 @@ def test_a_dataset_refuses_what_it_cannot_do(reader: Database, items: Definition
     for call in (found.get_fragments, lambda: found.filter(pc.field("id") > 1), lambda: found.sort_by("id")):
         with pytest.raises(InvalidArgument, match="scanned as a whole"):
             call()
-    with pytest.raises(InvalidArgument, match="by their names"):
+    with pytest.raises(InvalidArgument, match="columns must be names"):
         found.scanner({"twice": pc.field("id") * 2})
     with pytest.raises(InvalidArgument, match="does not fit the columns"):
         found.to_table(filter=pc.field("nowhere") > 1)

@@ -14,7 +14,7 @@ import pytest
 from millrace.base.errors import CollectionNotFound, GroupBusy, InvalidArgument, TaskLeaseLost
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.async_consumer import AsyncQueueConsumer
-from millrace.client.consume.consumer import Consumer
+from millrace.client.consume.consumer import DROP_SECONDS, Consumer
 from millrace.client.consume.dead_letters import LETTERS
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
 from millrace.client.database import Database
@@ -308,6 +308,20 @@ def test_a_consumer_of_a_dropped_collection_is_told_once_its_tasks_are_done(
     for _ in range(2):
         with pytest.raises(CollectionNotFound, match=f"{jobs.name}.* was dropped"):
             queue.poll(timeout=30.0)
+
+
+def test_a_lane_without_a_drop_counts_as_past_it_only_after_a_while(shop: Database, jobs: CollectionInfo) -> None:
+    """Its drop may be decided later than that of another lane, although it is read to its end now."""
+    with shop.consumer(jobs.name, group=f"past-drops-of-{jobs.name}") as consumer:
+        until(lambda: consumer.poll(timeout=0.1) is None and consumer.lag == 0.0, "it has read everything")
+        first, *others = sorted(consumer.assignment)
+        assert others
+        consumer._places[first].dropped = True
+        consumer._drops[jobs.id], consumer._dropped_at = 5, time.monotonic()
+        consumer._ready.clear()  # marks of an idle log
+        assert not consumer._dropped()
+        consumer._dropped_at -= DROP_SECONDS
+        until(lambda: consumer._ready.clear() or consumer._dropped(), "it counts as past its drop")
 
 
 def test_a_group_on_a_dropped_collection_is_told_after_its_last_unit(shop: Database, jobs: CollectionInfo) -> None:

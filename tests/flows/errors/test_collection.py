@@ -178,7 +178,7 @@ def test_the_place_is_checked(db: Deployment) -> None:
     with pytest.raises(SinkRefused, match="is not a collection of dead letters"):
         module.ensure_collection(db.settings, pipeline)
     for errors, words in (
-        ({"collection": "x", "topic": "t"}, "in place of a topic"),
+        ({"collection": "x", "topic": "t"}, "exclude each other"),
         ({"collection": "checked_out"}, "use another one"),
         ({"collection": None}, "errors.collection"),
     ):

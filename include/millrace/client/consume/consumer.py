@@ -66,6 +66,11 @@ PROGRESS_SECONDS: Final = 5.0
 """Seconds between two commits of a consumer that has acknowledged nothing: messages of others have passed."""
 DRAIN_SECONDS: Final = 5.0
 """How long a lane that another member shall have waits for the acknowledgement of what was delivered of it."""
+DROP_SECONDS: Final = 2.0
+"""Time from a collection's drop on one lane until a lane without one counts as past it, once it is read to its end.
+
+The drop may be decided later there; or another member has had it, and no message of the lane says so.
+"""
 SILENT_SECONDS: Final = 10.0
 """A lane is given up without a `poll` if its consumer has not polled for so long since another member shall have it."""
 
@@ -180,6 +185,10 @@ class Consumer(Closeable):
         self._lost: set[str] = set()
         self._drops: dict[int | None, int] = {}
         """By collection the tick at which it was dropped, once that was delivered."""
+        self._dropped_at = 0.0
+        """When that was delivered last."""
+        self._drop_over: Job | None = None
+        """Wakes a waiting poll DROP_SECONDS later."""
         self._draining = False
         self._waiting = False
         """Whether other members have yet to release lanes for this one."""
@@ -275,8 +284,9 @@ class Consumer(Closeable):
         """Return whether the collection was dropped and everything before was delivered."""
         if not self._drops or not self._places or self._until is not None or self._ready:
             return False
-        return all(  # a lane that came from another member may be past its drop
-            place.dropped or (collection_id_of(lane) in self._drops and self._caught_up(lane))
+        over = time.monotonic() - self._dropped_at >= DROP_SECONDS
+        return all(
+            place.dropped or (over and collection_id_of(lane) in self._drops and self._caught_up(lane))
             for lane, place in self._places.items()
         )
 
@@ -430,8 +440,9 @@ class Consumer(Closeable):
             self._wake()
         if self._heart is not None:
             self._threads.heartbeats.remove(self._heart)
-        if self._tending is not None:
-            self._tending.stop()
+        for job in (self._tending, self._drop_over):
+            if job is not None:
+                job.stop()
         for each in readers:
             each.stop()
         with self._changed:
@@ -678,6 +689,12 @@ class Consumer(Closeable):
             for place in places:
                 place.dropped = True
             self._drops[collection_id_of(delivery.vchannel)] = delivery.tick
+            self._dropped_at = time.monotonic()
+            if self._drop_over is None:
+                self._drop_over = self._threads.pool.start(
+                    self._tell_waiting, name=f"group {self.group!r}", at_once=False
+                )
+            self._drop_over.wake(DROP_SECONDS)
         physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)
@@ -890,6 +907,10 @@ class Consumer(Closeable):
     def _put(self, items: Sequence[_Item]) -> None:
         self._ready.extend(items)
         self._wake()
+
+    def _tell_waiting(self) -> None:
+        with self._changed:
+            self._wake()
 
     def _wake(self) -> None:
         self._changed.notify_all()

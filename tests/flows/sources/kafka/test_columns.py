@@ -78,7 +78,7 @@ def test_an_integer_may_be_text_which_keeps_its_digits() -> None:
         (b'{"i": 9223372036854775808}', "i: '9223372036854775808' is not a valid int64"),
         (b'{"i": "x"}', "i: 'x' is not a valid int64"),
         (b'{"i": 1, "d": 1.234}', "Rescaling Decimal value would cause data loss"),
-        (b'{"i": 1, "small": 300}', "small: '300' is no int8"),
+        (b'{"i": 1, "small": 300}', "1: small: '300' is not a valid int8"),
         (b'{"i": 1, "at": "yesterday"}', "Invalid RFC3339 encoded datetime"),
         (b'{"i": 1, "local": "2013-01-01T05:00:00Z"}', "no timezone"),
         (None, "the record has no value"),

@@ -109,7 +109,7 @@ def test_what_is_lost_is_said_and_never_skipped() -> None:
     with pytest.raises(PositionTruncated, match=r"a-b-0: offset 5 was removed by retention; the earliest is 7"):
         plan.next(place)
     fake.found["a-b-0"] = Ends(0, 3)
-    with pytest.raises(LogRegressed, match="offset 5 lies beyond the end 3"):
+    with pytest.raises(LogRegressed, match="offset 5 is beyond the end 3"):
         plan.next(place)
     fake.found["a-b-0"], fake.id = Ends(0, 30), "two"
     with pytest.raises(LogRegressed, match=r"the topic was created again \(its id was one, now two\)"):
