@@ -312,7 +312,7 @@ def test_what_is_being_deleted_is_not_started_again(service: Service) -> None:
     store = service.management._store
     stale = store.get("flights")
     service.ask("PUT", "pipelines/flights/resume")
-    with pytest.raises(Exception, match="moved"):
+    with pytest.raises(Exception, match="changed meanwhile"):
         store.move(stale, phase=Phase.DELETING, saga=Saga.from_json(stale.saga).deleting("ada").to_json())
     service.ask("PUT", "pipelines/flights/stop")
     stale = store.get("flights")

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, get_args
 
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
@@ -41,7 +41,6 @@ from millrace.client.consume.consumer_threads import Answer, ConsumerThreads
 from millrace.client.consume.delivery import DefinitionLookup, Delivery, SchemaMode
 from millrace.client.consume.lane_progress import ChannelReader, LaneProgress, Mark
 from millrace.client.consume.membership import HEARTBEAT_SECONDS, SETTLING_SECONDS, GroupMember, GroupShare
-from millrace.client.consume.positions import GroupPositions
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
 from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
@@ -49,6 +48,9 @@ from millrace.message.ids import Moment, collection_id_of, split_channel, tick_p
 from millrace.message.model import ImmutableMessage
 from millrace.rpc.tail import TailSource
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter
+
+if TYPE_CHECKING:
+    from millrace.client.consume.positions import GroupPositions  # imports sqlite3
 
 PREFETCH_BYTES: Final = 16 << 20
 """Approximate bytes of units to read ahead; a larger unit alone may exceed it.
