@@ -103,6 +103,14 @@ def test_the_model_opens_tables_as_slowly_as_was_measured(model: SimpleNamespace
         assert seconds * 1000 == pytest.approx(measured, rel=0.25)
 
 
+def test_the_model_s_driver_costs_what_was_measured(model: SimpleNamespace) -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| [\d.]+ \| [\d.]+ \|$", PAGE, re.MULTILINE)
+    assert [int(pchannels) for pchannels, _ in rows] == [2, 16, 64]
+    for pchannels, measured in rows:
+        seconds = model.DRIVER_SECONDS + model.DRIVER_SECONDS_PER_PCHANNEL * int(pchannels)
+        assert seconds * 1000 == pytest.approx(int(measured), rel=0.15)
+
+
 def test_the_page_s_table_is_the_model_s(model: SimpleNamespace) -> None:
     for pchannels, nodes in SHAPES:
         made = model.Deployment(pchannels, 1e5 * pchannels, nodes)
