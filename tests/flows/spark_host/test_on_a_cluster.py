@@ -30,6 +30,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.wire import TOKEN_VARIABLE
 from millrace.runtime.child_processes import ChildProcess
 from millrace.storage.table import table_at
+from tests.flows.spark_host.four_streams import PATTERN, write_declarations
 from tests.spark_cluster import Cluster, Drivers, cluster, command_of, tasks_run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -45,62 +46,19 @@ SCHEMA = CollectionSchema(
 )
 ROWS = 8000
 START = datetime(2024, 3, 1, tzinfo=UTC)
-PATTERN = (
-    "PARTITION BY k ORDER BY at, id MEASURES FIRST(A.id) AS first, LAST(B.id) AS last"
-    " PATTERN (A B B) WITHIN INTERVAL '1' HOUR DEFINE B AS v > PREV(v)"
-)
-DECLARATIONS = """
-flows:
-  - name: copied
-    group: all
-    source: {kind: collection, collection: numbers, columns: [id, k, v]}
-    sink: {kind: delta, table: copied}
-  - name: hourly
-    group: all
-    source:
-      kind: collection
-      collection: numbers
-      columns: [k, at, v]
-      watermark: {column: at, delay: 1 hour}
-    transform:
-      sql: >-
-        select k, window.start as hour, count(*) as rows, sum(v) as total
-        from numbers group by k, window(at, '1 hour')
-      output_mode: update
-    sink: {kind: collection, collection: hourly, mode: upsert, create: true, key: "k, hour"}
-  - name: rises
-    group: all
-    source:
-      kind: collection
-      collection: numbers
-      columns: [id, k, at, v]
-      watermark: {column: at, delay: 1 hour}
-    transform:
-      operator:
-        pattern:
-          match_recognize: >-
-            {pattern}
-    sink: {kind: collection, collection: rises, create: true}
-  - name: arrived
-    group: all
-    source: {kind: kafka, bootstrap: ["{kafka}"], topics: [sent], columns: {n: int64}}
-    sink: {kind: collection, collection: arrived, create: true}
-    errors: {collection: dead}
-"""
-
-
-def declared_in(folder: Path, spark: Cluster) -> str:
-    """Write the declarations, and return their file."""
-    text = DECLARATIONS.replace("{kafka}", spark.kafka.address).replace("{pattern}", PATTERN)
-    (folder / "flows.yaml").write_text(text, encoding="utf-8")
-    return str(folder / "flows.yaml")
 
 
 @contextmanager
 def streams(spark: Cluster, folder: Path, **more: Any) -> Iterator[tuple[Drivers, Database]]:
     """Yield a deployment with the streams' collections and topic, and a database; `more` are settings."""
     with ExitStack() as stack:
-        rig = Drivers(spark, folder, stack, flow_declarations=declared_in(folder, spark), **more)
+        rig = Drivers(
+            spark,
+            folder,
+            stack,
+            flow_declarations=str(write_declarations(folder, kafka=spark.kafka.address, topic="sent")),
+            **more,
+        )
         db = stack.enter_context(connect(settings=rig.plain))
         db.catalog.ensure_pchannels(2)
         db.catalog.create_collection("numbers", SCHEMA, vchannels=2)

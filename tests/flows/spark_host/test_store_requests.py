@@ -27,6 +27,7 @@ from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.runtime.child_processes import ChildProcess
 from tests import running_brokers
+from tests.flows.spark_host.four_streams import write_declarations
 from tests.s3_server import Faults, bucket
 from tests.waiting import until
 
@@ -34,44 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 NAMES = ("copied", "hourly", "rises", "arrived")
-DECLARATIONS = """
-flows:
-  - name: copied
-    group: all
-    source: {kind: collection, collection: numbers, columns: [id, k, v]}
-    sink: {kind: delta, table: copied}
-  - name: hourly
-    group: all
-    source:
-      kind: collection
-      collection: numbers
-      columns: [k, at, v]
-      watermark: {column: at, delay: 1 hour}
-    transform:
-      sql: >-
-        select k, window.start as hour, count(*) as rows from numbers group by k, window(at, '1 hour')
-      output_mode: update
-    sink: {kind: collection, collection: hourly, mode: upsert, create: true, key: "k, hour"}
-  - name: rises
-    group: all
-    source:
-      kind: collection
-      collection: numbers
-      columns: [id, k, at, v]
-      watermark: {column: at, delay: 1 hour}
-    transform:
-      operator:
-        pattern:
-          match_recognize: >-
-            PARTITION BY k ORDER BY at, id MEASURES FIRST(A.id) AS first, LAST(B.id) AS last
-            PATTERN (A B B) WITHIN INTERVAL '1' HOUR DEFINE B AS v > PREV(v)
-    sink: {kind: collection, collection: rises, create: true}
-  - name: arrived
-    group: all
-    source: {kind: kafka, bootstrap: ["{kafka}"], topics: ["{topic}"], columns: {n: int64}}
-    sink: {kind: collection, collection: arrived, create: true}
-    errors: {collection: dead}
-"""
 TIDY_SECONDS = 10
 """Instead of 300, so that the idle time below has several turns of it."""
 IDLE_SECONDS = 40
@@ -149,8 +112,7 @@ def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Str
     kafka, topic = running_brokers.kafka(), f"sent-{folder.name}"
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
-    declared, properties = folder / "flows.yaml", folder / "spark.conf"
-    declared.write_text(DECLARATIONS.replace("{kafka}", kafka.address).replace("{topic}", topic))
+    declared, properties = write_declarations(folder, kafka=kafka.address, topic=topic), folder / "spark.conf"
     properties.write_text(f"spark.sql.streaming.stateStore.maintenanceInterval {TIDY_SECONDS}s\n")
     with Faults() as faults, bucket(monkeypatch, faults.at) as uri:
         settings = replace(
