@@ -12,13 +12,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,8 +127,7 @@ class _Wire:
     def _next(self, seconds: float) -> dict[str, Any] | None:
         end = time.monotonic() + seconds
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not wait([self._read], max(0.0, end - time.monotonic())):
                 return None
             more = os.read(self._read, 1 << 20)
             assert more, "the browser has ended"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import select
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
@@ -101,9 +101,9 @@ def test_a_pooled_connection_outlives_the_pauses_of_its_client(
     with serving(app, settings) as address:
         client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
         assert _ask(client) == (200, {"a": 1})
-        assert not select.select([client.sock], [], [], 60 / 50)[0], "the server closed it"
+        assert not wait([client.sock], 60 / 50), "the server closed it"
         assert _ask(client) == (200, {"a": 1})
-        assert select.select([client.sock], [], [], 20)[0], "one that nobody uses is closed in the end"
+        assert wait([client.sock], 20), "one that nobody uses is closed in the end"
         client.close()
 
 
