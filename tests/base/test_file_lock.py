@@ -17,6 +17,7 @@ from millrace.base.errors import DeadlineExceeded, LogBusy
 from millrace.base.file_lock import (
     PROCESSES,
     LockedFile,
+    NamedLocks,
     ProcessRegistration,
     exclusive_lock,
     is_locked,
@@ -122,3 +123,56 @@ def test_reports_count_while_their_process_lives_and_only_in_its_own_folder(tmp_
     del second
     assert not is_report_live(run, os.getpid(), now)
     assert not list((run / PROCESSES).iterdir())
+
+
+def test_many_names_are_locked_by_few_open_files(tmp_path: Path) -> None:
+    names = [f"group {number}" for number in range(2_000)]
+    before = len(os.listdir("/proc/self/fd"))
+    one, other = NamedLocks(tmp_path / "locks"), NamedLocks(tmp_path / "locks")
+    assert all(one.acquire(name) for name in names)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 * NamedLocks.FILES
+    assert not one.acquire(names[7]), "nobody has a lock twice"
+    assert names[7] in one
+    assert not any(other.acquire(name) for name in names), "another object of the same process has none of them"
+    other.release(names[7])
+    assert not other.acquire(names[7]), "nobody releases another's"
+    one.release(names[7])
+    assert other.acquire(names[7])
+    assert not one.acquire(names[7])
+    one.close()
+    one.close()
+    assert names[0] not in one
+    with pytest.raises(ValueError, match="closed"):
+        one.acquire("new")
+    assert other.acquire(names[0]), "a closed one has none"
+    other.close()
+
+
+def test_the_locks_of_a_process_that_is_killed_are_free(tmp_path: Path) -> None:
+    program = f"""
+import time
+from pathlib import Path
+from millrace.base.file_lock import NamedLocks
+locks = NamedLocks(Path({str(tmp_path / "locks")!r}))
+assert locks.acquire("a") and locks.acquire("b")
+print("held", flush=True)
+time.sleep(60)
+"""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    here = NamedLocks(tmp_path / "locks")
+    try:
+        assert not here.acquire("a")
+        assert here.acquire("c")
+        holder.kill()
+        holder.wait(timeout=20)
+        assert here.acquire("a")
+        assert here.acquire("b")
+    finally:
+        holder.kill()
+        holder.wait(timeout=20)
+        holder.stdout.close()
+        here.close()

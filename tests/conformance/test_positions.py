@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     GroupBusy,
     InvalidSettings,
@@ -18,6 +19,7 @@ from millrace.base.errors import (
     MetaUnavailable,
     PositionsBusy,
 )
+from millrace.base.file_lock import exclusive_lock
 from millrace.base.settings import Settings
 from millrace.client.consume import positions as module
 from millrace.client.consume.positions import FilePositions, PositionStore, migrate_positions
@@ -234,6 +236,17 @@ def test_a_place_whose_answer_is_lost_is_looked_for_before_it_counts_as_taken(
     one.unlock("mail", "p0")
     other.lock("mail", "p0")
     assert other.get("mail", "p0") == 5
+
+
+def test_a_lock_of_an_earlier_build_is_respected_and_its_file_goes(tmp_path: Path) -> None:
+    earlier, here = tmp_path / "group-a%2Fb-p0.lock", FilePositions(tmp_path)
+    with exclusive_lock(earlier, deadline=Deadline.after(0)):
+        with pytest.raises(GroupBusy):
+            here.lock("a/b", "p0")
+        here.lock("a/b", "p1")
+    here.lock("a/b", "p0")
+    assert not earlier.exists()
+    here.close()
 
 
 def written(folder: Path, groups: dict[str, dict[str, int]]) -> None:

@@ -1,5 +1,7 @@
 """File locks that prove which process is at work, and that a file speaks for a running process.
 
+Many locks of one process can share few open files (:class:`NamedLocks`).
+
 A process id in a file proves nothing: `cp -a` of a data folder copies the file while the process lives on. The kernel's
 lock on an open file is not copied. So a file about a process (:class:`LockedFile`) counts only while that process holds
 its lock.
@@ -8,12 +10,15 @@ its lock.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
+import struct
+import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +28,7 @@ from millrace.base.files import make_folder
 from millrace.base.process import current_process, find_process, is_writer_alive
 
 _POLL: Final = 0.01
+_FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 
 
 @contextmanager
@@ -40,6 +46,63 @@ def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None
                 if not deadline.pause(_POLL):
                     raise busy or LogBusy(f"another process holds {path}: try again when it is done") from None
         yield
+
+
+class NamedLocks:
+    """Exclusive locks by name, each on one byte of one of few files in a folder.
+
+    The kernel releases them when the process ends. Two objects exclude each other, also within a process. Thread-safe.
+    """
+
+    FILES: Final = 16
+    """The kernel scans a file's locks one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder and its files where they are missing. Raises OSError."""
+        make_folder(folder)
+        self._guard = threading.Lock()
+        self._held: set[str] = set()
+        with ExitStack() as opened:
+            self._files: list[int] = []
+            for number in range(self.FILES):
+                self._files.append(os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                opened.callback(os.close, self._files[-1])
+            self._close = weakref.finalize(self, opened.pop_all().close)
+
+    def acquire(self, name: str) -> bool:
+        """Take a lock. Returns False if this object or another has it."""
+        with self._guard:
+            if not self._close.alive:
+                raise ValueError("these locks are closed")
+            if name in self._held:
+                return False
+            try:
+                self._set(name, fcntl.F_WRLCK)
+            except BlockingIOError:
+                return False
+            self._held.add(name)
+            return True
+
+    def release(self, name: str) -> None:
+        """Release a lock that this object has; otherwise nothing happens."""
+        with self._guard:
+            if name in self._held:
+                self._held.remove(name)
+                self._set(name, fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Release all locks for good. Idempotent."""
+        with self._guard:
+            self._held.clear()
+            self._close()
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether this object has the lock."""
+        return name in self._held
+
+    def _set(self, name: str, kind: int) -> None:
+        place, number = divmod(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1, self.FILES)
+        fcntl.fcntl(self._files[number], fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))
 
 
 class LockedFile:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,14 @@ class Quiet(Heartbeats):
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> Groups:
-    return Groups(tmp_path)
+def groups(tmp_path: Path) -> Iterator[Groups]:
+    made = Groups(tmp_path)
+    yield made
+    made.server.close()
 
 
 def test_members_of_many_groups_are_renewed_by_few_calls(groups: Groups) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     beats = Quiet(groups.together, clock=groups.clock)
     hearts = [Heart(groups, f"g{number}") for number in range(2 * MAX_MEMBERS + 100)]
     for heart in hearts:
@@ -112,6 +115,7 @@ def test_members_of_many_groups_are_renewed_by_few_calls(groups: Groups) -> None
     assert groups.calls["together"] <= 10 * 3
     assert groups.calls["alone"] == 0
     assert len(beats) == len(hearts)
+    assert len(os.listdir("/proc/self/fd")) < before + 50, "a claim of a group is no open file"
 
 
 def test_an_error_of_one_member_concerns_no_other(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:

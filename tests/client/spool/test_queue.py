@@ -81,6 +81,7 @@ def _frames(data: bytes) -> list[int]:
 
 def test_a_frame_that_was_damaged_with_others_behind_it_is_said_and_nothing_is_cut(tmp_path: Path) -> None:
     filled(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
     for path in sorted((tmp_path / "p%2F0").glob("*.spool")):
         whole = path.read_bytes()
         is_last = path == max((tmp_path / "p%2F0").glob("*.spool"))
@@ -91,6 +92,7 @@ def test_a_frame_that_was_damaged_with_others_behind_it_is_said_and_nothing_is_c
                 held(tmp_path)
             assert path.stat().st_size == len(whole)
         path.write_bytes(whole)
+    assert len(os.listdir("/proc/self/fd")) < before + 50, "a spool that does not open leaves no file open"
     assert held(tmp_path) == ENTRIES
 
 

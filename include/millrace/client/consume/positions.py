@@ -14,9 +14,7 @@ One node keeps them in a synced SQLite file (:class:`FilePositions`). A cluster 
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import secrets
 import sqlite3
 import threading
@@ -27,12 +25,15 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from millrace.base.errors import GroupBusy, InvalidSettings, PositionsBusy
+from millrace.base.file_lock import NamedLocks, is_locked
 from millrace.base.files import make_folder
 from millrace.base.sqlite_errors import translate_busy
 from millrace.message.ids import split_channel
 
 FILE: Final = "consumers.db"
 """Name of the file in the data folder's `coord` folder."""
+LOCKS: Final = "consumers.locks"
+"""Name of the folder of the locks, beside it."""
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
 
@@ -161,6 +162,10 @@ def _held(error: sqlite3.OperationalError) -> PositionsBusy:
     )
 
 
+def _lock_name(group: str, pchannel: str) -> str:
+    return f"{quote(group, safe='')}-{quote(pchannel, safe='')}"
+
+
 class FilePositions:
     """The positions in the file of `folder` (implements PositionStore).
 
@@ -177,10 +182,10 @@ class FilePositions:
         make_folder(folder)
         self._folder = folder
         self._guard = threading.RLock()
-        self._locks: dict[tuple[str, str], int] = {}
         self._recorded: set[tuple[str, str]] = set()
         """Locks whose holder is in the file."""
         self._own_members: set[tuple[str, str]] = set()
+        self._locks = NamedLocks(folder / LOCKS)
         self._db = sqlite3.connect(folder / FILE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             with self._typed():
@@ -189,6 +194,7 @@ class FilePositions:
                 self._db.executescript(_SCHEMA)
                 self._check()
         except BaseException:
+            self._locks.close()
             self._db.close()
             raise
 
@@ -249,7 +255,7 @@ class FilePositions:
         with self._guard:
             return (
                 {name: value for (_, name), value in members.items() if (group, name) not in self._own_members},
-                {lane: holder for (_, lane), holder in claims.items() if (group, lane) not in self._locks},
+                {lane: holder for (_, lane), holder in claims.items() if _lock_name(group, lane) not in self._locks},
             )
 
     def members(self, group: str | None = None) -> dict[tuple[str, str], str]:
@@ -295,63 +301,45 @@ class FilePositions:
             for name in sorted({*pchannels, *self.groups().get(group, ())}):
                 self.lock(group, name)
                 locked.callback(self.unlock, group, name)
-                locked.callback(self._lock_file(group, name).unlink, missing_ok=True)
             with self._writing() as db:
                 for table in ("position", "queue", "claim", "member"):
                     db.execute(f"delete from {table} where grp = ?", (group,))
 
     def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
-        path = self._lock_file(group, pchannel)
-        while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(path.stat(), os.fstat(file)):
-                    break
-            except BlockingIOError:
-                os.close(file)
-                raise GroupBusy(
-                    f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its"
-                    " own"
-                ) from None
-            except FileNotFoundError:
-                pass
-            os.close(file)  # the group was dropped between open and flock: the locked file is unlinked
-        with self._guard:
-            self._locks[group, pchannel] = file
-        if holder:
-            try:
+        earlier = self._folder / f"group-{_lock_name(group, pchannel)}.lock"
+        if is_locked(earlier) or not self._locks.acquire(_lock_name(group, pchannel)):
+            raise GroupBusy(
+                f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its own"
+            )
+        try:
+            earlier.unlink(missing_ok=True)  # of a build that had a file for each lock
+            if holder:
                 with self._writing() as db:
                     self._recorded.add((group, pchannel))
                     db.execute("insert or replace into claim values (?, ?, ?)", (group, pchannel, holder))
-            except BaseException:
-                self.unlock(group, pchannel)
-                raise
-
-    def _lock_file(self, group: str, pchannel: str) -> Path:
-        return self._folder / f"group-{quote(group, safe='')}-{quote(pchannel, safe='')}.lock"
+        except BaseException:
+            self.unlock(group, pchannel)
+            raise
 
     def unlock(self, group: str, pchannel: str) -> None:
         with self._guard:
-            file = self._locks.pop((group, pchannel), None)
             recorded = (group, pchannel) in self._recorded
             self._recorded.discard((group, pchannel))
-        if file is not None:
-            try:
-                if recorded:  # before the lock is free: the next claim writes this row
-                    with self._writing() as db:
-                        db.execute("delete from claim where grp = ? and lane = ?", (group, pchannel))
-            finally:
-                os.close(file)
+        try:
+            if recorded:  # before the lock is free: the next claim writes this row
+                with self._writing() as db:
+                    db.execute("delete from claim where grp = ? and lane = ?", (group, pchannel))
+        finally:
+            self._locks.release(_lock_name(group, pchannel))
 
     def locked_until(self, group: str, pchannel: str) -> float:
-        return math.inf if (group, pchannel) in self._locks else -math.inf  # a file lock ends with its process
+        return (
+            math.inf if _lock_name(group, pchannel) in self._locks else -math.inf
+        )  # a file lock ends with its process
 
     def close(self) -> None:
         with self._guard:
-            locks, self._locks = self._locks, {}
-            for file in locks.values():
-                os.close(file)
+            self._locks.close()
             self._db.close()
 
 

@@ -80,12 +80,13 @@ class Spool(Closeable):
         except OSError:
             os.close(self._lock_file)
             raise SpoolBusy(f"the spool in {folder} belongs to another process: give each producer its own") from None
+        self._channels: dict[str, SpoolChannel] = {}
         try:
-            self._channels = {
-                unquote(each.name): SpoolChannel(self, each) for each in sorted(folder.iterdir()) if each.is_dir()
-            }
+            for each in sorted(folder.iterdir()):
+                if each.is_dir():
+                    self._channels[unquote(each.name)] = SpoolChannel(self, each)
         except BaseException:
-            os.close(self._lock_file)
+            self.close()
             raise
 
     @property
@@ -155,13 +156,17 @@ class SpoolChannel:
         self._file = -1
         self._settled = _read_progress(path / "progress")
         self._progress = os.open(path / "progress", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._recover()
-        self._attempted = -1
-        if (path / "attempted").exists():
-            self._attempted = _read_progress(path / "attempted")
-        else:
-            self.mark_attempted(self._next - 1)  # entries of an earlier build may have been sent
-        sync(path)
+        try:
+            self._recover()
+            self._attempted = -1
+            if (path / "attempted").exists():
+                self._attempted = _read_progress(path / "attempted")
+            else:
+                self.mark_attempted(self._next - 1)  # entries of an earlier build may have been sent
+            sync(path)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def entries(self) -> int:

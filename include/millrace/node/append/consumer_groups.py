@@ -57,7 +57,7 @@ LONGEST_LEASE: Final = 300.0
 FLUSH_SECONDS: Final = 0.2
 """Seconds between two writes of the moves that may be written later; longer with more than 10 groups."""
 MAX_LEASES: Final = 16_384
-"""Claims to lanes at one server. On one machine each is a file lock, so an open file."""
+"""Claims to lanes at one server."""
 MAX_LANES: Final = 1024
 """Lanes of one member."""
 MAX_MEMBERS: Final = 4096
