@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 RUN_MARK = f"{TEST_PREFIX}RUN"
 """In the environment of every process that comes from this test run; never read by Millrace."""
 
+OPEN_FILES = 700
+"""At the end of a run, in each of its processes. A descriptor above 1,023 is none for select()."""
+
 hypothesis.settings.register_profile(
     "ci",
     derandomize=True,
@@ -205,7 +208,9 @@ def _processes_of_this_run(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_outlives_the_run() -> Iterator[None]:
-    """Settings come from the tests alone, and no process of the run is left when its last fixture is gone."""
+    """Settings come from the tests alone, and when the run's last fixture is gone, no process and few open files are
+    left.
+    """
     for variable in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[variable]
     mark = uuid.uuid4().hex
@@ -213,6 +218,9 @@ def nothing_outlives_the_run() -> Iterator[None]:
     with prefork.servers() if QUICK else nullcontext():
         yield
     running_brokers.stop_all()
+    gc.collect()
+    me = psutil.Process()
+    number, paths = me.num_fds(), [each.path for each in me.open_files()]
     _, alive = psutil.wait_procs(_processes_of_this_run(mark), timeout=15)
     left = [
         f"{process.pid} {' '.join(process.cmdline()) or process.name()}" for process in alive if process.is_running()
@@ -220,6 +228,7 @@ def nothing_outlives_the_run() -> Iterator[None]:
     for process in alive:
         process.kill()
     assert not left, "processes outlived the test run:\n" + "\n".join(left)
+    assert number < OPEN_FILES, f"{number} files are open at the end of the run; regular ones: {sorted(paths)[:100]}"
 
 
 @pytest.fixture
