@@ -139,7 +139,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(running: tuple[LocalServer, str]) -> Iterator[Proxy]:
-    proxy = Proxy(running[0], b"/v3/kv/txn" if running[0].url.startswith("etcd") else b"COMMIT")
+    proxy = Proxy(running[0], b"/v3/kv/txn" if running[0].url.startswith("etcd") else b"\x03COMMIT")  # a query of this
     yield proxy
     proxy.close()
 

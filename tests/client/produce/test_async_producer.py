@@ -65,8 +65,8 @@ def test_tasks_share_messages_and_wake_the_loop_once_for_each(rig: Rig, monkeypa
 
     with rig.producer() as producer:
         messages = asyncio.run(run())
-    assert len(messages) <= 3
-    assert len(appends) <= 3
+    assert len(messages) <= TASKS / 10, "three, unless the machine is busy"
+    assert len(appends) <= TASKS / 10
 
 
 def test_a_task_that_is_alone_waits_for_no_other(rig: Rig) -> None:
