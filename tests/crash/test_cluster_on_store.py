@@ -10,7 +10,6 @@ import random
 import threading
 import time
 import uuid
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,8 @@ import pytest
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
 from millrace.demo.cluster import LocalCluster
-from millrace.operations.verification import verify_channel, verify_collections
-from millrace.storage.table import table_at
-from millrace.tables.collections.data_tables import rows_uri
-from millrace.tables.wal.reader import WalSnapshot
-from millrace.tables.wal.table import WalTable
 from tests import running_brokers
-from tests.crash.test_cluster_moves import WAIT, goes_on, on_kafka, streaming, until, wait_flushed
+from tests.crash.test_cluster_moves import WAIT, check, goes_on, on_kafka, streaming, until, wait_flushed
 from tests.s3_server import Faults, bucket
 
 NODES = ("n1", "n2", "n3")
@@ -86,13 +80,4 @@ def test_nodes_die_at_any_moment_and_every_row_is_there_once(
             assert set(cluster.stop().values()) == {0}, cluster.log_tails()
             assert stream.failures == []
             faults.break_request = lambda method, path: ""
-            table = table_at(rows_uri(settings, collection.id))
-            there = Counter(table.delta.to_pyarrow_table(filesystem=table.store.filesystem)["id"].to_pylist())
-            assert set(there) == set(range(stream.count)), "rows are missing, or nobody appended them"
-            assert max(there.values()) == 1, "rows are there twice"
-            snapshot, wal = WalSnapshot.open(settings.wal_uri), WalTable.open(settings.wal_uri)
-            assert snapshot is not None
-            for pchannel in snapshot.pchannels():
-                report = verify_channel(snapshot, wal, client.log, pchannel)
-                assert report.ok, report
-            assert all(each.ok for each in verify_collections(settings).values())
+            check(settings, client, collection, stream.count)
