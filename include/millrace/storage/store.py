@@ -169,6 +169,39 @@ class ConditionalStore(TableStore, Protocol):
         ...
 
 
+class TaggedStore(ConditionalStore, Protocol):
+    """A store whose small files are changed by compare-and-set: a file's tag changes with its content."""
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """Return the bytes of a file and its tag; None if it does not exist."""
+        ...
+
+    def put_new(self, name: str, data: bytes) -> str | None:
+        """Create a file as ``put_if_absent`` does, and return its tag; None if the name is taken."""
+        ...
+
+    def replace_tagged(self, name: str, data: bytes, tag: str) -> str | None:
+        """Replace the file `name` if `tag` is its tag. Return its new tag, or None if it has another.
+
+        Raises StoreCannotPublish if the store ignores the condition. After an OSError the file may be replaced.
+        """
+        ...
+
+    def require_tagged_puts(self) -> None:
+        """Raise StoreCannotPublish if the store ignores that condition. Asks it once for each process and bucket."""
+        ...
+
+
+def tagged(store: TableStore) -> TaggedStore:
+    """Return `store` if it has ``replace_tagged``. Raises StoreCannotPublish."""
+    if not callable(getattr(store, "replace_tagged", None)):
+        raise StoreCannotPublish(
+            f"the store of {store.uri} has no replace_tagged, so it cannot have the state of streams: use a newer"
+            " version of the package that registers it"
+        )
+    return cast(TaggedStore, store)
+
+
 def conditional(store: TableStore) -> ConditionalStore:
     """Return `store` if it has ``put_if_absent``. Raises StoreCannotPublish."""
     if not callable(getattr(store, "put_if_absent", None)):

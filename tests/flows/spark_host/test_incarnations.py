@@ -207,7 +207,28 @@ def test_a_driver_that_lost_the_stream_while_it_computed_a_batch_sends_nothing(s
     owner.keep(InFlight(Noted(7), {"dml_0": 3}))
     with pytest.raises(StreamBusy, match="another driver writes to 'one' by now"):
         former.keep(InFlight(Noted(6), {"dml_0": 2}))
+    with pytest.raises(StreamBusy):
+        former.load()  # to send it
     found = owner.load()
     assert found is not None
     assert found.noted.batch_id == 7, "the former driver's batch is not in place of it"
     owner.keep(InFlight(Noted(8), {}))
+
+
+def test_a_driver_that_slept_through_a_move_of_the_tables_sends_nothing(shared: Settings) -> None:
+    kept, moved = Incarnations(shared, "one"), replace(shared, tables=f"{shared.tables}-moved")
+    with kept.locked():
+        folder = incarnations.sink_folder(kept.checkpoint(kept.admitted(stream())))
+        sleeper = FolderJournal(folder, "one")
+        sleeper.keep(InFlight(Noted(3), {"dml_0": 1}))
+        inner = FolderJournal(f"{folder}/late", "one")  # an operator's second sink
+    after = Incarnations(moved, "one")
+    with after.locked():
+        owner = FolderJournal(incarnations.sink_folder(after.checkpoint(after.admitted(stream()))), "one")
+        for each in (sleeper, inner):
+            with pytest.raises(StreamBusy, match="another driver writes"):
+                each.keep(InFlight(Noted(4), {"dml_0": 2}))
+        found = owner.load()
+        assert found is not None
+        assert found.noted.batch_id == 3
+        assert owner.producer_id == sleeper.producer_id

@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from millrace.base.files import make_folder, replace_json
 from millrace.flows.sinks.sink import Verdicts
-from millrace.storage.store import store_at
+from millrace.storage.store import StoreUnreachable, conditional, store_at
 
 Folder: TypeAlias = Path | str
 """A path, or a URI in an object store."""
@@ -54,14 +54,31 @@ def keep_note(folder: Folder, file: str, value: Any, *, synced: bool = True) -> 
         store_at(folder).replace(file, f"{json.dumps(value)}\n".encode())
 
 
-def name_in(folder: Folder, file: str) -> str:
-    """Return the random name in `file` of `folder`. It is created with the folder."""
+def create_note(folder: Folder, file: str, value: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a small file, which is created with `value` if it does not exist.
+
+    In an object store it is created once, even if several drivers begin at the same time.
+    """
     create_folder(folder)
     found = read_note(folder, file)
+    if found is not None:
+        return found
+    if isinstance(folder, Path):
+        keep_note(folder, file, value)
+        return value
+    try:
+        created = conditional(store_at(folder)).put_if_absent(file, f"{json.dumps(value)}\n".encode())
+    except OSError:
+        created = False  # it may be there
+    found = value if created else read_note(folder, file)
     if found is None:
-        found = {"name": uuid.uuid4().hex}
-        keep_note(folder, file, found)
-    return str(found["name"])
+        raise StoreUnreachable(f"{folder}/{file}: the store did not create it")
+    return found
+
+
+def name_in(folder: Folder, file: str) -> str:
+    """Return the random name in `file` of `folder`. It is created with the folder."""
+    return str(create_note(folder, file, {"name": uuid.uuid4().hex})["name"])
 
 
 def begun(folder: Folder, *, at: int | None = None) -> int:
@@ -69,13 +86,8 @@ def begun(folder: Folder, *, at: int | None = None) -> int:
 
     It identifies and orders the incarnations of a query, each of which counts its batches from 0.
     """
-    create_folder(folder)
     file = "opensearch.json"  # an earlier build's name: only that sink had it
-    found = read_note(folder, file)
-    if found is None:
-        found = {"begun": int(time.time()) if at is None else at}
-        keep_note(folder, file, found)
-    return int(found["begun"])
+    return int(create_note(folder, file, {"begun": int(time.time()) if at is None else at})["begun"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,12 +226,25 @@ class Incarnations:
         here, home = state.place or self._local, self.home
         if str(here) == str(home):
             return state
+        self._claim_journals(here)
         copy_folder(here, home)
         hit("streams.copied")
         state = self._change(lambda found: replace(found, place="" if isinstance(home, Path) else home))
         hit("streams.moved")
         remove_folder(here, but={LOCK, STATE})
         return state
+
+    def _claim_journals(self, here: Folder) -> None:
+        """Take the sinks' journals below `here` from a driver that was suspended: it has not heard of the new place.
+
+        Raises StreamBusy while it holds them on this machine.
+        """
+        from millrace.flows.sinks.collection.journal import FILE, FolderJournal
+
+        for name in list_below(store_at(here)):
+            folder, _, file = name.rpartition("/")
+            if file == FILE:
+                FolderJournal(below(here, folder), self.name).close()
 
     def hand(self) -> None:
         """Store, before a micro-batch is passed to the sink, that the checkpoint is in use.

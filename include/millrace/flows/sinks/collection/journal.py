@@ -51,14 +51,14 @@ from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.transaction import TXN_ENDED
 from millrace.flows.hold import wait_while_held
 from millrace.flows.sinks.collection.atomic import begun_again, is_commit, transaction_of
-from millrace.flows.sinks.memory import Folder, Noted, create_folder, keep_note, read_note
+from millrace.flows.sinks.memory import Folder, Noted, create_folder, create_note
 from millrace.message.ids import pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
-from millrace.storage.store import store_at
+from millrace.storage.store import StoreUnreachable, TaggedStore, store_at, tagged
 from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.reasons import Reason
@@ -73,9 +73,10 @@ _PLACES: Final = pa.list_(pa.list_(pa.int64()))
 _SCHEMA: Final = pa.schema(
     [pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary()), pa.field("places", _PLACES)]
 )
-_NAME: Final = "batch.arrow"
-_OWNER: Final = "owner.json"
-"""Of the journal in an object store: the driver that opened it last."""
+FILE: Final = "batch.arrow"
+"""Name of a journal in its folder."""
+_CLAIMS: Final = 10
+"""Attempts to claim a journal in an object store."""
 _HELD: Final = ""
 """The key of `held` messages in the journal, in place of a PChannel."""
 _logger: Final = logging.getLogger(__name__)
@@ -384,19 +385,23 @@ class Journal:
 class FolderJournal:
     """The journal of a Spark query's sink, in a folder of the query's checkpoint.
 
-    In an object store the query's own lock excludes other processes (millrace.flows.spark_host.incarnations). A driver
-    that lost its lock while it computed a batch finds the name of the next one here: it journals and sends nothing.
+    On a disk a lock excludes other processes. In an object store the journal is changed by compare-and-set: opening it
+    replaces it by itself under this driver's name. A former driver, which was suspended or cut off, has the tag of an
+    older one, so it journals and sends nothing more.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
-        """Raises StreamBusy, which mentions `name`, if another process holds `folder`."""
+        """Raises StreamBusy, which mentions `name`, if another process holds `folder`; StoreCannotPublish, OSError."""
         create_folder(folder)
         self._folder, self._name = folder, name
         self._lock = _held(folder, name) if isinstance(folder, Path) else None
         self._owner = uuid.uuid4().hex
-        if self._lock is None:
-            keep_note(folder, _OWNER, {"owner": self._owner})
-        self.producer_id = _identity(folder)
+        self._tag = ""
+        if not isinstance(folder, Path):
+            self._claim(tagged(store_at(folder)))
+        self.producer_id = int(
+            create_note(folder, "producer.json", {"producer_id": secrets.randbits(61) + 1})["producer_id"]
+        )
 
     def noted(self) -> Noted:
         """Return the last noted batch, or, if a crash lost the note, the one before the journal's."""
@@ -408,37 +413,29 @@ class FolderJournal:
             return before
 
     def load(self) -> InFlight | None:
+        """Return the batch (JournalFiles.load). Raises StreamBusy if another driver has opened the journal since."""
         if not isinstance(self._folder, Path):
-            body = store_at(self._folder).read(_NAME)
-            if body is None:
-                return None
-            with pa.ipc.open_file(body) as reader:
-                return read_batch(reader)[0]
-        path = self._folder / _NAME
+            body, tag = tagged(store_at(self._folder)).read_tagged(FILE) or (b"", "")
+            if tag != self._tag:  # its owner sends what is in it
+                raise self._lost()
+            return _batch_of(body)
+        path = self._folder / FILE
         if not path.exists():
             return None
-        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            return read_batch(reader)[0]
+        with pa.memory_map(str(path)) as file:
+            return _batch_of(file)
 
     def keep(self, batch: InFlight) -> None:
         if not isinstance(self._folder, Path):
-            body = io.BytesIO()
-            write_batch(body, batch, {})
-            self._require_owned()
-            store_at(self._folder).replace(_NAME, body.getvalue())
-            self._require_owned()  # before anything is sent: another one may have begun meanwhile
+            if not self._replace(tagged(store_at(self._folder)), batch, self._tag):
+                raise self._lost()
             return
-        draft = self._folder / f".{_NAME}"
+        draft = self._folder / f".{FILE}"
         with pa.OSFile(str(draft), "wb") as file:
             write_batch(file, batch, {})
         sync(draft)
-        draft.replace(self._folder / _NAME)
+        draft.replace(self._folder / FILE)
         sync(self._folder)
-
-    def _require_owned(self) -> None:
-        found = read_note(self._folder, _OWNER)
-        if found is None or found["owner"] != self._owner:
-            raise StreamBusy(f"another driver writes to {self._name!r} by now: this one was cut off or suspended")
 
     def done(self, noted: Noted) -> None:
         noted.keep(self._folder, synced=False)
@@ -446,6 +443,47 @@ class FolderJournal:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+    def _lost(self) -> StreamBusy:
+        return StreamBusy(f"another driver writes to {self._name!r} by now: this one was cut off or suspended")
+
+    def _claim(self, store: TaggedStore) -> None:
+        """Replace the journal by itself, so that its former driver has the tag of an older one."""
+        store.require_tagged_puts()
+        for _ in range(_CLAIMS):
+            found = store.read_tagged(FILE)
+            batch = None if found is None else _batch_of(found[0])
+            if self._replace(store, batch or InFlight(Noted(), {}), "" if found is None else found[1]):
+                return
+        raise StreamBusy(f"several drivers open the journal of {self._name!r} at the same time: stop all but one")
+
+    def _replace(self, store: TaggedStore, batch: InFlight, tag: str) -> bool:
+        """Replace the journal that has `tag`, or create it. Return False if another driver did so. Raises OSError."""
+        body = io.BytesIO()
+        write_batch(body, batch, {"owner": self._owner, "write": uuid.uuid4().hex})
+        data = body.getvalue()
+        unknown: StoreUnreachable | None = None
+        made: str | None = None
+        try:
+            made = store.replace_tagged(FILE, data, tag) if tag else store.put_new(FILE, data)
+        except StoreUnreachable as error:
+            unknown = error  # its answer may be lost
+        if made is None:  # a refusal, too, may be that of a request that was sent twice
+            found, now = store.read_tagged(FILE) or (b"", "")
+            if found != data:
+                if unknown is not None and now == tag:
+                    raise unknown  # it may still come
+                return False
+            made = now
+        self._tag = made
+        return True
+
+
+def _batch_of(file: pa.NativeFile | bytes) -> InFlight | None:
+    """Return the batch of a journal's file; None if nothing was journaled yet."""
+    with pa.ipc.open_file(file) as reader:
+        batch = read_batch(reader)[0]
+    return None if batch.noted.batch_id < 0 else batch
 
 
 def _held(folder: Path, name: str) -> IO[bytes]:
@@ -540,15 +578,6 @@ def _entries(messages: Sequence[MutableMessage]) -> list[list[MutableMessage]]:
     """Return the messages of each entry. The ends of transactions, which come last, have their own entries."""
     ends = [each for each in messages if is_commit(each)]
     return [*group_messages(each for each in messages if not is_commit(each)), *group_messages(ends)]
-
-
-def _identity(folder: Folder) -> int:
-    """Return the producer's id, which is created with the folder."""
-    found = read_note(folder, "producer.json")
-    if found is None:
-        found = {"producer_id": secrets.randbits(61) + 1}
-        keep_note(folder, "producer.json", found)
-    return int(found["producer_id"])
 
 
 def _decoded(entry: bytes, places: Sequence[Sequence[int] | None] | None) -> list[MutableMessage]:

@@ -185,11 +185,12 @@ class LaneJournal:
         write_batch(body, batch, {"lane": facts})
         number = self._number + 1
         try:
-            created = self._store.put_if_absent(self._path(number), body.getvalue())
-            newest = self._newest() if created else number + 1
-            if newest > number:
+            if not self._store.put_if_absent(self._path(number), body.getvalue()):
                 return False
-            self._store.delete([self._path(each) for each in self._numbers() if each < number])
+            numbers = self._numbers()
+            if max(numbers, default=0) > number:
+                return False
+            self._store.delete([self._path(each) for each in numbers if each < number])
         except OSError as error:
             raise SinkBusy(f"lane {self._lane}: its journal cannot be written: {error}", retry_after=1.0) from None
         self._number = number
