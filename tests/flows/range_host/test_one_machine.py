@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from millrace.base.errors import LogUnavailable, PipelineBusy
+from millrace.base.errors import LogUnavailable, PipelineBusy, StreamBusy
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
 from millrace.flows.range_host.definition import FlowCommitter, FlowRun
@@ -176,6 +176,44 @@ def test_a_range_of_a_machine_that_was_suspended_is_fenced(kafka: Brokers, tmp_p
     finally:
         first.close()
         second.close()
+
+
+def test_one_driver_of_spark_runs_a_flow_and_one_that_was_suspended_commits_nothing(
+    kafka: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.send("drivers", [(b"%d" % each, b"{}", []) for each in range(3)])
+    declared = flow(kafka, "drivers", deployment="airflow")
+    settings = [replace(machine(tmp_path, name), session_seconds=1.0) for name in ("a", "b")]
+    first, second = (FlowRun(each, declared, on_spark=True) for each in settings)
+    committers: list[FlowCommitter] = []
+    try:
+        first.prepare()
+        committers.append(first.committer(None))
+        with pytest.raises(StreamBusy, match="'p' runs in another process"):
+            second.prepare()
+        with pytest.raises(PipelineBusy, match="has workers with a lease"):
+            require_no_members(settings[1], declared)
+        schedule: RangeSchedule[Work] = RangeSchedule(first.planner())
+        work = schedule.plan(schedule.next_offset(START))
+        schedule.close()
+        done = [first.run(each) for each in work]
+        (member,) = first._members
+        assert isinstance(member, LeasedMember)
+        member._keeper.close()  # it is suspended
+        second.prepare()
+        with pytest.raises(StreamBusy, match="start it again") as lost:
+            committers[0].commit(done)
+        assert lost.value.retriable, "Airflow starts it again"
+        monkeypatch.setattr(FlowRun, "require_held", lambda _: None)  # it looked just before its lease ended
+        assert len(committers[0].commit(done).fenced) == 1
+        assert sum(each.records_in for each in positions_of(settings[1], "p").values()) == 0
+    finally:
+        for each in committers:
+            each.close()
+        for driver in (first, second):
+            driver.stop_tasks()
+            driver.end()
+    require_no_members(settings[0], declared)
 
 
 @pytest.mark.slow

@@ -10,14 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from millrace.base.errors import InvalidSettings, MemoryExceeded
+from millrace.base.errors import InvalidSettings, LogUnavailable, MemoryExceeded, StreamBusy
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings, in_executor_folder, settings_of_executor
 from millrace.flows.declare.errors import require_within
 from millrace.flows.declare.flow import Flow
 from millrace.flows.declare.steps import Lookup
-from millrace.flows.declare.worker import AIRFLOW
 from millrace.flows.errors.place import ensure_errors
 from millrace.flows.isolation import Attempts
 from millrace.flows.range_host.beat import Beat
@@ -74,7 +73,7 @@ class FlowRun(LoopDefinition[Work, Done]):
     worker: int = 0
     """Its number among the workers of this machine."""
     on_spark: bool = False
-    """Whether ranges are Spark's tasks. One driver reads all lanes; commits of positions alone fence another."""
+    """Whether ranges are Spark's tasks. One driver reads all lanes: with a meta store, the one that has its lease."""
     claims: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     """If workers divide the partitions: the number of this worker's newest commit, by task that it holds."""
     _members: list[Member] = field(default_factory=list, compare=False, repr=False)
@@ -124,6 +123,7 @@ class FlowRun(LoopDefinition[Work, Done]):
         source = self.flow.source
         if self.on_spark:
             require_tasks(self.settings, self.flow)
+            self._hold()
         reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
         with DocumentCopies(self.settings, self.flow.name) as documents:  # as the last machine left them
             documents.refresh()
@@ -157,6 +157,10 @@ class FlowRun(LoopDefinition[Work, Done]):
                 (before, replace((before or Position(task, 0)).moved(start), topic_id=ids.get(_topic(task), "")))
             )
         gone = [each for task, each in known.items() if inherited and task not in ends and not each.forgotten]
+        if self.on_spark and self._members:
+            # The ranges of a driver that was suspended or cut off begin at an older commit, so they are fenced.
+            held = [each for each in known.values() if not each.forgotten and each not in gone]
+            begins += [(each, each.moved(each.position)) for each in held]
         begins += [(each, replace(each.moved(FORGOTTEN), generation=each.generation + 1)) for each in gone]
         if begins:
             commit_positions(table, begins)
@@ -205,6 +209,27 @@ class FlowRun(LoopDefinition[Work, Done]):
             if stop.wait(_WAIT_SECONDS):
                 return False
         return True
+
+    def _hold(self) -> None:
+        """Take the lease of the flow, for a driver of Spark. Raises StreamBusy if another process has it."""
+        if not runs_alone(self.settings, self.flow):
+            return
+        instance = instance_name(self.settings, self.worker)
+        member = LeasedMember.of_flow(self.settings, self.flow.name, instance, alone=True)
+        self._members.append(member)
+        try:
+            member.wait_joined(2 * self.settings.session_seconds)
+        except LogUnavailable as error:
+            self.leave()
+            raise StreamBusy(f"{self.flow.name!r} runs in another process: stop it first ({error})") from None
+
+    def require_held(self) -> None:
+        """Raise StreamBusy if this driver of Spark lost its flow's lease, so that another one may run the flow."""
+        if self.on_spark and any(isinstance(each, LeasedMember) and not each.held for each in self._members):
+            raise StreamBusy(
+                f"the driver of {self.flow.name!r} did not reach the meta store for too long, so another machine may"
+                " run it: start it again"
+            )
 
     def leave(self) -> None:
         """Leave the group. Idempotent."""
@@ -289,6 +314,7 @@ class FlowRun(LoopDefinition[Work, Done]):
             beat.close()
             beat.say(state, cause)
             _logger.info("%s is %s %s", self.name, state, cause)
+        self.leave()
 
     def stop_tasks(self, names: Iterable[str] | None = None) -> None:
         """Close the tasks that are open in this process: all, or those of `names`."""
@@ -335,7 +361,7 @@ def require_tasks(settings: Settings, flow: Flow) -> None:
 
 def runs_alone(settings: Settings, flow: Flow) -> bool:
     """Return whether a lease in the meta store restricts the flow to one worker across all machines."""
-    return bool(settings.meta_store) and not flow.divided and flow.deployment != AIRFLOW
+    return bool(settings.meta_store) and not flow.divided
 
 
 class FlowPlanner(Planner[Work, int]):
@@ -505,6 +531,7 @@ class FlowCommitter:
 
     def commit(self, reports: Sequence[Done], /) -> CommitResult[Done]:
         begun = time.monotonic()
+        self._run.require_held()
         for each in reports:
             if each.failure is not None:
                 health = self.supervision.failed(each.channel, code=each.failure.code, cause=each.failure.message)
