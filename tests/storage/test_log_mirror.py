@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.storage import log_mirror
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.delta_log import LOG_FOLDER, commit_file, trim_log
 from millrace.storage.file_sink import FileSink
-from millrace.storage.log_mirror import LogMirror, ObjectCache, announce, announced, shrink
+from millrace.storage.log_mirror import LogMirror, ObjectCache, announce, announced, note_heard, shrink
 from millrace.storage.table import LogMaintenance, TableHandle, create_table, table_at
 from tests.storage.faulty import FaultyObjects, handle_on
 
@@ -174,6 +174,131 @@ def test_commits_of_another_machine_are_found_within_the_idle_time(
     now[0] += log_mirror.IDLE_SECONDS
     poller.poll()
     assert poller.version == 1
+
+
+class Clock:
+    """A machine's clock, and what its pollers ask of the store."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = log_mirror.boot_seconds()
+        monkeypatch.setattr(log_mirror, "boot_seconds", lambda: self.now)
+
+    def count(self, store: FaultyObjects, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        asked: list[str] = []
+        for name in ("read_tagged", "size", "list_log"):
+            call = getattr(store, name)
+            monkeypatch.setattr(store, name, lambda part, call=call: asked.append(part) or call(part))
+        return asked
+
+
+def test_the_pollers_of_a_machine_cost_no_more_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = objects(tmp_path / "t"), Clock(monkeypatch)
+    pollers = [handle_on(store) for _ in range(20)]
+    for _ in range(900):  # their pauses grow at first
+        clock.now += 1
+        for each in pollers:
+            each.poll()
+    asked, seconds = clock.count(store, monkeypatch), 4 * 3600
+    for _ in range(seconds // 10):
+        clock.now += 10
+        for each in pollers:
+            each.poll()
+    looks = seconds / log_mirror.IDLE_SECONDS
+    assert looks / 2 < len(asked) <= looks + seconds / log_mirror.SEEN_SECONDS + 20
+
+
+def test_a_machine_that_hears_the_others_looks_less_until_its_carrier_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = objects(tmp_path / "root" / "collections" / "7"), Clock(monkeypatch)
+    poller = handle_on(store)
+    clock.now += 10_000
+    poller.poll()
+    asked = clock.count(store, monkeypatch)
+
+    def looks(seconds: int, *, carried: bool) -> int:
+        asked.clear()
+        for number in range(seconds):
+            clock.now += 1
+            if carried and number % 5 == 0:
+                note_heard(store.uri.removesuffix("/collections/7"))
+            poller.poll()
+        return len([each for each in asked if each.endswith(".json")])
+
+    hour, note = 3600, log_mirror.SEEN_SECONDS
+    assert looks(hour, carried=True) <= hour / log_mirror.HEARD_SECONDS + hour / note + 2
+    assert looks(hour, carried=False) >= hour / log_mirror.IDLE_SECONDS - 5, "the carrier ended"
+    note_heard(f"{tmp_path}/another/root")
+    assert looks(600, carried=False) >= 600 / log_mirror.IDLE_SECONDS - 1, "that is another deployment's"
+
+
+def test_a_look_of_an_earlier_boot_or_of_another_machine_does_not_count(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = objects(tmp_path / "t"), Clock(monkeypatch)
+    poller, other = handle_on(store), handle_on(store)
+    clock.now += 10_000
+    poller.poll()
+    commit(table_at(tmp_path / "t"))  # announces nothing here
+    clock.now += log_mirror.IDLE_SECONDS - 1
+    (note,) = (cache / "looks").iterdir()
+    version, _, boot = note.read_text().split()
+    note.write_text(f"{version} {clock.now} {boot}")
+    clock.now += 1
+    poller.poll()
+    assert poller.version == 0, "another process says that it has just looked"
+    note.write_text(f"{version} {clock.now} another-boot")
+    clock.now += log_mirror.IDLE_SECONDS
+    note.write_text(f"{version} {clock.now} another-boot")
+    other.poll()
+    assert other.version == 1
+
+
+def test_notes_of_looks_are_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_mirror, "NEWS_FILES", 50)
+    monkeypatch.setattr(log_mirror, "CHECK_EVERY", 10)
+    store, clock = objects(tmp_path / "t"), Clock(monkeypatch)
+    poller = handle_on(store)
+    for number in range(200):
+        clock.now += log_mirror.IDLE_SECONDS
+        announce(f"s3://box/tables/{number}")
+        with monkeypatch.context() as patch:
+            patch.setattr(FaultyObjects, "uri", f"s3://box/tables/{number}")
+            poller.refresh()
+    assert 10 < len(list((cache / "looks").iterdir())) <= 50 + 10
+
+
+@example([("poll", 0), ("commit", 0), ("open", 1), *[("pass", 39), ("poll", 1)] * 3, ("poll", 0)])
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["commit", "open", "poll", "poll", "pass", "pass"]), st.integers(0, 39)), max_size=60
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_each_poller_of_a_machine_finds_a_commit_of_another_within_the_idle_time(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("world")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLRACE_CACHE", str(folder / "cache"))
+        store, clock = objects(folder / "t"), Clock(patch)
+        pollers = [handle_on(store) for _ in range(3)]
+        clock.now += 10_000
+        committed = [clock.now]  # when each version was
+        for step, number in steps:
+            clock.now += 0.5
+            which = number % len(pollers)
+            if step == "commit":
+                commit(table_at(folder / "t"))  # announces nothing here
+                committed.append(clock.now)
+            elif step == "open":
+                pollers[which] = handle_on(store)
+            elif step == "pass":
+                clock.now += number
+            else:
+                pollers[which].poll()
+                due = sum(at <= clock.now - log_mirror.IDLE_SECONDS for at in committed) - 1
+                assert pollers[which].version >= due
 
 
 def test_a_log_with_a_gap_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ looking for news is one request, and a commit is the conditional put of the entr
 News of commits travel by a file that each process of this machine replaces after a commit (:func:`announce`), and to
 other machines of a cluster by the meta store (millrace.coord.machine.table_news). A poller
 (:meth:`LogMirror.has_news`) asks the store only if such a file changed, or after a pause that grows with the time since
-the last news, up to IDLE_SECONDS: so it finds commits of machines that are not heard.
+the last news: so it finds commits of machines that are not heard. The pollers of a machine share these looks: one of
+them asks, and notes the version that it found. The pause is at most IDLE_SECONDS, or HEARD_SECONDS while the news of
+other machines reach this one.
 
 A log on an object store keeps each entry for the store's ``log_seconds``. So a version that was the newest a moment ago
 is still in the log, and its successor, if there is one, too: that is checked by a request only after SEEN_SECONDS.
@@ -34,6 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
+from millrace.base.process import boot_id
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.storage.delta_log import (
     LAST_CHECKPOINT_FILE,
@@ -50,13 +53,19 @@ from millrace.storage.store import ConditionalStore, TableStore
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-SEEN_SECONDS: Final = 60.0
-"""Time for which a version that was the newest is assumed to be still in the log."""
+SEEN_SECONDS: Final = 600.0
+"""Time for which a version that was the newest is assumed to be still in the log: far less than an entry stays."""
 CACHE_BYTES: Final = 256 << 20
 """Bound of the cache on disk. It is checked every CHECK_EVERY new files, so it may be exceeded by as many."""
 CHECK_EVERY: Final = 256
 IDLE_SECONDS: Final = 60.0
-"""Longest time between two looks of a poller at the store."""
+"""Longest time between two looks of a machine's pollers at a table."""
+HEARD_SECONDS: Final = 300.0
+"""The same while the news of other machines reach this one."""
+HEARD_FRESH: Final = 15.0
+"""Time after which the carrier of news (:func:`note_heard`) counts as gone."""
+SHARED_AFTER: Final = 5.0
+"""A look is noted for others if the poller's last one was so long ago: not those of commits under load."""
 QUIET_SHARE: Final = 0.1
 """A poller's pause as a share of the time since the last news."""
 
@@ -66,10 +75,15 @@ NEWS_FILES: Final = 10_000
 _NEWS: Final = "news"
 _REMOTE_NEWS: Final = "news-of-others"
 _ALL_NEWS: Final = "news-of-all"
+_LOOKED: Final = "looks"
+_HEARD: Final = "heard"
 _TOKEN_BYTES: Final = 16
 _TICK_NS: Final = 100_000_000
 _news_guard = threading.Lock()
-_tellings = itertools.count()
+_writes: Final[dict[str, itertools.count[int]]] = {}
+"""Files that this process wrote, by kind."""
+_DEPTH: Final = 4
+"""Levels of folders between a table and the root of its deployment's tables, at most."""
 _FEW: Final = 16
 """Commits that are fetched one by one; for more, the log is listed."""
 _LOOKS: Final = 3
@@ -168,6 +182,7 @@ class LogMirror:
         It must if there are many, or if the log no longer has `version`.
         """
         begun, newest, token = boot_seconds(), version, announced(self._store.uri)
+        unasked, shared = token == self._token, begun - self._looked_at >= SHARED_AFTER
         while (found := self._store.read_tagged(commit_file(newest + 1))) is not None:
             if newest == version + _FEW:
                 return None
@@ -178,16 +193,27 @@ class LogMirror:
             return None
         self._newest_at = self._looked_at = begun
         self._token = token
+        if shared:
+            _note_look(self._store.uri, newest, begun)
         if newest != version:
             self._news_at = begun
+            if unasked:
+                remote_news(self._store.uri)  # nobody announced it to the other pollers of this machine
         return newest
 
-    def has_news(self) -> bool:
-        """Return whether a look at the store is worth its request: a poller's question."""
+    def has_news(self, version: int) -> bool:
+        """Return whether a look at the store is worth its request: the question of a poller that has `version`."""
         if announced(self._store.uri) != self._token:
             return True
         now = boot_seconds()
-        return now - self._looked_at >= min(IDLE_SECONDS, QUIET_SHARE * (now - self._news_at))
+        pause = QUIET_SHARE * (now - self._news_at)
+        if now - self._looked_at < min(IDLE_SECONDS, pause):
+            return False
+        found, at = _look_of(self._store.uri)
+        if found == version and self._looked_at < at <= now:  # another process of this machine asked
+            self._newest_at = self._looked_at = at
+        limit = HEARD_SECONDS if pause > IDLE_SECONDS and _hears(self._store.uri, now) else IDLE_SECONDS
+        return now - self._looked_at >= min(limit, pause)
 
     def seen_newest(self) -> bool:
         """Return whether the version was the newest so recently that the log still has it and its successors."""
@@ -284,20 +310,57 @@ def remote_news(uri: str, folder: Path | None = None) -> None:
 
 def announced(uri: str) -> bytes:
     """Return a text that differs after each :func:`announce`, here or on another machine that is heard."""
-    folder, name = cache_folder(), _key(uri)
+    folder, name = cache_folder(), news_key(uri)
     return b"".join(_text(folder / each / name)[:_TOKEN_BYTES] for each in (_NEWS, _REMOTE_NEWS)) + _text(
         folder / _ALL_NEWS
     )
 
 
+def note_heard(root: str, folder: Path | None = None) -> None:
+    """Note that this machine hears, until now, of all commits that other machines announced below `root`."""
+    _write((folder or cache_folder()) / _HEARD, root, str(boot_seconds()).encode())
+
+
+def _hears(uri: str, now: float) -> bool:
+    """Return whether a carrier of news for the table's deployment is at work on this machine."""
+    folder, root = cache_folder() / _HEARD, uri
+    for _ in range(_DEPTH):
+        root = root.rpartition("/")[0]
+        with suppress(ValueError):
+            if 0 <= now - float(_text(folder / news_key(root))) < HEARD_FRESH:
+                return True
+    return False
+
+
+def _note_look(uri: str, version: int, at: float) -> None:
+    """Tell the other pollers of this machine that `version` was the newest at `at`, by :func:`boot_seconds`."""
+    _write(cache_folder() / _LOOKED, uri, f"{version} {at} {boot_id()}".encode())
+
+
+def _look_of(uri: str) -> tuple[int, float]:
+    """Return the newest version that a poller of this machine found at last, and when; -1 if there was none."""
+    words = _text(cache_folder() / _LOOKED / news_key(uri)).decode(errors="replace").split()
+    try:
+        version, at, boot = int(words[0]), float(words[1]), words[2]
+    except (ValueError, IndexError):
+        return -1, -math.inf
+    # The clock begins anew with each boot, and machines may share a cache folder.
+    return (version, at) if boot == boot_id() else (-1, -math.inf)
+
+
 def _tell(folder: Path, uri: str) -> None:
+    _write(folder, uri, uuid.uuid4().bytes + uri.encode())
+
+
+def _write(folder: Path, uri: str, text: bytes) -> None:
+    """Replace the table's file in `folder`, whose number of files is bounded."""
     draft = folder / f".{uuid.uuid4().hex}"
     with suppress(OSError):  # pollers then find it by looking
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.write_bytes(uuid.uuid4().bytes + uri.encode())
-        draft.replace(folder / _key(uri))
+        draft.write_bytes(text)
+        draft.replace(folder / news_key(uri))
     with _news_guard:
-        due = next(_tellings) % CHECK_EVERY == 0
+        due = next(_writes.setdefault(folder.name, itertools.count())) % CHECK_EVERY == 0
     if due:
         _bound(folder)
 
@@ -357,8 +420,8 @@ class LocalNews:
             draft.replace(self._cache / _ALL_NEWS)
 
 
-def _key(uri: str) -> str:
-    """Return a file name for a table: two servers may have a bucket of one name."""
+def news_key(uri: str) -> str:
+    """Return a file name for a table or a root of tables: two servers may have a bucket of one name."""
     return hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL')} {uri}".encode()).hexdigest()[:32]
 
 

@@ -412,10 +412,10 @@ class TableHandle:
     def poll(self) -> None:
         """Go to the newest version that a commit of this machine announced, for callers that look again and again.
 
-        On an object store, commits of other machines are seen within a tenth of the time since the last one, at most
-        millrace.storage.log_mirror.IDLE_SECONDS. Elsewhere the same as :meth:`refresh`.
+        On an object store, commits of machines that are not heard are seen within a tenth of the time since the last
+        one, at most millrace.storage.log_mirror.IDLE_SECONDS, or HEARD_SECONDS. Elsewhere the same as :meth:`refresh`.
         """
-        if self._mirror is None or self._mirror.has_news():
+        if self._mirror is None or self._mirror.has_news(self.version):
             self.refresh()
 
     def follows(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.base.settings import Settings
 from millrace.base.settings.place import TablesPlace, write_place
-from millrace.coord.machine.table_news import LEASE_SECONDS, MAX_TABLES, PREFIX, TableNews
+from millrace.coord.machine.table_news import HEARD_EVERY, LEASE_SECONDS, MAX_TABLES, PREFIX, TableNews
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.storage import log_mirror
@@ -186,6 +186,50 @@ def test_one_process_of_a_machine_carries_and_another_takes_over(machines: Machi
     machines.round()
     assert machines.text("b", "wal") != before
     second.close()
+
+
+def test_two_deployments_of_a_machine_carry_their_own_news(machines: Machines) -> None:
+    other = Machines(machines.root, MemoryStore(machines.clock), machines.monkeypatch, "s3://box/more", machines.clock)
+    for each in (machines, other):
+        each.add("a")
+        each.add("b")
+    for each in (machines, other, machines, other):
+        each.round()
+    before = other.text("b", "wal")
+    machines.announce("a", "wal")
+    for each in (machines, other):
+        each.round()
+    assert other.text("b", "wal") == before
+    other.announce("a", "wal")
+    for each in (machines, other, other):
+        each.round()
+    assert other.text("b", "wal") != before
+    other.close()
+
+
+def test_a_machine_notes_that_it_hears_the_others_while_the_meta_store_answers(machines: Machines) -> None:
+    machines.add("a")
+    store = machines.meta
+    assert isinstance(store, Unsteady)
+
+    def heard() -> bytes:
+        (path,) = (machines.root / "a" / "objects" / "heard").iterdir()
+        return path.read_bytes()
+
+    machines.round()
+    first = heard()
+    machines.clock.now += HEARD_EVERY
+    machines.round()
+    second = heard()
+    assert second != first
+    store.list = lambda prefix, **more: _away()  # type: ignore[method-assign,assignment]
+    machines.clock.now += HEARD_EVERY
+    machines.round()
+    assert heard() == second
+
+
+def _away() -> None:
+    raise MetaUnavailable("away")
 
 
 def test_files_of_news_are_bounded(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from millrace.flows.spark_host.status import progress_name
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.runtime.child_processes import ChildProcess
+from millrace.runtime.spark.session import TIDY_SECONDS
 from tests import running_brokers
 from tests.flows.spark_host.four_streams import write_declarations
 from tests.s3_server import Faults, bucket
@@ -35,12 +36,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 NAMES = ("copied", "hourly", "rises", "arrived")
-TIDY_SECONDS = 10
-"""Instead of 300, so that the idle time below has several turns of it."""
+TIDY = 10
+"""Instead of TIDY_SECONDS, so that the idle time below has several turns of it."""
 IDLE_SECONDS = 40
 BATCH = {"copied": 26, "hourly": 45, "rises": 50, "arrived": 36}
 """Most requests of a micro-batch with two tasks."""
-IDLE_DAY = 1_500
+IDLE_DAY = 500
 """Of an idle stream with a window's state; those without have none. Looks for commits: tests/node."""
 
 
@@ -51,6 +52,7 @@ class Streams:
         self.settings, self._faults, self._db, self._topic = settings, faults, db, topic
         self.asked: Counter[tuple[str, str, str]] = Counter()
         """By stream ("": of the tables), method and what of it was asked for."""
+        self.encryptions = faults.encryptions
         faults.break_request = self._note
         self._sent = 0
 
@@ -113,7 +115,8 @@ def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Str
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
     declared, properties = write_declarations(folder, kafka=kafka.address, topic=topic), folder / "spark.conf"
-    properties.write_text(f"spark.sql.streaming.stateStore.maintenanceInterval {TIDY_SECONDS}s\n")
+    properties.write_text(f"spark.sql.streaming.stateStore.maintenanceInterval {TIDY}s\n")
+    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "AES256")
     with Faults() as faults, bucket(monkeypatch, faults.at) as uri:
         settings = replace(
             Settings.load(env={"MILLRACE_CACHE": os.environ["MILLRACE_CACHE"]}), data_dir=folder / "data",
@@ -163,7 +166,8 @@ def test_a_micro_batch_asks_little_and_an_idle_stream_next_to_nothing(
         print("idle", *sorted(idle.items()), sep="\n")
         each = {name: sum(n for (of, _, _), n in asked.items() if of == name) / turns[name] for name in NAMES}
         assert all(each[name] <= BATCH[name] for name in NAMES), (each, found)
-        tidied = sum(n for (_, _, part), n in idle.items() if part == "state") / (IDLE_SECONDS / TIDY_SECONDS)
+        tidied = sum(n for (_, _, part), n in idle.items() if part == "state") / (IDLE_SECONDS / TIDY)
         others = sum(n for (of, _, part), n in idle.items() if of and part != "state")
-        day = 86_400 / 300 * tidied + 86_400 / IDLE_SECONDS * others
+        assert set(streams.encryptions) == {"AES256"}, "Spark's own files, too"
+        day = 86_400 / TIDY_SECONDS * tidied + 86_400 / IDLE_SECONDS * others
         assert day <= IDLE_DAY, idle

@@ -1,9 +1,10 @@
 """News of commits to tables on an object store, from each machine to all others, by the meta store.
 
 A process that commits announces it to the processes of its machine (millrace.storage.log_mirror). One process of each
-machine, the one that holds the lock of the news folder, puts what its machine announced into the meta store, in one
-entry for the machine, and announces here what other machines put. So no process polls the object store for commits
-of other machines. A machine whose entry skipped some of its news counts as one that committed to every table.
+machine, the one that holds the deployment's lock in the news folder, puts what its machine announced into the meta
+store, in one entry for the machine, and announces here what other machines put. So no process polls the object store
+for commits of other machines. A machine whose entry skipped some of its news counts as one that committed to every
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from millrace.base.files import make_folder
 from millrace.base.settings import Settings, following
 from millrace.meta.store import MetaStore, Put
 from millrace.runtime.periodic import PeriodicTask
-from millrace.storage.log_mirror import LocalNews, is_mirrored, remote_news
+from millrace.storage.log_mirror import LocalNews, is_mirrored, news_key, note_heard, remote_news
 from millrace.storage.store import store_at
 
 PREFIX: Final = "news/"
@@ -32,7 +33,8 @@ MAX_TABLES: Final = 128
 """Tables that an entry names: those with the newest commits."""
 LEASE_SECONDS: Final = 600.0
 """Time after which the entry of a machine that is gone ends."""
-_LOCK: Final = ".bridge.lock"
+HEARD_EVERY: Final = 5.0
+"""Seconds between two notes that this machine hears the others."""
 
 
 class TableNews(PeriodicTask):
@@ -67,9 +69,14 @@ class TableNews(PeriodicTask):
         """Revision of each other machine's entry, and the number of its newest commit."""
         self._first = True
         self._lease, self._renewed = 0, 0.0
+        self._noted = float("-inf")
+        """When it noted that this machine hears the others."""
 
     def close(self) -> None:
         super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -80,17 +87,22 @@ class TableNews(PeriodicTask):
         if root != self._root:
             self._root, self._first = root, True
             self._tables.clear()
+            self._let_go()
         if not is_mirrored(store_at(root)) or not self._carries():
             return
         self._send()
         self._receive()
+        if self._now() - self._noted >= HEARD_EVERY:
+            self._noted = self._now()
+            note_heard(self._root, self._folder)
 
     def _carries(self) -> bool:
-        """Return whether this process is the one that carries its machine's news."""
+        """Return whether this process is the one that carries its machine's news of the deployment."""
         if self._lock >= 0:
             return True
         make_folder(self._local.folder, 0o700)
-        handle = os.open(self._local.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._local.folder / f".{news_key(self._root)}.lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

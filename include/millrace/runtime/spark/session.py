@@ -27,8 +27,9 @@ _LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options for a JVM that only plans and does bookkeeping. Its optimising compiler took a fifth of a core in the first
 minutes of a streaming job and gained nothing, since Python processes the rows."""
 
-_TIDY_IN_STORE = "300s"
-"""Instead of a minute: an idle stream costs a listing of each partition of its state, 600 a day."""
+TIDY_SECONDS = 900
+"""Between two looks of Spark at the state of streams in an object store, instead of a minute: it lists each partition
+twice, however idle the stream is. A restart reads the state's changes since the last look."""
 _UNPACKED = "environment"
 """Folder of the unpacked environment in an executor's folder."""
 _PYTHON = "millrace-python"
@@ -77,7 +78,7 @@ def _tables(settings: Settings) -> dict[str, str]:
     if not settings.tables.startswith("s3://"):
         return {}
     found = {f"spark.hadoop.{name}": value for name, value in store_at(settings.tables).spark_options.items()}
-    return found | {"spark.sql.streaming.stateStore.maintenanceInterval": _TIDY_IN_STORE}
+    return found | {"spark.sql.streaming.stateStore.maintenanceInterval": f"{TIDY_SECONDS}s"}
 
 
 def _code(settings: Settings) -> dict[str, str]:
