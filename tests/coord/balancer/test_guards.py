@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.errors import NodeUnreachable
+from millrace.base.errors import NodeUnreachable, PermissionDenied
 from millrace.base.settings import Settings
 from millrace.base.settings.live import ChangedSettings, LiveSettings, write_changed
-from millrace.coord.balancer.balancer import EVICTED_PREFIX, Balancer, ChannelStats, RebalanceLimits
+from millrace.coord.balancer.balancer import EVICTED_PREFIX, REPORT_SECONDS, Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.policies import find_policy
 from millrace.coord.balancer.policy import AssignmentView, PlannedMove
 from millrace.coord.channels.record import CHANNEL_PREFIX, Owner
@@ -214,3 +214,32 @@ def test_a_policy_and_limits_that_are_changed_while_a_leader_leads_count_from_it
     write_changed(settings, ChangedSettings({"balance_policy": "pchannelcount"}))
     follow_settings(balancer, live)
     assert owned() == {"n1@1": 2, "n2@2": 2}
+
+
+def test_a_node_that_refuses_every_order_is_named_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """So a node with another MILLRACE_SERVER_TOKEN is found."""
+    clock = Clock()
+    store = MemoryStore(clock.monotonic)
+    leadership = Leadership(store, clock, "c1", seconds=86_400.0)
+    leadership.step()
+
+    class Orders(Obedient):
+        def assign(self, owner: Owner, pchannel: str, role: str) -> None:
+            raise PermissionDenied("the token is not this server's")
+
+    balancer = Balancer(
+        leadership,
+        clock,
+        Orders(),
+        find_policy("vchannelfair"),
+        pchannels=lambda: NAMES,
+        run_all=together,
+        roles=(INGEST,),
+    )
+    store.commit([Put(NODE_PREFIX + "n1@1", NodeInfo("n1", "grpc://h:1", (INGEST,)).encode())])
+    for _ in range(30):
+        clock.sleep(1.0)
+        balancer.step()
+    lines = [each.message for each in caplog.records if "n1@1 did not take dml_" in each.message]
+    assert 1 <= len(lines) <= 30 / REPORT_SECONDS + 1
+    assert "PERMISSION_DENIED: the token is not this server's" in lines[0]

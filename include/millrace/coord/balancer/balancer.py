@@ -9,6 +9,7 @@ waited for. So no role waits for ever for a node that only the coordinator canno
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,8 @@ from millrace.meta.store import Delete, Put
 
 EVICTED_PREFIX: Final = "putout/"
 """Prefix of evicted sessions, until their leases have certainly expired."""
+REPORT_SECONDS: Final = 10.0
+"""Seconds between two log lines about a node that carries out no orders."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +114,8 @@ class Balancer:
         self._session_seconds = session_seconds
         self._roles = roles
         self._progress: dict[str, HandoverProgress] = {}
+        self._reported: dict[str, float] = {}
+        """When an order to a session was last reported as failed."""
         self._levels: dict[str, int] = {}
         """Newest level that the build of each session's node knows."""
         self._outdated: frozenset[str] = frozenset()
@@ -322,7 +327,8 @@ class Balancer:
         except (OrderIgnored, SessionEnded):
             self._progress[key].refused[record.owner.session] = self._clock.monotonic()
             return
-        except MillraceError:
+        except MillraceError as error:
+            self._report(record.owner.session, f"take {record.pchannel} ({record.role})", error)
             progress = self._progress.setdefault(key, HandoverProgress())
             if progress.term != record.term:
                 progress.term, progress.since = record.term, self._clock.monotonic()
@@ -331,13 +337,21 @@ class Balancer:
             return
         self.manager.change(record.complete_assignment(self._clock.wall()))
 
+    def _report(self, session: str, what: str, error: MillraceError) -> None:
+        """Log an order that failed, and is repeated: of each node, one now and then."""
+        now = self._clock.monotonic()
+        if now >= self._reported.get(session, -math.inf) + REPORT_SECONDS:
+            self._reported = {each: at for each, at in self._reported.items() if each in self.nodes} | {session: now}
+            _log.warning("%s did not %s and will be asked again: %s: %s", session, what, error.code, error)
+
     def _lets_go(self, record: ChannelRecord, owner: Owner) -> bool:
         if self._has_ended(owner.session):
             return True
         try:
             self._orders.remove(owner, record.pchannel, record.role)
             return True
-        except MillraceError:
+        except MillraceError as error:
+            self._report(owner.session, f"let go of {record.pchannel} ({record.role})", error)
             progress = self._progress.setdefault(record.key, HandoverProgress())
             now = self._clock.monotonic()
             if progress.term != record.term:
