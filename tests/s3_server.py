@@ -83,9 +83,9 @@ class Faults(ThreadingHTTPServer):
         self.encryptions: Counter[str] = Counter()
         """What was asked for in puts: algorithm and key."""
         self.break_request: Callable[[str, str], str] = lambda method, path: ""
-        """Of method and path: "" passes, "503" is answered so, "reset" is not passed, "lost" has no answer, "slow" has
-        its answer in pieces, "torn" half of it, "blind" passes without its condition. A put with a condition has the
-        method "PUT NEW"."""
+        """Of method and path: "" passes, "503" and "403" are answered so, "reset" is not passed, "lost" has no answer,
+        "slow" has its answer in pieces, "torn" half of it, "blind" passes without its condition. A put of a new name
+        has the method "PUT NEW"."""
 
     @property
     def at(self) -> str:
@@ -123,12 +123,20 @@ class _Passing(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if fault == "403":
+            refusal = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>it said no</Message></Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(refusal)))
+            self.end_headers()
+            self.wfile.write(refusal)
+            return
         if fault == "reset":
             self._hang_up()
             return
         headers = dict(self.headers.items())
         if fault == "blind":
-            headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
+            conditions = ("if-none-match", "if-match")
+            headers = {name: value for name, value in headers.items() if name.lower() not in conditions}
         connection = http.client.HTTPConnection(address(), timeout=60)
         try:
             connection.request(self.command, self.path, body, headers)

@@ -25,6 +25,7 @@ from millrace.base.errors import (
     TableDamaged,
     TableUnavailable,
 )
+from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile
 from millrace.storage import commit as commits
 from millrace.storage import objects
@@ -35,7 +36,7 @@ from millrace.storage.local import LocalStore
 from millrace.storage.object_files import TAIL_BYTES
 from millrace.storage.objects import ObjectStore, remove_old_uploads
 from millrace.storage.spark import require_spark_writer
-from millrace.storage.store import StoreUnreachable, TableStore, conditional, list_below, put_stream, store_at
+from millrace.storage.store import StoreUnreachable, TableStore, conditional, list_below, put_stream, store_at, tagged
 from millrace.storage.table import create_table, table_at
 from millrace.tables.collections.staged_files import check_staged_files
 from tests.s3_server import KEYS, Faults, bucket
@@ -60,6 +61,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> Iterator[str]:
     with bucket(monkeypatch, faults.at) as uri:
         yield f"{uri}/t"
     objects._CONDITIONAL.clear()
+    objects._TAGGED.clear()
 
 
 def _trouble(seed: int) -> Callable[[str, str], str]:
@@ -299,6 +301,67 @@ def test_a_process_tries_the_store_once_before_its_first_commit(faulty: str, fau
     for number in range(3):
         assert _commit(faulty, "a", number)
     assert sum(each for method, each in faults.requests.items() if method == "PUT") == 2 * 3 + 2
+
+
+def test_a_file_that_changed_since_it_was_read_is_not_replaced(faulty: str, faults: Faults) -> None:
+    store = tagged(store_at(faulty))
+    first = store.put_new("n", b"1")
+    assert first is not None
+    second = store.replace_tagged("n", b"2", first)
+    assert second is not None
+    assert store.replace_tagged("n", b"3", first) is None
+    assert store.read_tagged("n") == (b"2", second)
+    store.delete(["n"])
+    assert store.replace_tagged("n", b"3", second) is None, "it is gone"
+    assert store.read("n") is None
+    assert [name for name in store.list("") if "probe" in name] == []
+    faults.break_request = lambda method, path: "lost" if method == "PUT" else ""
+    first = store.put_new("n", b"1")
+    assert first is not None
+    with pytest.raises(OSError, match="n: "):
+        store.replace_tagged("n", b"2", first)
+    assert store.read("n") == b"2"
+
+
+def test_a_store_that_ignores_tags_is_refused_before_the_first_such_put(faulty: str, faults: Faults) -> None:
+    store = tagged(store_at(faulty))
+    tag = store.put_new("n", b"1")
+    assert tag is not None
+    faults.break_request = lambda method, path: "blind" if method == "PUT" else ""
+    with pytest.raises(StoreCannotPublish, match="If-Match"):
+        store.replace_tagged("n", b"2", tag)
+    assert store.read("n") == b"1"
+    assert store.list("") == ["n"]
+    faults.break_request = lambda method, path: ""
+    tag = store.replace_tagged("n", b"2", tag)
+    faults.requests.clear()
+    assert store.replace_tagged("n", b"3", str(tag)) is not None
+    assert faults.requests.total() == 1, "a process tries it once"
+
+
+def test_a_disk_has_no_tags(tmp_path: Path) -> None:
+    with pytest.raises(StoreCannotPublish, match="replace_tagged"):
+        tagged(store_at(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://id:opensesame@bucket/x",
+        "s3://opensesame%40bucket/x",
+        "s3://bucket/x?AWS_SECRET_ACCESS_KEY=opensesame",
+        "az://bucket/x?sv=2024&sig=opensesame",
+        "s3://bucket/x?X-Amz-Signature=opensesame",
+    ],
+)
+def test_an_address_with_credentials_is_refused_and_not_repeated(uri: str) -> None:
+    for use in (store_at, lambda tables: Settings.load(env={"HOME": "/h", "MILLRACE_TABLES": tables})):
+        with pytest.raises(InvalidSettings, match="holds credentials") as found:
+            use(uri)
+        assert "opensesame" not in str(found.value)
+        assert "object-stores.md" in str(found.value)
+    assert store_at("s3://bucket/me@host/x").uri.endswith("me@host/x"), "a prefix may have any name"
+    assert Settings.load(env={"HOME": "/h", "MILLRACE_TABLES": "/data/me@host"}).tables == "/data/me@host"
 
 
 @pytest.mark.parametrize("uri", ["s3://", "s3:///of"])

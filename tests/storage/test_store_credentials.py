@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,50 @@ def test_a_web_identity(
 
 
 def test_without_credentials_it_is_said_what_to_do(uri: str) -> None:
-    with pytest.raises(OSError, match="the environment has no credentials"):
+    # The address of a machine's role refuses, or does not answer, by the network here.
+    with pytest.raises((OSError, InvalidSettings), match="the environment has no credentials"):
         store_at(uri).list("")
+
+
+CALLS: tuple[Callable[[Any], Any], ...] = (
+    lambda store: store.list(""),
+    lambda store: store.list_log(""),
+    lambda store: store.read("n"),
+    lambda store: store.replace("n", b"1"),
+    lambda store: store.put_new("n", b"1"),
+    lambda store: store.exists(),
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_bucket_that_is_not_there_is_a_wrong_setting(
+    uri: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with pytest.raises(InvalidSettings, match=r"NoSuchBucket.*create the bucket") as found:
+        call(store_at(f"s3://not-there-{uuid.uuid4().hex}/t"))
+    assert "<?xml" not in str(found.value)
+    assert store_at(uri).read("no-such-file") is None
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_keys_without_rights_are_a_wrong_setting(
+    uri: str, faults: Faults, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    faults.break_request = lambda method, path: "403"
+    with pytest.raises(InvalidSettings, match="AccessDenied: it said no: check the credentials"):
+        call(store_at(uri))
+
+
+def test_an_address_without_tls_is_refused_until_it_is_allowed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(InvalidSettings, match="AWS_ALLOW_HTTP=true"):
+        store_at(f"{uri}/without-tls").list("")
 
 
 def test_a_profile_that_is_not_there_is_a_wrong_setting(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +247,23 @@ def test_no_secret_is_in_a_file_an_object_a_log_or_a_process_list(
         assert not [each for each in commands if secret in each]
         assert not [name for name, data in (objects | files).items() if secret.encode() in data]
         assert not [name for name, value in s3a_options().items() if secret in value]
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, (None, None)),
+        ({"AWS_SERVER_SIDE_ENCRYPTION": "AES256"}, ("AES256", None)),
+        ({"AWS_SERVER_SIDE_ENCRYPTION": "aws:kms", "AWS_SSE_KMS_KEY_ID": "key-1"}, ("SSE-KMS", "key-1")),
+        ({"AWS_SERVER_SIDE_ENCRYPTION": "aws:kms:dsse", "AWS_SSE_KMS_KEY_ID": "key-1"}, ("DSSE-KMS", "key-1")),
+    ],
+)
+def test_spark_encrypts_what_it_writes_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], wanted: tuple[str | None, str | None]
+) -> None:
+    for name in ("AWS_SERVER_SIDE_ENCRYPTION", "AWS_SSE_KMS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = s3a_options()
+    assert (found.get("fs.s3a.encryption.algorithm"), found.get("fs.s3a.encryption.key")) == wanted

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,17 @@ from millrace.storage.store import StoreUnreachable
 TORN_TRIES: Final = 5
 """Number of requests for an answer whose body ends early. obstore repeats requests, but not for their bodies."""
 _TORN: Final = "response body"
+_ANSWER: Final = re.compile(r"<(?:Code|Message)>([^<]*)<")
+_CREDENTIALS: Final = "check the credentials and their rights"
+_SETTINGS: Final = (
+    (re.compile(r"status code: 40[13]\b"), _CREDENTIALS),
+    (
+        re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist"),
+        "create the bucket, or correct the address of the tables",
+    ),
+    (re.compile("HTTP error: builder error"), "an address without TLS (http://) needs AWS_ALLOW_HTTP=true"),
+)
+"""Signs of errors that only the operator can fix, and what to do."""
 _TORN_PAUSE: Final = 0.5
 _TORN_SECONDS: Final = 30.0
 _MACHINE_ROLE: Final = "//169.254.169.254/"
@@ -45,12 +57,14 @@ def os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as error:
-        raise InvalidSettings(
-            f"the store refuses {what}: {_words(error)}: check the credentials and their rights"
-        ) from None
-    except FileNotFoundError:
-        raise
-    except BaseError as error:
+        raise InvalidSettings(f"the store refuses {what}: {_words(error)}: {_CREDENTIALS}") from None
+    except (BaseError, FileNotFoundError) as error:
+        # A listing, and a bucket that is not there, have no errors of their own.
+        cause = next((cause for sign, cause in _SETTINGS if sign.search(str(error))), "")
+        if cause:
+            raise InvalidSettings(f"the store refuses {what}: {_words(error)}: {cause}") from None
+        if isinstance(error, FileNotFoundError):
+            raise
         raise StoreUnreachable(f"{what}: {_words(error)}") from None
 
 
@@ -70,7 +84,9 @@ def read_whole(what: str, call: Callable[[], _T]) -> _T:
 
 def _words(error: Exception) -> str:
     """Return an error's message on one line, without the sources that obstore appends to it."""
-    words = " ".join(str(error).partition("Debug source")[0].split())[:500]
+    text, _, answer = str(error).partition("Debug source")[0].partition("<?xml")
+    text += ": ".join(_ANSWER.findall(answer))  # of the XML of S3
+    words = " ".join(text.split())[:500]
     if _MACHINE_ROLE in words:
         words += "; the environment has no credentials, so this machine's role was asked for them"
     return words

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from millrace.base.errors import InvalidSettings, StoreCannotPublish
 from millrace.base.extras import import_optional
+from millrace.base.settings.value import without_credentials
 from millrace.storage.delta_log import is_log_file
 from millrace.storage.log_mirror import ListedObject, announce
 from millrace.storage.object_files import os_errors, read_whole
@@ -44,6 +45,8 @@ _TIMEOUT: Final = "30s"
 _RETRY_SECONDS: Final = 60
 _RETRIES: Final = 10
 _CLIENT: Final = {"timeout": _TIMEOUT, "connect_timeout": "5s"}
+_S3A_ENCRYPTION: Final = {"aes256": "AES256", "aws:kms": "SSE-KMS", "aws:kms:dsse": "DSSE-KMS"}
+"""Names of S3A for the values of AWS_SERVER_SIDE_ENCRYPTION."""
 _LOG_FOLDER: Final = "_delta_log"
 _PROBE: Final = "_millrace_probe"
 _PROBES: Final = 10
@@ -57,7 +60,7 @@ class ObjectStore:
     log_seconds = LOG_SECONDS
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
+        self.uri = without_credentials(uri, "the address of an object store", setting="tables").rstrip("/")
         scheme, _, rest = self.uri.partition("://")
         if scheme not in OBJECT_STORES or not rest.partition("/")[0]:
             raise InvalidSettings(f"{uri} names no bucket: an address is <scheme>://<bucket>/<prefix>")
@@ -150,6 +153,17 @@ class ObjectStore:
             return bytes(found.bytes()), found.meta["e_tag"] or ""
 
         return self._unless_missing(read)
+
+    def require_tagged_puts(self) -> None:
+        require_tagged_puts(self.uri)
+
+    def replace_tagged(self, name: str, data: bytes, tag: str) -> str | None:
+        """Replace the small file `name` if `tag` is its tag. Return its new tag, or None if it has another.
+
+        Raises StoreCannotPublish if the store ignores the condition. After an OSError the file may be replaced.
+        """
+        require_tagged_puts(self.uri)
+        return _put_tagged(_single(self.uri), name, data, tag)
 
     def take(self, other: TableStore, name: str, how: Literal["copy", "link", "move"]) -> bool:
         if self.size(name) is not None:
@@ -356,21 +370,57 @@ def require_conditional_puts(uri: str) -> None:
         _CONDITIONAL.add(bucket)
 
 
+def require_tagged_puts(uri: str) -> None:
+    """Raise StoreCannotPublish unless a put is refused once its file has another tag. Raises OSError.
+
+    A process tries it once for each bucket, before its first such put.
+    """
+    bucket = uri.split("/")[2]
+    if bucket not in _TAGGED:
+        _try_tagged_puts(uri)
+        _TAGGED.add(bucket)
+
+
 _CONDITIONAL: Final[set[str]] = set()
-"""Buckets that have passed."""
+"""Buckets that have passed :func:`require_conditional_puts`."""
+_TAGGED: Final[set[str]] = set()
+"""Buckets that have passed :func:`require_tagged_puts`."""
 
 
 def _try_conditional_puts(uri: str) -> None:
+    def refused(name: str) -> bool:
+        objects = _single(uri)
+        return _put_new(objects, name, b"1") is not None and _put_new(objects, name, b"2") is None
+
+    if not _probed(uri, refused):
+        raise StoreCannotPublish(
+            f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of"
+            " several writers would overwrite each other. Use a store with conditional puts, such as S3 itself,"
+            " MinIO or versitygw"
+        )
+
+
+def _try_tagged_puts(uri: str) -> None:
+    def refused(name: str) -> bool:
+        objects = _single(uri)
+        first = _put_new(objects, name, b"1")
+        second = None if first is None else _put_tagged(objects, name, b"2", first)
+        return first is not None and second is not None and _put_tagged(objects, name, b"3", first) is None
+
+    if not _probed(uri, refused):
+        raise StoreCannotPublish(
+            f"the store of {uri} replaces a file that has changed since it was read (it ignores If-Match): a suspended"
+            " process could overwrite its successor's journal. Use a store with conditional puts, such as S3 itself,"
+            " MinIO or versitygw"
+        )
+
+
+def _probed(uri: str, refused: Callable[[str], bool]) -> bool:
+    """Return the result of `refused` for the name of a new file, which is removed. Raises OSError."""
     for left in reversed(range(_PROBES)):
         name = f"{_PROBE}-{uuid.uuid4().hex}"
         try:
-            if _put_new(_single(uri), name, b"1") is None or _put_new(_single(uri), name, b"2") is not None:
-                raise StoreCannotPublish(
-                    f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of"
-                    " several writers would overwrite each other. Use a store with conditional puts, such as S3 itself,"
-                    " MinIO or versitygw"
-                )
-            return
+            return refused(name)
         except OSError:  # the outcome of that put is unknown: try under a new name
             if not left:
                 raise
@@ -378,6 +428,7 @@ def _try_conditional_puts(uri: str) -> None:
         finally:
             with os_errors(uri), suppress(FileNotFoundError):
                 _obstore().delete(_retrying(uri), [name])
+    raise AssertionError("the last try returns or raises")
 
 
 def _put_new(objects: Any, name: str, data: bytes) -> str | None:
@@ -388,6 +439,18 @@ def _put_new(objects: Any, name: str, data: bytes) -> str | None:
         try:
             made = _obstore().put(objects, name, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
+            return None
+    return made["e_tag"] or ""
+
+
+def _put_tagged(objects: Any, name: str, data: bytes, tag: str) -> str | None:
+    """Replace an object that has the tag, and return its new one. Returns None if it has another, or is gone."""
+    from obstore.exceptions import PreconditionError
+
+    with os_errors(name):
+        try:
+            made = _obstore().put(objects, name, data, mode={"e_tag": tag}, use_multipart=False)
+        except (PreconditionError, FileNotFoundError):
             return None
     return made["e_tag"] or ""
 
@@ -444,6 +507,10 @@ def s3a_options() -> dict[str, str]:
     }
     if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         found["fs.s3a.endpoint.region"] = region
+    if algorithm := os.environ.get("AWS_SERVER_SIDE_ENCRYPTION"):  # of the checkpoints of streams, which Spark writes
+        found["fs.s3a.encryption.algorithm"] = _S3A_ENCRYPTION.get(algorithm.lower(), algorithm)
+        if key := os.environ.get("AWS_SSE_KMS_KEY_ID"):
+            found["fs.s3a.encryption.key"] = key
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         found |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
     return found

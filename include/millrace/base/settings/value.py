@@ -16,8 +16,17 @@ _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, 
 _BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
-_URLS: Final = frozenset({"log", "spark_master", "meta_store"})
-_SECRET: Final = re.compile(r"[?&][^=&]*(passw|secret|token|username|jaas|credential|key\.pem)", re.IGNORECASE)
+_URLS: Final = {
+    "log": "set MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD, or MILLRACE_LOG_TOKEN",
+    "spark_master": "give them to Spark in its own files",
+    "meta_store": "set MILLRACE_META_USERNAME and MILLRACE_META_PASSWORD",
+    "tables": "put them into the environment or a profile of the store (docs/object-stores.md)",
+}
+"""The settings that are URLs, and where their credentials belong."""
+_SECRET: Final = re.compile(
+    r"[?&][^=&]*(passw|secret|token|username|jaas|credential|key\.pem|signature|(access|account).?key|\bsig=)",
+    re.IGNORECASE,
+)
 
 
 def setting(
@@ -101,19 +110,23 @@ def _plain(text: str) -> bool:
         return False
 
 
-def without_credentials(url: str, where: str) -> str:
+def without_credentials(url: str, where: str, *, setting: str = "log") -> str:
     """Return `url` after checking that it holds no credentials: it appears in errors, listings and backups.
 
-    Raises InvalidSettings without showing any part of the URL.
+    `setting` names one of the settings that are URLs. Raises InvalidSettings without showing any part of the URL.
     """
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
     place = unquote(rest.partition("?")[0])
-    if (backend := find_backend(scheme)) is not None and backend.local:
+    if setting == "tables":
+        if not separator or scheme == "file":
+            return url
+        place = place.partition("/")[0]  # names of objects may hold any characters
+    elif (backend := find_backend(scheme)) is not None and backend.local:
         place = place.partition("/")[0]  # a folder's name may hold any characters
     if "@" in place or _SECRET.search(unquote(rest)):
         raise InvalidSettings(
-            f"{where} holds credentials, which a URL must not: remove them and set MILLRACE_LOG_USERNAME"
-            " and MILLRACE_LOG_PASSWORD, or MILLRACE_LOG_TOKEN; revoke the exposed ones"
+            f"{where} holds credentials, which a URL must not: remove them and {_URLS[setting]}; revoke the exposed"
+            " ones"
         )
     return url
 
@@ -121,7 +134,7 @@ def without_credentials(url: str, where: str) -> str:
 def check(spec: SettingSpec, value: Any, where: str) -> None:
     """Check `value` against the limits of its setting. Raises InvalidSettings; NaN is outside every range."""
     if spec.name in _URLS:
-        without_credentials(value, where)
+        without_credentials(value, where, setting=spec.name)
     if spec.name == "log":
         check_log_url(value, where)
     low, high, pattern = spec.metadata["low"], spec.metadata["high"], spec.metadata["pattern"]
