@@ -283,8 +283,8 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
         raise LogRegressed(
             f"the log of {state.pchannel} ends at {end}, but the wal table has committed up to {state.position}: "
             "the log lost acknowledged entries. Restore it, or fail over to a copy. If the setting `log` was "
-            "changed, set it "
-            "back: only `millrace log switch` moves a log to another backend"
+            "changed, set it back: only `millrace log switch` moves a log to another backend. If the setting `tables` "
+            "names the tables of another deployment, give this one a place of its own"
         )
     last = state.last_entry
     if last is None:
