@@ -12,7 +12,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers import programs
 from millrace.brokers.versitygw import KEYS_FILE, VersityGateway, install_versitygw
-from millrace.storage.store import store_at
+from millrace.storage.store import store_at, tagged
 from tests.storage.test_objects import write_object
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the first test of a machine builds it
@@ -32,12 +32,17 @@ def test_objects_survive_its_kill_and_nobody_gets_in_without_its_keys(
         write_object(store, "a/x", b"12")
         assert store.put_if_absent("a/y", b"1")
         assert not store.put_if_absent("a/y", b"2")
+        first = tagged(store).put_new("a/z", b"1")
+        assert first is not None
+        assert tagged(store).replace_tagged("a/z", b"2", first) is not None
+        assert tagged(store).replace_tagged("a/z", b"3", first) is None
         server.kill()
         server.start()
         assert (store.read("a/x"), store.read("a/y")) == (b"12", b"1")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        with pytest.raises(InvalidSettings, match="credentials"):
-            store_at(f"{server.url}/u").read("a")
+        for call in (lambda at: at.read("a"), lambda at: at.list("")):
+            with pytest.raises(InvalidSettings, match="check the credentials"):
+                call(store_at(f"{server.url}/u"))
 
 
 def test_without_go_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
