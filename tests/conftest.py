@@ -68,6 +68,7 @@ TOGETHER = {
         "flows/range_host/test_on_a_cluster.py",
         "flows/range_host/test_on_spark.py",
         "flows/range_host/test_spark_kills.py",
+        "runtime/spark/test_driver_folder.py",
         "runtime/spark/test_dynamic_allocation.py",
         "runtime/spark/test_executor_pods.py",
         "runtime/test_launch_on_a_cluster.py",

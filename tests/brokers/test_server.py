@@ -13,27 +13,34 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.brokers.server import RECORD_FILE, is_listening
+from millrace.brokers.server import RECORD_FILE, TEMPORARY, is_listening
 
 DEADLINE = 60.0
 
 
 @pytest.mark.slow
 def test_a_broker_that_was_killed_starts_again_at_the_same_address_over_its_data(tmp_path: Path) -> None:
-    with KafkaBroker(tmp_path / "kafka", settings=Settings()).start() as broker:
+    # Compressing loads a library, which Java puts into its temporary folder.
+    with KafkaBroker(tmp_path / "kafka", settings=Settings(), properties={"compression.type": "lz4"}).start() as broker:
         address, pid = broker.address, broker.pid
+        producer = Producer({"bootstrap.servers": address})
+        producer.produce("topic", b"." * 1000)
+        assert producer.flush(DEADLINE) == 0
+        libraries = set((tmp_path / "kafka" / TEMPORARY).glob("*lz4*"))
+        assert libraries
         broker.kill()
         assert not psutil.pid_exists(pid)
         assert not is_listening(broker.port["client"])
         broker.start()
         assert (broker.address, broker.running()) == (address, True)
         assert json.loads((tmp_path / "kafka" / RECORD_FILE).read_text())["pid"] == broker.pid != pid
+        assert not libraries & set((tmp_path / "kafka" / TEMPORARY).iterdir()), "nothing adds up"
     assert not is_listening(broker.port["client"])
 
 

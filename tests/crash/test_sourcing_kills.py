@@ -32,6 +32,7 @@ from millrace.streams.sourcing.store import EventStore, Loaded
 from tests.crash.sourcing_writer import ACCOUNTS, EVERY, KEYS, Account, Paid, lines_of
 from tests.crash.sourcing_writer import after as fold
 from tests.processes import end_processes
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,10 +52,14 @@ class Rig:
         paths = f"{ROOT / 'include'}{os.pathsep}{ROOT}"
         return {**os.environ, **self.settings.environment(), "PYTHONPATH": paths, VARIABLE: failpoint}
 
-    def start_server(self, failpoint: str = "") -> None:
-        """Start a server in a process with its own failpoints."""
+    def start_server(self, failpoint: str) -> int:
+        """Start a server in a process with its own failpoint; return its process id."""
+        assert self.server() is None, "a server without the failpoint runs"
         code = "from millrace.client.database import connect; connect(create=True).close()"
-        subprocess.run([sys.executable, "-c", code], env=self.environment(failpoint), check=False, timeout=60)
+        subprocess.run([sys.executable, "-c", code], env=self.environment(failpoint), check=True, timeout=60)
+        pid = self.server()
+        assert pid is not None
+        return pid
 
     def server(self) -> int | None:
         record = read_record(self.settings.log_path)
@@ -90,11 +95,11 @@ class Rig:
             assert time.monotonic() < end, f"writer {number} does not go on\n{self.writers[number].tail()}"
             time.sleep(0.02)  # the poll interval of a wait with a deadline
 
-    def wait_dead(self, number: int, *, deadline: float = 60.0) -> None:
-        end = time.monotonic() + deadline
-        while self.writers[number].running():
-            assert time.monotonic() < end, "the writer did not come by its failpoint"
-            time.sleep(0.02)  # the poll interval of a wait with a deadline
+    def wait_dead(self, number: int) -> None:
+        until(lambda: not self.writers[number].running(), "the writer comes by its failpoint")
+
+    def wait_server_dead(self, pid: int) -> None:
+        until(lambda: self.server() != pid, "the server comes by its failpoint")
 
     def stop(self) -> None:
         for each in self.writers.values():
@@ -172,11 +177,12 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_a_writer_and_the_server_die_with_events_in_the_log_that_nobody_was_told_of(rig: Rig) -> None:
-    rig.start_server("append.durable@40")
+    server = rig.start_server("append.durable@40")
     rig.start(0)
     rig.start(1, failpoint="sourcing.appended@8")
     rig.wait_dead(1)
     rig.start(1)
+    rig.wait_server_dead(server)
     rig.wait_progress(0, 10)
     rig.wait_progress(1, 10)
     rig.stop()
@@ -202,20 +208,22 @@ def test_an_erasure_that_dies_before_its_snapshot_is_finished_by_the_next_load(r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["append.durable@60", "append.durable@61", "clock.kept@2"])
+@pytest.mark.parametrize("server", ["append.durable@60", "append.durable@61", "clock.promised@2"])
 @pytest.mark.parametrize("visit", [1, 2, 15])
 def test_writers_and_servers_die_at_their_failpoints(rig: Rig, server: str, visit: int) -> None:
     for _ in range(2):
-        rig.start_server(server)
+        pid = rig.start_server(server)
         for number in range(3):
             rig.start(number, failpoint=f"sourcing.appended@{visit}" if number else "")
         for number in (1, 2):
             rig.wait_dead(number)
             rig.start(number)
+        rig.wait_server_dead(pid)
         for number in range(3):
             rig.wait_progress(number)
+        rig.stop()  # first: a writer would start a server again
         rig.kill_server()
-        rig.stop()
+        until(lambda: rig.server() is None, "the server is gone")
     rig.check()
 
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers.jars import broker_jars
-from millrace.brokers.server import LOOPBACK, LocalServer, java_command
+from millrace.brokers.server import LOOPBACK, TEMPORARY, LocalServer, java_command
 
 USER: Final = "millrace"
 CLUSTER: Final = "bWlsbHJhY2UtYnJva2VyMQ"
@@ -82,10 +82,13 @@ class KafkaBroker(LocalServer):
             file.writelines(f"{name}={value}\n" for name, value in self._server_properties().items())
         if not (self.data / "logs" / "meta.properties").exists():
             self._format(jars, path)
-        return [*java_command(jars, heap=self._heap, main="kafka.Kafka", options=_QUIET), str(path)]
+        temporary = self.data / TEMPORARY
+        command = java_command(jars, heap=self._heap, main="kafka.Kafka", temporary=temporary, options=_QUIET)
+        return [*command, str(path)]
 
     def _format(self, jars: list[str], path: Path) -> None:
-        command = java_command(jars, heap="128m", main="kafka.tools.StorageTool", options=_QUIET)
+        temporary = self.data / TEMPORARY
+        command = java_command(jars, heap="128m", main="kafka.tools.StorageTool", temporary=temporary, options=_QUIET)
         done = subprocess.run(
             [*command, "format", "-t", CLUSTER, "-c", str(path)],
             capture_output=True, text=True, timeout=_FORMAT_SECONDS, check=False,

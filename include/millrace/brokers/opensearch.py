@@ -14,7 +14,7 @@ from typing import Final
 
 from millrace.base.errors import InvalidSettings
 from millrace.brokers.jars import broker_jars
-from millrace.brokers.server import LocalServer, java_command
+from millrace.brokers.server import TEMPORARY, LocalServer, java_command
 from millrace.runtime.java import find_java
 
 _PLUGINS: Final = "org.opensearch.transport.Netty4Plugin,org.opensearch.index.reindex.ReindexPlugin"
@@ -63,7 +63,7 @@ class OpenSearchServer(LocalServer):
         } | self._properties
         options = ["-Dlog4j2.level=WARN", "-Dopensearch.set.netty.runtime.available.processors=false"]
         return [
-            *java_command(jars, heap=self._heap, main=str(source), options=options),
+            *java_command(jars, heap=self._heap, main=str(source), temporary=self.data / TEMPORARY, options=options),
             *(str(self.data / "home"), _PLUGINS),
             *(f"{name}={value}" for name, value in settings.items()),
         ]

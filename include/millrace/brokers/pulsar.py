@@ -10,7 +10,7 @@ import http.client
 from typing import Final
 
 from millrace.brokers.jars import broker_jars
-from millrace.brokers.server import LocalServer, java_command
+from millrace.brokers.server import TEMPORARY, LocalServer, java_command
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 _MAIN: Final = "org.apache.pulsar.PulsarStandaloneStarter"
@@ -82,7 +82,7 @@ class PulsarBroker(LocalServer):
         options += [f"-XX:MaxDirectMemorySize={self._heap}", "-Dio.netty.tryReflectionSetAccessible=true"]
         options += [f"-Dlog4j.configurationFile={logging}"]
         return [
-            *java_command(jars, heap=self._heap, main=_MAIN, options=options),
+            *java_command(jars, heap=self._heap, main=_MAIN, temporary=self.data / TEMPORARY, options=options),
             *("--config", str(configuration), "--no-functions-worker", "--no-stream-storage"),
             *("--advertised-address", "127.0.0.1"),
             *("--metadata-dir", str(self.data / "metadata"), "--bookkeeper-dir", str(self.data / "bookkeeper")),

@@ -2,6 +2,7 @@
 
     <data>/broker.json   its ports, which stay the same over restarts, and the id of its process
     <data>/broker.log    its output
+    <data>/tmp           temporary files of a Java server
 
 A subclass defines what its server needs: files, command, and when it is ready. This class guarantees that a server
 never outlives the process that started it: the kernel kills it with its parent.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -25,6 +27,7 @@ from millrace.runtime.java import find_java
 
 RECORD_FILE: Final = "broker.json"
 LOG_FILE: Final = "broker.log"
+TEMPORARY: Final = "tmp"
 LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 30.0
@@ -170,8 +173,16 @@ class LocalServer(ABC):
             return None
 
 
-def java_command(classpath: Sequence[str], *, heap: str, main: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the command of a small Java server."""
+def java_command(
+    classpath: Sequence[str], *, heap: str, main: str, temporary: Path, options: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of a small Java server, and empty the folder `temporary`, in which it puts its libraries.
+
+    A server that is killed leaves them, and the next start removes them.
+    """
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    options = [f"-Djava.io.tmpdir={temporary}", *options]
     # One compiler tier and the serial collector: a broker on a test machine starts sooner and needs fewer threads.
     small = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError"]
     return [str(find_java() / "bin" / "java"), *small, *options, "-cp", os.pathsep.join(classpath), main]

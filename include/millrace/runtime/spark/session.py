@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from millrace.base.files import make_folder, replace_file
 from millrace.base.package import ROOT
 from millrace.base.settings import TASK_DRIVER, TASK_FOLDER, Settings
 from millrace.runtime.java import find_java
+from millrace.runtime.spark.driver_folder import make_driver_folder
 from millrace.runtime.spark.jars import session_jars
 from millrace.runtime.spark.masters import master_properties, user_properties
 from millrace.storage.store import store_at
@@ -23,6 +25,7 @@ from millrace.storage.store import store_at
 _PACKAGE_ROOT = str(ROOT)
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options for a JVM that only plans and does bookkeeping. Its optimising compiler took a fifth of a core in the first
 minutes of a streaming job and gained nothing, since Python processes the rows."""
@@ -47,7 +50,7 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
         **master_properties(settings, given),
         **_tables(settings),
         "spark.driver.memory": settings.spark_memory,
-        "spark.driver.extraJavaOptions": f"{java_options} {_LIGHT_JVM}" if light_jvm else java_options,
+        _JAVA_OPTIONS: f"{java_options} {_LIGHT_JVM}" if light_jvm else java_options,
         "spark.jars": ",".join(session_jars(settings)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -125,7 +128,7 @@ def session(
     `light_jvm` is for a driver whose JVM handles few rows itself or ends soon: it starts and plans with less CPU and
     scans many rows more slowly.
     Sets JAVA_HOME, SPARK_HOME, PYTHONPATH and the Python of Spark in the environment of this process, because the JVM
-    and its Python workers read them only there.
+    and its Python workers read them only there. The JVM's temporary files are in the data folder, if there is one.
     Raises InvalidSettings if Java or Delta's jars are unavailable.
     """
     settings = settings or Settings.load()
@@ -140,7 +143,10 @@ def session(
     if settings.spark_environment:
         os.environ[TASK_DRIVER] = "1"  # Spark gives the executors' variables to the driver's Python workers too
     builder = SparkSession.builder.appName(app_name)
-    for key, value in {**spark_configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
+    found = {**spark_configuration(settings, light_jvm=light_jvm), **(extra or {})}
+    if SparkContext._gateway is None and (folder := make_driver_folder(settings)) is not None:
+        found[_JAVA_OPTIONS] += f' "-Djava.io.tmpdir={folder}"'
+    for key, value in found.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
