@@ -199,7 +199,10 @@ def kafka(folder: Path, *, tasks: int) -> dict[str, Any]:
         }
         for count in (1, 4):
             command = java_command(
-                broker_jars("kafka", settings), heap="512m", main=str(Path(__file__).with_name("ShareConsumers.java"))
+                broker_jars("kafka", settings),
+                heap="512m",
+                main=str(Path(__file__).with_name("ShareConsumers.java")),
+                temporary=folder / "share-consumers",
             )
             done = subprocess.run(
                 [*command, str(servers["bootstrap.servers"]), "tasks", f"share-{count}", str(count), str(tasks)],
