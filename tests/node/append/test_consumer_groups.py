@@ -27,7 +27,7 @@ from millrace.coord.consumer_positions import MetaStorePositions, import_positio
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append import consumer_groups as module
-from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.node.append.consumer_groups import ConsumerGroups, QueueMove
 from tests.sim import group_world
 from tests.waiting import until
 
@@ -503,12 +503,34 @@ class TwoServers:
         ]
         self._lanes = lanes or ("dml_0_7v0",)
 
-    def member(self, name: str, server: int) -> GroupMember:
-        return GroupMember(self.servers[server].handle, "mail", self._lanes, name=name, clock=self.clock)
+    def member(self, name: str, server: int, *, queue: bool = False) -> GroupMember:
+        return GroupMember(self.servers[server].handle, "mail", self._lanes, name=name, queue=queue, clock=self.clock)
 
     def stands(self) -> dict[str, int]:
         found: dict[str, int] = self.servers[1].describe()["groups"][0]["positions"]
         return found
+
+
+def test_a_queue_whose_claim_ended_does_not_write_its_old_state_under_a_later_claim() -> None:
+    """The answer to its next claim was lost: the store names it, and another server dispatched in between."""
+    two, lane = TwoServers(), "dml_0_7v0"
+    first, second = (two.member(f"queue-{number}", number, queue=True) for number in range(2))
+    claims = followed(first.sync({}))
+    assert two.servers[0].move_queue("mail", "queue-0", {lane: QueueMove(claims[lane], 1, b"old")}) == set()
+    two.positions[0].link.cut = True
+    two.clock.now += group_world.SESSION + group_world.LEASE
+    two.servers[0].release_silent()
+    claim = followed(second.sync({}))[lane]
+    assert two.servers[1].move_queue("mail", "queue-1", {lane: QueueMove(claim, 1, b"new")}) == set()
+    second.leave()
+    two.positions[0].link.cut = False
+    two.positions[0].renew()
+    two.positions[0].lock("mail", lane, holder="queue-0")
+    assert two.servers[0].move_queue("mail", "queue-0", {lane: QueueMove(claims[lane], 1, b"older")}) == {lane}
+    assert two.servers[1].queue_states("mail", [lane]) == {lane: b"new"}
+    found = first.sync(claims).held[lane]
+    assert (found.claim != claims[lane], found.tick) == (True, 1)
+    assert two.servers[0].move_queue("mail", "queue-0", {lane: QueueMove(found.claim, 2, b"next")}) == set()
 
 
 def test_a_lane_that_another_server_had_is_not_kept_by_a_move_that_comes_too_late() -> None:

@@ -310,7 +310,8 @@ class ConsumerGroups:
             lost, positions = set[str](), self._open()
             for lane, move in moves.items():
                 position = positions.get(group, lane)
-                if not self._holds(group, lane, holder, move.claim) or (position is not None and position > move.tick):
+                known = self._holds(group, lane, holder, move.claim, dispatcher=True)
+                if not known or (position is not None and position > move.tick):
                     lost.add(lane)
                     continue
                 self._take(group, lane, holder, lease=self._member_lease(group, holder), adopted=True)
@@ -464,7 +465,7 @@ class ConsumerGroups:
         self._release_expired(group)
         view = self._look(group, state, holder)
         for lane, number in held.items():
-            if self._holds(group, lane, holder, number):
+            if self._holds(group, lane, holder, number, dispatcher=state.members[holder].mode.queue):
                 self._take(group, lane, holder, lease=lease, adopted=True)
                 self._places[group, lane].number = number
         target = divide(view.wanted, view.claims)
@@ -656,11 +657,17 @@ class ConsumerGroups:
         with self._guard:
             return {lane: self._places[group, lane] for lane in self._lanes_of.get(group, ())}
 
-    def _holds(self, group: str, lane: str, holder: str, number: int) -> bool:
-        """Return whether the holder has this claim, from this or another server, and no other holder since."""
+    def _holds(self, group: str, lane: str, holder: str, number: int, *, dispatcher: bool = False) -> bool:
+        """Return whether the holder has this claim, from this or another server, and no other holder since.
+
+        A dispatcher is a part of this server, which gave up a claim that it does not know. The store's claim may be of
+        a later attempt whose answer was lost, and another server may have moved the lane in between.
+        """
         place = self._places.get((group, lane))
         if place is not None:
             return place.holder == holder and place.until > self._clock() and place.number in (0, number)
+        if dispatcher:
+            return False
         return self._open().claims(group).get((group, lane)) == holder
 
     def _require_channel(self, lane: str) -> None:
