@@ -83,7 +83,7 @@ class Faults(ThreadingHTTPServer):
         self.encryptions: Counter[str] = Counter()
         """What was asked for in puts: algorithm and key."""
         self.break_request: Callable[[str, str], str] = lambda method, path: ""
-        """Of method and path: "" passes, "503" and "403" are answered so, "reset" is not passed, "lost" has no answer,
+        """Of method and path: "" passes, a number is answered so, "reset" is not passed, "lost" has no answer,
         "slow" has its answer in pieces, "torn" half of it, "blind" passes without its condition. A put of a new name
         has the method "PUT NEW"."""
 
@@ -118,14 +118,9 @@ class _Passing(BaseHTTPRequestHandler):
             self.server.encryptions[" ".join(filter(None, map(self.headers.get, names)))] += 1
         conditional = self.command == "PUT" and self.headers.get("If-None-Match") is not None
         fault = self.server.break_request("PUT NEW" if conditional else self.command, self.path)
-        if fault == "503":
-            self.send_response(503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        if fault == "403":
+        if fault.isdigit():
             refusal = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>it said no</Message></Error>"
-            self.send_response(403)
+            self.send_response(int(fault))
             self.send_header("Content-Length", str(len(refusal)))
             self.end_headers()
             self.wfile.write(refusal)

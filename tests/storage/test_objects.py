@@ -289,6 +289,25 @@ def test_a_store_that_replaces_files_is_refused(faulty: str, faults: Faults) -> 
     assert store_at(faulty).exists()
 
 
+def test_a_store_that_does_not_know_conditional_puts_is_refused_at_once(faulty: str, faults: Faults) -> None:
+    faults.break_request = lambda method, path: "501" if method == "PUT NEW" else ""
+    with pytest.raises(StoreCannotPublish, match="If-None-Match"):
+        create_table(faulty, SCHEMA, partition_by=[])
+    assert faults.requests["PUT"] == 1
+
+
+def test_a_store_that_is_busy_while_it_is_tried_is_tried_again(
+    faulty: str, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects.time, "sleep", lambda seconds: None)
+    answers = ["409", "503", "lost", *[""] * 100]
+    faults.break_request = lambda method, path: answers.pop(0) if method == "PUT NEW" else ""
+    objects.require_conditional_puts(faulty)
+    answers[:0] = ["409"]
+    objects.require_tagged_puts(faulty)
+    assert store_at(faulty).list("") == []
+
+
 def test_a_process_tries_the_store_once_before_its_first_commit(faulty: str, faults: Faults) -> None:
     create_table(faulty, SCHEMA, partition_by=[])
     objects._CONDITIONAL.clear()  # another process, and the bucket is on another server now

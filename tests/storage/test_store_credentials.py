@@ -177,6 +177,17 @@ def test_keys_without_rights_are_a_wrong_setting(
         call(store_at(uri))
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_another_region_is_a_wrong_setting(
+    uri: str, faults: Faults, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    faults.break_request = lambda method, path: "301"
+    with pytest.raises(InvalidSettings, match="set AWS_REGION to the bucket's region"):
+        call(store_at(uri))
+
+
 def test_an_address_without_tls_is_refused_until_it_is_allowed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)

@@ -197,7 +197,7 @@ class LogMirror:
             _note_look(self._store.uri, newest, begun)
         if newest != version:
             self._news_at = begun
-            if unasked:
+            if unasked and shared:
                 remote_news(self._store.uri)  # nobody announced it to the other pollers of this machine
         return newest
 

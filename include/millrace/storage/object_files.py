@@ -33,6 +33,8 @@ _SETTINGS: Final = (
         re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist"),
         "create the bucket, or correct the address of the tables",
     ),
+    (re.compile("incorrectly configured region|AuthorizationHeaderMalformed"), "set AWS_REGION to the bucket's region"),
+    (re.compile("ExpiredToken|InvalidToken"), _CREDENTIALS),
     (re.compile("HTTP error: builder error"), "an address without TLS (http://) needs AWS_ALLOW_HTTP=true"),
 )
 """Signs of errors that only the operator can fix, and what to do."""

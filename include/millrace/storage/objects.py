@@ -27,7 +27,7 @@ from millrace.base.settings.value import without_credentials
 from millrace.storage.delta_log import is_log_file
 from millrace.storage.log_mirror import ListedObject, announce
 from millrace.storage.object_files import os_errors, read_whole
-from millrace.storage.store import OBJECT_STORES, TableStore
+from millrace.storage.store import OBJECT_STORES, StoreUnreachable, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.fs as fs
@@ -50,6 +50,8 @@ _S3A_ENCRYPTION: Final = {"aes256": "AES256", "aws:kms": "SSE-KMS", "aws:kms:dss
 _LOG_FOLDER: Final = "_delta_log"
 _PROBE: Final = "_millrace_probe"
 _PROBES: Final = 10
+_UNKNOWN_HEADER: Final = "status code: 501"
+"""Of a store's answer to a put with a condition that it does not know."""
 
 _T = TypeVar("_T")
 
@@ -389,30 +391,38 @@ _TAGGED: Final[set[str]] = set()
 
 def _try_conditional_puts(uri: str) -> None:
     def refused(name: str) -> bool:
-        objects = _single(uri)
-        return _put_new(objects, name, b"1") is not None and _put_new(objects, name, b"2") is None
+        _new_probe(uri, name)
+        return _put_new(_single(uri), name, b"2") is None
 
     if not _probed(uri, refused):
         raise StoreCannotPublish(
-            f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match): commits of"
-            " several writers would overwrite each other. Use a store with conditional puts, such as S3 itself,"
-            " MinIO or versitygw"
+            f"the store of {uri} lets a second writer replace a file (it ignores If-None-Match, or refuses every put"
+            " with it): commits of several writers would overwrite each other. Use a store with conditional puts, such"
+            " as S3 itself, MinIO or versitygw"
         )
 
 
 def _try_tagged_puts(uri: str) -> None:
     def refused(name: str) -> bool:
-        objects = _single(uri)
-        first = _put_new(objects, name, b"1")
-        second = None if first is None else _put_tagged(objects, name, b"2", first)
-        return first is not None and second is not None and _put_tagged(objects, name, b"3", first) is None
+        first = _new_probe(uri, name)
+        if _put_tagged(_single(uri), name, b"2", first) is None:
+            return False
+        return _put_tagged(_single(uri), name, b"3", first) is None
 
     if not _probed(uri, refused):
         raise StoreCannotPublish(
-            f"the store of {uri} replaces a file that has changed since it was read (it ignores If-Match): a suspended"
-            " process could overwrite its successor's journal. Use a store with conditional puts, such as S3 itself,"
-            " MinIO or versitygw"
+            f"the store of {uri} replaces a file that has changed since it was read (it ignores If-Match, or refuses"
+            " every put with it): a suspended process could overwrite its successor's journal. Use a store with"
+            " conditional puts, such as S3 itself, MinIO or versitygw"
         )
+
+
+def _new_probe(uri: str, name: str) -> str:
+    """Create a file whose name nobody else has, and return its tag. Raises OSError."""
+    tag = _put_new(_single(uri), name, b"1")
+    if tag is None:  # S3 answers so, too, while it is busy with another request for the name
+        raise StoreUnreachable(f"{name}: the store says that the file is there")
+    return tag
 
 
 def _probed(uri: str, refused: Callable[[str], bool]) -> bool:
@@ -421,7 +431,9 @@ def _probed(uri: str, refused: Callable[[str], bool]) -> bool:
         name = f"{_PROBE}-{uuid.uuid4().hex}"
         try:
             return refused(name)
-        except OSError:  # the outcome of that put is unknown: try under a new name
+        except OSError as error:  # the outcome of that put is unknown: try under a new name
+            if _UNKNOWN_HEADER in str(error):
+                return False
             if not left:
                 raise
             time.sleep(random.uniform(0, 1))

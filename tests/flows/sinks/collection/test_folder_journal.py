@@ -129,6 +129,22 @@ def test_a_batch_is_journaled_with_one_request(monkeypatch: pytest.MonkeyPatch) 
             assert dict(faults.requests) == {"PUT": 1}
 
 
+@pytest.mark.parametrize("answer", ["409", "412", "503", "reset"])
+def test_a_put_that_fails_though_nobody_else_has_the_journal_is_no_loss_of_it(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Faults() as faults, bucket(monkeypatch, faults.at) as box:
+        files = FolderJournal(f"{box}/streams/one/1/millrace-sink", "one")
+        faults.break_request = lambda method, path: answer if method == "PUT" else ""
+        with pytest.raises(StoreUnreachable):
+            files.keep(InFlight(Noted(1), {}))
+        faults.break_request = lambda method, path: ""
+        files.keep(InFlight(Noted(1), {}))
+        found = files.load()
+        assert found is not None
+        assert found.noted.batch_id == 1
+
+
 def test_drivers_that_begin_a_sink_at_once_agree_on_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as box:
         folder = f"{box}/streams/one/1/millrace-sink"

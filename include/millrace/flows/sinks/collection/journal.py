@@ -471,8 +471,8 @@ class FolderJournal:
         if made is None:  # a refusal, too, may be that of a request that was sent twice
             found, now = store.read_tagged(FILE) or (b"", "")
             if found != data:
-                if unknown is not None and now == tag:
-                    raise unknown  # it may still come
+                if now == tag:  # the put may still come, or was refused though nobody else replaced the file
+                    raise unknown or StoreUnreachable(f"{FILE} of {self._name!r}: the store did not replace it")
                 return False
             made = now
         self._tag = made
