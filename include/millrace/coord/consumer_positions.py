@@ -255,7 +255,8 @@ class MetaStorePositions:
             )
         held.at = _revision(entry)
 
-    def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
+    def place(self, group: str, ticks: Mapping[str, int | None], states: Mapping[str, bytes] | None = None) -> None:
+        states = states or {}
         with self._turns.acquire(group):
             locked: list[str] = []
             try:
@@ -265,7 +266,11 @@ class MetaStorePositions:
                     self.lock(group, name)
                     locked.append(name)
                 for part in _parts(list(ticks.items()), MAX_CHANGES // 2):
-                    changes: list[Mutation] = [Delete(_key(QUEUE_PREFIX, group, name)) for name, _ in part]
+                    changes: list[Mutation] = [
+                        Put(key, states[name]) if name in states else Delete(key)
+                        for name, _ in part
+                        for key in [_key(QUEUE_PREFIX, group, name)]
+                    ]
                     for name, tick in part:
                         key = _key(POSITION_PREFIX, group, name)
                         changes.append(Delete(key) if tick is None else Put(key, b"%d" % tick))

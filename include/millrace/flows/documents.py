@@ -44,8 +44,12 @@ _decode_exactly: Final = msgspec.json.Decoder(float_hook=_number).decode
 """A decoder that retains all digits. Its hook costs more than the rest of the decoding, so use it only if needed."""
 
 
+JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions of bytes that are no JSON, have a number that no float holds, or nest too deep."""
+
+
 def decoded(value: bytes, *, exact: bool = True) -> Any:
-    """Decode JSON, if `exact` with all digits of its numbers, else with floats. Raises msgspec's errors."""
+    """Decode JSON, if `exact` with all digits of its numbers, else with floats. Raises one of JSON_ERRORS."""
     return _decode_exactly(value) if exact and _may_have_digits(value) else _decode(value)
 
 

@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from millrace.rpc.wire import to_json
 
+LONGEST_LEASE: Final = 12 * 3600.0
+"""Seconds that a task's lease, or the delay of one that is given back, lasts at most."""
 TASKS_SCHEMA: Final = pa.schema([pa.field("rows", pa.large_binary(), nullable=False)])
 
 

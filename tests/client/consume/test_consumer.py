@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.base.errors import GroupBusy, MillraceError, PositionsBusy
+from millrace.base.errors import GroupBusy, InvalidArgument, LogUnavailable, MillraceError, PositionsBusy
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
+from millrace.client.consume import consumer as consumer_module
 from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Delivery
 from millrace.client.consume.lane_progress import LaneProgress
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
+from millrace.client.consume.scan import Scan
 from millrace.client.database import Database
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
@@ -34,6 +36,7 @@ from millrace.wal.state import ChannelState
 from tests.client.conftest import item_rows
 from tests.node.append.samples import PCHANNEL, VCHANNELS, commit_wal, insert, open_log, opening
 from tests.node.append.samples import keys_of as keys_of_vchannel
+from tests.waiting import until
 
 INSERTS = TypeFilter({MessageType.INSERT, MessageType.DELETE})
 
@@ -99,6 +102,13 @@ def test_a_group_that_reads_for_the_first_time_follows_its_policy(
     with reader.consumer(items.name, group=f"new {items.id}", start=Latest(), filters=[INSERTS]) as consumer:
         producer.insert(items, item_rows(2))
         assert taken(consumer, 1) == [2]
+
+
+@pytest.mark.parametrize("interval", [-1.0, float("nan"), "1", True])
+def test_a_wrong_commit_interval_is_refused(shop: Database, items: CollectionInfo, interval: Any) -> None:
+    """With NaN nothing would be committed before the close."""
+    with pytest.raises(InvalidArgument, match="commit_interval"):
+        shop.consumer(items.name, group="intervals", commit_interval=interval)
 
 
 def test_a_consumer_with_exclusive_use_has_all_channels_or_none(
@@ -328,6 +338,47 @@ def test_what_nobody_acknowledges_holds_no_rows(shop: Database, items: Collectio
         held = [each for each in known if each.vchannel in items.vchannels]
         assert sum(map(len, found)) == 2_000
         assert len(held) <= 1, "a unit that was handed out is kept"
+
+
+def test_what_passes_a_consumer_that_nobody_polls_adds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither messages of others, nor errors that pass by themselves."""
+    monkeypatch.setattr(consumer_module, "_PAUSE", 0.005)
+    with (
+        open_log(tmp_path / "log", PCHANNEL) as service,
+        AppendHost(service, ChannelState.new) as host,
+    ):
+        host.append(PCHANNEL, opening()).results()
+        commit_wal(service, tmp_path / "wal")
+        with Consumer([VCHANNELS[0]], wal=str(tmp_path / "wal"), tail=host, filters=[INSERTS]) as consumer:
+            [place] = consumer._places.values()
+            for each in range(20):
+                host.append(PCHANNEL, encode_entry([insert(keys_of_vchannel(VCHANNELS[1], 1)[0])])).results()
+                if each == 10:
+                    host.append(PCHANNEL, encode_entry([insert(keys_of_vchannel(VCHANNELS[0], 1)[0])])).results()
+                tick = host.tick(PCHANNEL)
+                until(lambda tick=tick: place.queued >= tick, "it has passed")  # type: ignore[misc]
+            assert len(consumer._ready) <= 3, "a unit, with a mark before and after it"
+            delivery = consumer.poll(timeout=5.0)
+            assert delivery is not None
+            consumer.acknowledge(delivery)
+            assert consumer.poll(timeout=0.05) is None
+            assert place.tick >= tick
+            failed = 0
+
+            def fails(scan: Scan) -> None:
+                nonlocal failed
+                failed += 1
+                raise LogUnavailable("the log is away")
+
+            monkeypatch.setattr(Scan, "poll_once", fails)
+            host.append(PCHANNEL, encode_entry([insert(keys_of_vchannel(VCHANNELS[0], 1)[0])])).results()
+            until(lambda: failed >= 5, "it tries again")
+            monkeypatch.undo()
+            with pytest.raises(LogUnavailable):
+                consumer.poll(timeout=5.0)
+            assert consumer.poll(timeout=5.0) is not None
 
 
 @pytest.mark.slow

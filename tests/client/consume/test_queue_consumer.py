@@ -15,7 +15,7 @@ from millrace.base.errors import CollectionNotFound, GroupBusy, InvalidArgument,
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.async_consumer import AsyncQueueConsumer
 from millrace.client.consume.consumer import DROP_SECONDS, Consumer
-from millrace.client.consume.dead_letters import LETTERS
+from millrace.client.consume.dead_letters import LETTERS, MAX_TEXT, SHORT
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
 from millrace.client.database import Database
 from millrace.wal.scanner import Latest
@@ -172,6 +172,28 @@ def test_what_fails_too_often_is_a_dead_letter_and_a_redrive_makes_it_a_task_aga
     assert [each["reason"] for each in shop[dead].read().to_pylist()] == ["no such customer"]
 
 
+def test_a_task_too_large_for_a_letter_is_one_without_its_row_and_keeps_no_other_back(
+    shop: Database, jobs: CollectionInfo, make: Make
+) -> None:
+    one = shop.catalog.create_collection(f"{jobs.name}_one", ITEMS, vchannels=1)
+    shop.collection(one).insert(item_rows(1, name="x" * (9 << 20))).checked()
+    shop.collection(one).insert(item_rows(2, name="x" * ((16 << 20) - 600))).checked()
+    shop.collection(one).insert(item_rows(3)).checked()
+    dead = f"{jobs.name}_dead"
+    with shop.consumer(one, mode="queue", group=f"{jobs.name}-large", dead_letters=dead) as queue:
+        for _ in range(3):
+            queue.reject(*drained(queue, 1), reason="too much")
+        queue.commit()
+        assert queue.poll(timeout=0.0) is None
+        letters = shop[dead].read(order_by=["batch"]).to_pylist()
+        assert [len(each["row"]) for each in letters[:2]] == [MAX_TEXT, SHORT]
+        assert [bool(each["payload"]) for each in letters] == [True, False, True]
+        assert shop.redrive_tasks(dead, group=queue.group, into=one.name) == 2
+        assert shop[dead].count() == 1, "the one without its row stays"
+        again = [task for _ in range(2) for task in drained(queue, 1)]
+        assert {task.row["id"] for task in again} == {1, 3}
+
+
 def test_with_order_by_key_a_row_comes_when_the_earlier_ones_of_its_key_are_done(
     shop: Database, jobs: CollectionInfo, make: Make
 ) -> None:
@@ -214,6 +236,9 @@ def test_reset_and_drop_forget_what_was_done(shop: Database, jobs: CollectionInf
         shop.reset_group(queue.group, to="earliest")
     queue.close()
     shop.reset_group(queue.group, to="earliest")
+    with pytest.raises(InvalidArgument, match="is a work queue"):
+        shop.consumer(jobs.name, group=queue.group)
+    assert {each["mode"] for each in shop.consumer_groups() if each["group"] == queue.group} == {"queue"}
     assert len(drained(make(), 3)) == 3
 
 

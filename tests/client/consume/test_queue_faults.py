@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millrace.base.errors import LogUnavailable, PermissionDenied
+from millrace.base.errors import Closed, InvalidArgument, LogUnavailable, PermissionDenied
+from millrace.client.consume.dead_letters import DeadTask
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
 from tests.client.consume.queue_server import LANES, Direct, polled
 from tests.waiting import until
@@ -99,6 +100,68 @@ def test_what_the_server_refuses_for_good_is_raised_and_not_collected(make: Make
     with pytest.raises(PermissionDenied):
         queue.close()
     assert queue.closed
+
+
+class Written:
+    """Letters in memory (implements Letters)."""
+
+    def __init__(self) -> None:
+        self.fails: Exception | None = None
+        self.reasons: list[str] = []
+
+    def write(self, tasks: Sequence[tuple[DeadTask, str]]) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.reasons += [reason for _, reason in tasks]
+
+
+@pytest.mark.parametrize("delay", [-1.0, float("nan"), float("inf"), 43_201.0, "1", True])
+def test_a_wrong_delay_keeps_no_acknowledgement_back(make: Make, delay: Any) -> None:
+    _, queue = make(count=1)
+    first, second = polled(queue, 2)
+    with pytest.raises(InvalidArgument, match="0 to 43200"):
+        queue.release(first, delay=delay)
+    queue.acknowledge(second)
+    queue.commit(timeout=5.0)
+    queue.release(first)
+    queue.commit(timeout=5.0)
+
+
+def test_letters_that_cannot_be_written_keep_no_acknowledgement_back(make: Make) -> None:
+    letters = Written()
+    _, queue = make(count=1, letters=letters)
+    first, second = polled(queue, 2)
+    with pytest.raises(InvalidArgument, match="a text"):
+        queue.reject(first, reason=ValueError("why"))  # type: ignore[arg-type]
+    letters.fails = ValueError("no such column")
+    queue.reject(first, reason="why")
+    queue.acknowledge(second)
+    queue.commit(timeout=5.0)
+    with pytest.raises(ValueError, match="no such column"):
+        queue.poll(timeout=5.0)
+    letters.fails = None
+    [again] = polled(queue, 1)
+    assert (again.id, again.deliveries) == (first.id, 1)
+    queue.reject(again, reason="why")
+    queue.commit(timeout=5.0)
+    assert letters.reasons == ["why"]
+
+
+def test_what_is_settled_after_the_close_says_that_it_comes_again(make: Make) -> None:
+    _, queue = make(count=1, letters=Written())
+    first, second = polled(queue, 2)
+    queue.acknowledge(first)
+    queue.close()
+    queue.acknowledge(first)  # it was
+    for settle in (
+        queue.acknowledge,
+        queue.release,
+        queue.renew,
+        lambda task: queue.reject(task, reason="why"),
+    ):
+        with pytest.raises(Closed, match="delivered again"):
+            settle(second)
+    queue.commit(timeout=1.0)
 
 
 def test_an_error_that_nobody_expects_is_raised_and_ends_no_thread(make: Make) -> None:

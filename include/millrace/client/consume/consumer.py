@@ -141,6 +141,12 @@ class Consumer(Closeable):
         """
         if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
+        if (
+            isinstance(commit_interval, bool)
+            or not isinstance(commit_interval, (int, float))
+            or not commit_interval >= 0
+        ):
+            raise InvalidArgument(f"commit_interval is a number of seconds from 0 on, not {commit_interval!r}")
         if group is not None and positions is None and member is None:
             raise InvalidArgument("a group needs a store for its positions: make the consumer with Database.consumer()")
         self.group = group
@@ -278,6 +284,10 @@ class Consumer(Closeable):
                     continue
                 if isinstance(item, Mark):
                     self._marked(item)
+                else:
+                    for reader in self._readers.values():
+                        if reader.failure is item:
+                            reader.failure = None
             if isinstance(item, Exception):
                 raise item
             self._commit_in_time()
@@ -709,6 +719,7 @@ class Consumer(Closeable):
 
     def _marked(self, mark: Mark) -> None:
         """Note that everything up to a tick was delivered before this."""
+        mark.queued = False
         for place in mark.places:
             if place.open:
                 place.seen = max(place.seen, mark.tick)
@@ -825,9 +836,12 @@ class Consumer(Closeable):
                     with self._changed:
                         if reader.is_stopped():
                             return
-                        self._put([error])
                         if not error.retriable:
+                            self._put([error])
                             return
+                        if reader.failure is None:  # nobody may poll for as long as it lasts
+                            reader.failure = error
+                            self._put([error])
                     if found is not None:
                         found.close()
                     found = None
@@ -903,8 +917,11 @@ class Consumer(Closeable):
         behind = tuple(place for place in reader.places.values() if place.seen < through)
         for place in reader.places.values():
             place.queued = max(place.queued, through)
-        if new or behind:
-            self._put([*new, Mark(behind, through)])
+        if not new and reader.mark is not None and reader.mark.queued:  # nobody polls, and no delivery is in between
+            reader.mark.places, reader.mark.tick = behind, through
+        elif new or behind:
+            reader.mark = Mark(behind, through)
+            self._put([*new, reader.mark])
 
     def _put(self, items: Sequence[_Item]) -> None:
         self._ready.extend(items)

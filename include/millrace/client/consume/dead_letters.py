@@ -7,15 +7,16 @@ rejected, or delivered too often. A letter's id follows from the row's place, so
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.base.errors import CollectionNotFound, EntryTooLarge, InvalidArgument, MillraceError
 from millrace.catalog.collection import CollectionInfo, check_name
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.wal.reasons import Reason
 
 if TYPE_CHECKING:
     from millrace.client.collection import Collection
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 
 MAX_REASON: Final = 1_000
 """Characters of a letter's reason."""
+MAX_TEXT: Final = 65_536
+"""Characters of a letter's row."""
+SHORT: Final = 4_096
+"""Characters of the row in a letter without a payload."""
 _AT_ONCE: Final = 500
 """Letters that are read, sent again or deleted at a time."""
+
+_T = TypeVar("_T")
 
 LETTERS: Final = CollectionSchema(
     (
@@ -37,7 +44,10 @@ LETTERS: Final = CollectionSchema(
     ),
     "id",
 )
-"""The schema of a collection of dead letters: `row` is JSON for people, `payload` an Arrow stream to send it again."""
+"""The schema of a collection of dead letters: `row` is JSON for people, `payload` an Arrow stream to send it again.
+
+A letter that would be too large for the log has no payload: the row itself is where it came from.
+"""
 
 
 class DeadTask(Protocol):
@@ -85,25 +95,59 @@ class TaskLetters:
 
         Raises what creating and writing the collection raises.
         """
-        rows = [
-            {
-                "id": f"{self._group}/{task.id}",
-                "stream": self._group,
-                "batch": task.tick,
-                "reason": reason[:MAX_REASON],
-                "row": json.dumps(task.rows.to_pylist()[0], default=str),
-                "payload": arrow_bytes(pa.Table.from_batches([task.rows])),
-            }
-            for task, reason in tasks
-        ]
-        table = pa.Table.from_pylist(rows, schema=LETTERS.arrow())
         try:
             found = self._database.collection(self._name)
         except CollectionNotFound:
             self._database.catalog.create_collection(self._name, LETTERS, exist_ok=True)
             found = self._database.collection(self._name)
         _require_letters(found.definition)
-        found.upsert(table).checked()
+        put_letters(found, list(tasks), self._letter)
+
+    def _letter(self, dead: tuple[DeadTask, str], whole: bool) -> dict[str, Any]:
+        task, reason = dead
+        rows = pa.Table.from_batches([task.rows])
+        return {
+            "id": f"{self._group}/{task.id}",
+            "stream": self._group,
+            "batch": task.tick,
+            "reason": reason_text(reason),
+            **row_fields(rows, whole=whole),
+        }
+
+
+def put_letters(
+    collection: Collection, dead: Sequence[_T], letter: Callable[[_T, bool], dict[str, Any]], *, whole: bool = True
+) -> None:
+    """Write letters; all are durable on return. `letter` makes one, without what makes it large if its second is False.
+
+    One that is too large for the log concerns no other. Raises what writing raises.
+    """
+    if not dead:
+        return
+    try:
+        rows = [letter(each, whole) for each in dead]
+        collection.upsert(pa.Table.from_pylist(rows, schema=LETTERS.arrow())).checked()
+    except MillraceError as error:
+        large = error.code == EntryTooLarge.code or getattr(error, "reason", "") == str(Reason.TOO_LARGE)
+        if not large or (len(dead) == 1 and not whole):
+            raise
+        if len(dead) == 1:
+            put_letters(collection, dead, letter, whole=False)
+            return
+        middle = len(dead) // 2
+        put_letters(collection, dead[:middle], letter)
+        put_letters(collection, dead[middle:], letter)
+
+
+def row_fields(row: pa.Table, *, whole: bool = True) -> dict[str, Any]:
+    """Return the fields `row` and `payload` of a letter; not `whole`: without the payload."""
+    text = json.dumps(row.to_pylist()[0], default=str)
+    return {"row": text[: MAX_TEXT if whole else SHORT], "payload": arrow_bytes(row) if whole else b""}
+
+
+def reason_text(reason: str) -> str:
+    """Return a reason as a letter has it: short, and without parts of characters, which no UTF-8 has."""
+    return reason[:MAX_REASON].encode("utf-8", "replace").decode()
 
 
 def _require_letters(collection: CollectionInfo) -> None:
@@ -117,11 +161,14 @@ def redrive_tasks(database: Database, letters: str, *, group: str, into: str, re
     """Send the dead letters of a work queue again, as new tasks of the collection `into`; return how many.
 
     `reason`: only those whose reason contains it. A letter is deleted once its row is in the collection. If this is
-    interrupted, some rows are sent twice.
+    interrupted, some rows are sent twice. A letter without a payload stays.
     Raises CollectionNotFound, and what writing raises.
     """
     source, target, count = _letters(database, letters), database.collection(into), 0
-    for part in _pages(source, group, reason):
+    for page in _pages(source, group, reason):
+        part = page.filter(pc.greater(pc.binary_length(page["payload"]), 0))
+        if not part.num_rows:
+            continue
         for rows in _rows_of(part):
             target.upsert(rows).checked()
         source.delete(part["id"].to_pylist()).checked()

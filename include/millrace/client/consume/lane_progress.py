@@ -71,6 +71,10 @@ class ChannelReader:
     """Reads ahead."""
     steps: Iterator[float | None] | None = None
     """What the job does: each step yields the seconds until the next one, or None to wait for news."""
+    mark: Mark | None = None
+    """The last mark, if no delivery was queued after it."""
+    failure: Exception | None = None
+    """An error that passes by itself and waits for a poll; no further one does."""
 
     def is_stopped(self) -> bool:
         return self.stopped
@@ -95,9 +99,10 @@ class ChannelReader:
         return tuple(place for place in found if place.queued < tick)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Mark:
     """Everything of these lanes up to `tick` is queued before this."""
 
     places: tuple[LaneProgress, ...]
     tick: int
+    queued: bool = True

@@ -74,8 +74,8 @@ class PositionStore(Protocol):
         """Return the ticks by group and lane."""
         ...
 
-    def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
-        """Put a group's positions anywhere, also back; None deletes one. Deletes the states of a work queue there.
+    def place(self, group: str, ticks: Mapping[str, int | None], states: Mapping[str, bytes] | None = None) -> None:
+        """Put a group's positions anywhere, also back; None deletes one. `states` replace those of a work queue there.
 
         Raises GroupBusy if one is claimed.
         """
@@ -230,7 +230,7 @@ class FilePositions:
         """Whether the positions are in a meta store by now."""
         return self._db.execute("select 1 from sqlite_master where name = 'moved'").fetchone() is not None
 
-    def place(self, group: str, ticks: Mapping[str, int | None]) -> None:
+    def place(self, group: str, ticks: Mapping[str, int | None], states: Mapping[str, bytes] | None = None) -> None:
         with ExitStack() as locked:
             for name in ticks:
                 self.lock(group, name)
@@ -240,6 +240,7 @@ class FilePositions:
                 db.executemany("delete from position where grp = ? and pchannel = ?", gone)
                 db.executemany("delete from queue where grp = ? and lane = ?", [(group, name) for name in ticks])
                 _put(db, group, {name: tick for name, tick in ticks.items() if tick is not None})
+                _put_states(db, group, states or {})
 
     def claims(self, group: str | None = None) -> dict[tuple[str, str], str]:
         with self._typed() as db:
@@ -279,9 +280,7 @@ class FilePositions:
     def move(self, group: str, ticks: dict[str, int], states: Mapping[str, bytes] | None = None) -> None:
         with self._writing() as db:
             _put(db, group, ticks)
-            if states:
-                rows = [(group, lane, state) for lane, state in states.items()]
-                db.executemany("insert or replace into queue values (?, ?, ?)", rows)
+            _put_states(db, group, states or {})
 
     def queue_states(self, group: str, lanes: Collection[str] | None = None) -> dict[str, bytes]:
         with self._typed() as db:
@@ -400,6 +399,11 @@ def _put(db: sqlite3.Connection, group: str, ticks: Mapping[str, int]) -> None:
         "insert into position values (?, ?, ?) on conflict (grp, pchannel) do update set tick = excluded.tick",
         [(group, lane, tick) for lane, tick in ticks.items()],
     )
+
+
+def _put_states(db: sqlite3.Connection, group: str, states: Mapping[str, bytes]) -> None:
+    rows = [(group, lane, state) for lane, state in states.items()]
+    db.executemany("insert or replace into queue values (?, ?, ?)", rows)
 
 
 def _name(db: sqlite3.Connection) -> str:

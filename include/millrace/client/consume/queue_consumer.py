@@ -35,7 +35,7 @@ from millrace.base.errors import Closed, DeadlineExceeded, InvalidArgument, LogU
 from millrace.client.consume.dead_letters import DeadTask
 from millrace.client.consume.membership import CLOCK_DRIFT, boot_clock
 from millrace.client.consume.task_session import PATIENCE, QueueServer, TaskSession, passes
-from millrace.rpc.tasks import LeasedTasks
+from millrace.rpc.tasks import LONGEST_LEASE, LeasedTasks
 from millrace.wal.scanner import DeliverPolicy
 
 LEASE_SECONDS: Final = 30.0
@@ -322,9 +322,10 @@ class QueueConsumer(Closeable):
         """Mark tasks as done: they are not delivered again. Durable after :meth:`commit` or :meth:`close`.
 
         An acknowledgement that comes after the end of a lease still counts, unless the task was delivered again; then
-        the next `commit` raises TaskLeaseLost.
+        the next `commit` raises TaskLeaseLost. Raises Closed.
         """
         with self._changed:
+            self._require_open(tasks)
             first = not self._outbox.done
             self._outbox.done.extend(self._settled(tasks))
             if first:
@@ -335,8 +336,14 @@ class QueueConsumer(Closeable):
             self._take_if_room()
 
     def release(self, *tasks: Task, delay: float = 0.0) -> None:
-        """Give tasks back, to be delivered again to any consumer after `delay` seconds."""
+        """Give tasks back, to be delivered again to any consumer after `delay` seconds, at most 12 hours.
+
+        Raises InvalidArgument, Closed.
+        """
+        if type(delay) not in (int, float) or not 0.0 <= delay <= LONGEST_LEASE:
+            raise InvalidArgument(f"a delay is a number of seconds from 0 to {LONGEST_LEASE:.0f}, not {delay!r}")
         with self._changed:
+            self._require_open(tasks)
             self._outbox.release.extend((task, delay, False) for task in self._settled(tasks))
             self._settle_job.wake()
             self._take_if_room()
@@ -344,14 +351,18 @@ class QueueConsumer(Closeable):
     def reject(self, *tasks: Task, reason: str) -> None:
         """Put tasks into the dead letters with a reason, and count them as done. Durable as an acknowledgement is.
 
-        Raises InvalidArgument if the consumer was made without `dead_letters`.
+        Raises InvalidArgument if the consumer was made without `dead_letters`, or if the reason is no text. Raises
+        Closed.
         """
         if self._letters is None:
             raise InvalidArgument(
                 'this consumer has no place for dead letters: make it with dead_letters="<collection>", or release the'
                 " task"
             )
+        if not isinstance(reason, str):
+            raise InvalidArgument(f"the reason of a rejection is a text, not {type(reason).__name__}: use str()")
         with self._changed:
+            self._require_open(tasks)
             self._outbox.dead.extend((task, reason) for task in self._settled(tasks))
             self._settle_job.wake()
             self._take_if_room()
@@ -359,8 +370,11 @@ class QueueConsumer(Closeable):
     def renew(self, *tasks: Task) -> None:
         """Let the leases of tasks begin anew; returns once they have.
 
-        Raises TaskLeaseLost if another consumer has one of them, LogUnavailable if the server cannot tell now.
+        Raises TaskLeaseLost if another consumer has one of them, LogUnavailable if the server cannot tell now. Raises
+        Closed.
         """
+        with self._changed:
+            self._require_open(tasks)
         for first in range(0, len(tasks), _MOST):
             part = tasks[first : first + _MOST]
             asked = self._clock()
@@ -580,6 +594,11 @@ class QueueConsumer(Closeable):
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
+    def _require_open(self, tasks: Sequence[Task]) -> None:
+        """Raise Closed if tasks that are not settled came after `close`, which has given them back."""
+        if self._closed and not all(task.settled for task in tasks):
+            raise Closed("this consumer is closed, and has given its tasks back: they are delivered again")
+
     def _settled(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that are settled now and were not before."""
         found = []
@@ -678,15 +697,15 @@ class QueueConsumer(Closeable):
         assert self._letters is not None
         try:
             self._letters.write(sent.dead)
-        except MillraceError as error:
-            if not error.retriable:
-                sent.release += [(task, 1.0, True) for task, _ in sent.dead]
-                sent.dead = []
-                with self._changed:
-                    self._errors.append(error)
-                    self._wake()
-                return
-            raise
+        except Exception as error:  # one that lasts must not keep the acknowledgements back
+            if isinstance(error, MillraceError) and error.retriable:
+                raise
+            sent.release += [(task, 1.0, True) for task, _ in sent.dead]
+            sent.dead = []
+            with self._changed:
+                self._errors.append(error)
+                self._wake()
+            return
         sent.done += [task for task, _ in sent.dead]
         sent.dead = []
 

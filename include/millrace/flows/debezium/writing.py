@@ -121,7 +121,7 @@ class EventWriter:
         for each in documents:
             try:
                 made += self._event(each, self._form, now)
-            except (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError) as error:
+            except (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, RecursionError) as error:
                 failures.append(Failure(each.record, TASK_PUT, _STEP, "ROW", str(error)[:500]))
         return made, failures
 

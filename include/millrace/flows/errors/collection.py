@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from millrace.base.errors import (
     CollectionNotFound,
-    EntryTooLarge,
     InvalidArgument,
     MillraceError,
     SinkBusy,
@@ -29,6 +28,7 @@ from millrace.base.errors import (
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.client.collection import Collection
+from millrace.client.consume.dead_letters import put_letters
 from millrace.client.database import Database, connect
 from millrace.flows.batch import outside_of_ranges
 from millrace.flows.declare.flow import Flow
@@ -41,11 +41,9 @@ from millrace.flows.records import Failure, Record
 from millrace.flows.registry import sink_of
 from millrace.flows.sinks.collection.poison import LETTERS, arrow_bytes
 from millrace.flows.transform.transform import Transform
-from millrace.wal.reasons import Reason
 
 MOST_SEEN: Final = 5_000
 """Letters that one page reads."""
-_TOO_LARGE: Final = str(Reason.TOO_LARGE)
 _KEY: Final = 1_024
 """Bytes of a key that a letter stores if the record is too large."""
 _HEADER: Final = pa.struct([("name", pa.utf8()), ("value", pa.binary())])
@@ -79,26 +77,11 @@ class ErrorCollection:
             if self._collection is None:
                 self._database = connect(settings=self._settings)
                 self._collection = self._database.collection(self._name)
-            self._put(self._collection, failures, whole=True)
+            put_letters(self._collection, failures, partial(_row, self._flow))
         except MillraceError as error:
             if error.retriable:
                 raise SinkBusy(f"dead letters in {self._name}: {error}", retry_after=1.0) from error
             raise SinkRefused(f"dead letters in {self._name}: {error.code}: {error}") from error
-
-    def _put(self, collection: Collection, failures: Sequence[Failure], *, whole: bool) -> None:
-        try:
-            rows = [_row(self._flow, each, whole=whole) for each in failures]
-            collection.upsert(pa.Table.from_pylist(rows, schema=LETTERS.arrow())).checked()
-        except MillraceError as error:
-            large = error.code == EntryTooLarge.code or getattr(error, "reason", "") == _TOO_LARGE
-            if not large or (len(failures) == 1 and not whole):
-                raise
-            if len(failures) == 1:
-                self._put(collection, failures, whole=False)
-                return
-            middle = len(failures) // 2
-            self._put(collection, failures[:middle], whole=whole)
-            self._put(collection, failures[middle:], whole=whole)
 
     def close(self) -> None:
         """Idempotent."""
@@ -107,7 +90,7 @@ class ErrorCollection:
         self._database = self._collection = None
 
 
-def _row(flow: str, failure: Failure, *, whole: bool) -> dict[str, Any]:
+def _row(flow: str, failure: Failure, whole: bool) -> dict[str, Any]:
     record = failure.record
     digest = hashlib.sha256(record.key or b"").hexdigest()[:16]
     value, key = (record.value, record.key) if whole else (None, (record.key or b"")[:_KEY])

@@ -18,9 +18,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.errors import SinkRefused
 from millrace.base.settings import Settings
+from millrace.client.consume.dead_letters import MAX_REASON, put_letters, reason_text, row_fields
 from millrace.client.database import connect
 from millrace.flows.batch import Batch
 from millrace.flows.declare.errors import SKIPPED
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 BEGUN: Final = "millrace.begun"
 ROW: Final = "millrace.row"
 """Headers of a row's letter in a topic: the start of its stream's incarnation, and the row as an Arrow stream."""
-MAX_REASON: Final = 1_000
-"""The most characters of a letter's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RefusedRow:
 
     @property
     def words(self) -> str:
-        return f"{self.kind}: {self.reason}"[:MAX_REASON]
+        return reason_text(f"{self.kind}: {self.reason}")
 
     @property
     def text(self) -> str:
@@ -92,19 +92,18 @@ class LetterCollection:
 
     def put(self, batch: int, rows: Sequence[RefusedRow]) -> None:
         """Write the letters. Raises the errors of the collection."""
-        found = [
-            {
+
+        def letter(each: RefusedRow, whole: bool) -> dict[str, Any]:
+            return {
                 "id": f"{self._stream}/{self._begun}/{batch}/{each.number}",
                 "stream": self._stream,
                 "batch": batch,
                 "reason": each.words,
-                "row": each.text,
-                "payload": arrow_bytes(each.row),
+                **row_fields(each.row, whole=whole),
             }
-            for each in rows
-        ]
+
         with connect(settings=self._settings) as db:
-            db.collection(self._collection).upsert(pa.Table.from_pylist(found, schema=LETTERS.arrow())).checked()
+            put_letters(db.collection(self._collection), rows, letter)
 
     def close(self) -> None:
         """Do nothing: no resource stays open."""
@@ -193,12 +192,13 @@ def resent(letters: pa.Table, stream: str) -> Iterator[tuple[int, Batch, list[st
     """Yield the rows of `letters` in order, one batch for each batch that they come from.
 
     Each comes with the start of its incarnation and the letters' ids in the order of the rows. Letters of another
-    stream, or of a collection itself, are left out.
+    stream or of a collection itself, and those without a payload, are left out.
     """
     found: list[tuple[tuple[int, int, int], int]] = []
-    for place, name in enumerate(letters["id"].to_pylist()):
+    sizes = pc.binary_length(letters["payload"]).to_pylist()
+    for place, (name, size) in enumerate(zip(letters["id"].to_pylist(), sizes, strict=True)):
         parts = name.removeprefix(f"{stream}/").split("/")
-        if len(parts) == 3 and all(each.isdecimal() for each in parts):
+        if size and len(parts) == 3 and all(each.isdecimal() for each in parts):
             found.append(((int(parts[0]), int(parts[1]), int(parts[2])), place))
     for (begun, batch), mine in groupby(sorted(found), key=lambda each: each[0][:2]):
         each = list(mine)

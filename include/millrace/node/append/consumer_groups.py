@@ -49,6 +49,7 @@ from millrace.base.metrics import Metrics
 from millrace.client.consume.membership import require_group
 from millrace.client.consume.positions import FilePositions, PositionStore, lane_positions, start_of
 from millrace.message.ids import split_channel
+from millrace.node.append.task_window import TaskWindow
 from millrace.rpc.wire import error_to_bytes
 
 LEASE_SECONDS: Final = 15.0
@@ -356,6 +357,7 @@ class ConsumerGroups:
     def reset(self, request: dict[str, Any]) -> dict[str, Any]:
         """Put `{"group", "ticks": {lane: tick or null}}` anywhere; null forgets a lane's position.
 
+        A work queue stays one: of its tasks after these positions, none is done.
         The answer has the positions before, `{"before": {lane: tick}}`.
         Raises GroupBusy while a consumer uses the group, ChannelNotFound, InvalidArgument.
         """
@@ -367,8 +369,10 @@ class ConsumerGroups:
             for lane in wanted:
                 self._require_channel(lane)
             self._require_empty(group)
-            before = self._open().groups().get(group, {})
-            self._open().place(group, wanted)
+            positions = self._open()
+            before = positions.groups().get(group, {})
+            states = {lane: TaskWindow(tick).encoded() for lane, tick in wanted.items() if tick is not None}
+            positions.place(group, wanted, states if positions.queue_states(group) else None)
         return {"before": before}
 
     def describe(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory
 from millrace.node.append.task_sessions import TaskSession, TaskSessions
 from millrace.node.append.task_window import TaskNames
-from millrace.rpc.tasks import TaskNews
+from millrace.rpc.tasks import LONGEST_LEASE, TaskNews
 
 MAX_CONSUMERS: Final = 4096
 MAX_QUEUE_CONSUMERS: Final = 1024
@@ -56,7 +56,6 @@ ANSWER_BYTES: Final = 8 << 20
 """Approximate bytes of rows in one answer."""
 LEASE_SECONDS: Final = 30.0
 SHORTEST_LEASE: Final = 0.5
-LONGEST_LEASE: Final = 12 * 3600.0
 MAX_WAIT: Final = 10.0
 IDLE_SECONDS: Final = 60.0
 """How long a queue without calls and leases stays open."""

@@ -65,6 +65,32 @@ def test_a_gap_across_a_restart_of_this_process_counts() -> None:
     assert after.counts["lost"] == 2
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_number_that_wraps_is_another_message(width: int) -> None:
+    """A repeated message is not the one that was lost a turn before."""
+    modulus = 1 << (8 * width)
+    tracker = SequenceTracker(width)
+    for number in range(2 * modulus):
+        if number != 5:
+            tracker.see("a", number % modulus)
+        if number == modulus + 5:
+            tracker.see("a", 4)
+            tracker.see("a", 5)
+    assert dict(tracker.counts) == {"lost": 1, "repeated": 2}
+    assert not tracker._senders["a"].missing
+
+
+@pytest.mark.parametrize("gap", [100, 126])
+def test_late_messages_of_short_numbers_are_not_lost(gap: int) -> None:
+    tracker = SequenceTracker(1)
+    for start in range(0, 2_000, gap + 2):
+        tracker.see("a", start % 256)
+        tracker.see("a", (start + gap + 1) % 256)
+        for number in range(start + 1, start + gap + 1):
+            tracker.see("a", number % 256)
+    assert (tracker.counts["lost"], tracker.counts["repeated"]) == (0, 0)
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "MAX_SENDERS", 3)
     tracker = SequenceTracker(None)

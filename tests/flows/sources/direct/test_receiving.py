@@ -105,6 +105,19 @@ def fault_of(record: Record) -> str:
     return next(((value or b"").decode() for name, value in record.headers if name == FAULT), "")
 
 
+def test_no_message_ends_the_reception_of_others(tmp_path: Path) -> None:
+    """Neither one that nests too deep, nor one on several lines."""
+    port = free_port()
+    listened = Listened(tmp_path, address=f"127.0.0.1:{port}", sequence={"field": "n"})
+    deep = b'{"n": 1, "a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    with listened.running():
+        datagrams(port, deep, b"\xff", b'{"n": 1e999}', json.dumps({"n": 1, "a": [2]}, indent=1).encode(), {"n": 2})
+        listened.counted(received=5, malformed=3)
+        until(lambda: len(listened.values) == 2, "the others are in the spool")
+    assert listened.values == [{"n": 1, "a": [2]}, {"n": 2}]
+    assert ["not JSON" in each for each in listened.faults] == [True] * 3
+
+
 def test_datagrams_become_records_with_their_sender_and_a_range_reads_the_same_again(tmp_path: Path) -> None:
     port = free_port()
     listened = Listened(tmp_path, address=f"127.0.0.1:{port}")

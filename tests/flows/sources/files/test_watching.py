@@ -22,6 +22,7 @@ from millrace.flows.records import FAULT, PLACE, Record
 from millrace.flows.registry import feeder_of, reader_of, source_of
 from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.capture.ticks import spool_folder
+from millrace.flows.sources.files import rows
 from millrace.flows.sources.files.model import FilesSource
 from millrace.flows.sources.files.watching import FilesPoller
 from millrace.flows.sources.source import Limits, task_of
@@ -186,6 +187,59 @@ def test_files_that_are_there_are_left_out_if_that_is_declared(tmp_path: Path, s
     assert old.exists() == (start == "latest")
 
 
+DEEP = b'{"n": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.jsonl", DEEP, "not JSON"),
+        ("a.jsonl", b'{"n": "\xff"}', "not JSON"),
+        ("a.jsonl", b'{"n": 1e999}', "not JSON"),
+        ("a.json", b"[" + DEEP + b"]", "nests too deeply"),
+        ("a.csv", b"n,m\n\xff,1", "it is not utf-8"),
+        ("a.arrow", b"ARROW1" + bytes(100), "cannot be read"),
+        ("a.avro", b"Obj\x01" + b"\xff" * 100, "cannot be read"),
+    ],
+)
+def test_no_file_stops_the_others(tmp_path: Path, name: str, data: bytes, why: str) -> None:
+    watched = Watched(tmp_path)
+    (watched.folder / name).write_bytes(data + b"\n")
+    os.utime(watched.folder / name, (1, 1))
+    watched.write("b.jsonl", 1, 2, at=2)
+    watched.once()
+    watched.once()
+    assert watched.numbers == [1, 2]
+    [fault] = watched.faults
+    assert why in fault
+
+
+def test_a_line_that_no_message_holds_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_LINE", 100)
+    monkeypatch.setattr(rows, "PAGE_BYTES", 30)
+    watched = Watched(tmp_path, page_rows=1000)
+    path = watched.write("a.jsonl", *range(20))
+    with path.open("a") as file:
+        file.write(json.dumps({"n": "x" * 3_000_000}) + "\n" + '{"n": 20}')
+    watched.once()
+    assert watched.numbers == list(range(21))
+    assert watched.faults == ["the line is longer than 100 bytes"]
+    with path.open("rb") as file:
+        parts = [len(each.rows) for each in rows._json(rows._lines(file), {}, 1000, frozenset())]
+    assert max(parts) < 10
+
+
+def test_a_name_that_is_no_text_is_read_like_others(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    path = os.fsencode(watched.folder) + b"/\xff.jsonl"
+    with open(path, "w") as file:
+        file.write('{"n": 1}\n')
+    watched.once()
+    watched.once()
+    assert watched.numbers == [1]
+    assert dict(watched.records()[0].headers)[PLACE] == b"\\xff.jsonl:1"
+
+
 def test_a_file_that_cannot_be_read_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     (watched.folder / "a.parquet").write_bytes(b"PAR1 nothing")
@@ -244,11 +298,17 @@ def test_the_rest_of_a_file_that_is_gone_is_told_of(tmp_path: Path) -> None:
     assert "removed when 8 of its rows were read" in watched.faults[0]
 
 
-def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    (tmp_path / "secret.jsonl").write_text('{"n": 1}\n')
+@pytest.mark.parametrize("pattern", ["**/*", "*", "day=*/*.jsonl", "day=2/a.jsonl"])
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path, pattern: str) -> None:
+    """Neither those of files, nor those of folders, which a pattern may name."""
+    watched = Watched(tmp_path, pattern=pattern)
+    for path in (tmp_path / "secret.jsonl", tmp_path / "elsewhere" / "a.jsonl"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"n": 1}\n')
     (watched.folder / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (watched.folder / "nowhere.jsonl").symlink_to(tmp_path / "nowhere")
+    (watched.folder / "day=1").symlink_to(tmp_path / "elsewhere")
+    (watched.folder / "day=2").symlink_to(tmp_path / "elsewhere")
     watched.once()
     assert watched.numbers == []
 

@@ -6,7 +6,6 @@ description of the error and the row as Arrow bytes, from which `redriven` resto
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -14,13 +13,11 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.client.consume.dead_letters import LETTERS as LETTERS
-from millrace.client.consume.dead_letters import MAX_REASON
+from millrace.client.consume.dead_letters import SHORT, reason_text, row_fields
 from millrace.client.consume.dead_letters import arrow_bytes as arrow_bytes
 
 _Rows = TypeVar("_Rows", pa.Table, Sequence[Any])
 
-SHORT: Final = 4_096
-"""The most characters of a row in a letter without a payload."""
 MOST: Final = 1_000
 """The most poison rows of one micro-batch. With more, the rows are not the cause, and the stream stops."""
 
@@ -75,9 +72,8 @@ def letters(stream: str, batch_id: int, bad: Iterable[tuple[int, pa.Table, str]]
             "id": f"{stream}/{batch_id}/{number}",
             "stream": stream,
             "batch": batch_id,
-            "reason": reason[:MAX_REASON],
-            "row": json.dumps(row.to_pylist()[0], default=str),
-            "payload": arrow_bytes(row),
+            "reason": reason_text(reason),
+            **row_fields(row),
         }
         for number, row, reason in bad
     ]

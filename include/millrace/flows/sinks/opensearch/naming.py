@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from millrace.flows.declare.paths import date_form, joined, template
-from millrace.flows.documents import MISSING, Digits, Refused, decoded, getter
+from millrace.flows.documents import JSON_ERRORS, MISSING, Digits, Refused, decoded, getter
 from millrace.flows.records import Action
 from millrace.flows.sinks.opensearch.model import OpenSearchSink as Declared
 from millrace.flows.sinks.opensearch.model import index_name
@@ -37,7 +37,10 @@ class IndexNames:
 
     def of(self, action: Action) -> str:
         """Return the name. Raises Refused if the document lacks a field, or its value is not valid in a name."""
-        document = decoded(action.body) if self._reads and action.body is not None else None
+        try:
+            document = decoded(action.body) if self._reads and action.body is not None else None
+        except JSON_ERRORS as error:
+            raise Refused("NO_JSON", f"not JSON: {str(error)[:300]}") from None
         found = [self._base, self._texts[0]]
         for part, text in zip(self._parts, self._texts[1:], strict=True):
             found += [part(action, document), text]

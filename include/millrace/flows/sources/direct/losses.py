@@ -35,6 +35,7 @@ class SequenceTracker:
         `greatest` has the greatest number of each sender, from an earlier tracker.
         """
         self._modulus = None if width is None else 1 << (8 * width)
+        self._window = WINDOW if self._modulus is None else min(WINDOW, self._modulus // 2 - 1)
         self._senders: OrderedDict[str, _Sender] = OrderedDict(
             (name, _Sender(number)) for name, number in (greatest or {}).items()
         )
@@ -60,12 +61,16 @@ class SequenceTracker:
             self.counts["repeated"] += 1
         elif 0 < ahead <= MAX_GAP:
             self.counts["lost"] += ahead - 1
-            first = max(1, ahead - WINDOW)
+            # A number that wraps comes again for another message, so none is remembered longer than the window.
+            if ahead > self._window:
+                known.missing.clear()
+            elif known.missing:
+                passed = range(-self._window, ahead - self._window)
+                known.missing.difference_update(self._after(known.greatest, step) for step in passed)
+            first = max(1, ahead - self._window)
             known.missing.update(self._after(known.greatest, step) for step in range(first, ahead))
             known.greatest = number
-            if len(known.missing) > WINDOW:
-                known.missing = {each for each in known.missing if -self._ahead(number, each) <= WINDOW}
-        elif -WINDOW <= ahead < 0:
+        elif -self._window <= ahead < 0:
             if number in known.missing:
                 known.missing.discard(number)
                 self.counts["lost"] -= 1

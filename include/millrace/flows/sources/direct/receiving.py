@@ -26,7 +26,7 @@ from millrace.base.errors import LogUnavailable
 from millrace.base.extras import missing_extra_error, require_extras
 from millrace.base.settings import Settings
 from millrace.flows.declare.addresses import address_of
-from millrace.flows.documents import decoded
+from millrace.flows.documents import JSON_ERRORS, decoded
 from millrace.flows.sources.capture.lane import CapturedTables
 from millrace.flows.sources.capture.polling import PolledRows, Poller, PollingFeeder, append, line_of
 from millrace.flows.sources.capture.spool import Spool
@@ -291,8 +291,8 @@ class DirectPoller(Poller[Receiver]):
         else:
             try:
                 document = decoded(message.data)
-                after = msgspec.Raw(message.data)
-            except (ValueError, msgspec.DecodeError) as error:
+                after = msgspec.Raw(message.data.replace(b"\n", b" "))  # the spool has a line for each message
+            except JSON_ERRORS as error:
                 fault = f"not JSON: {error}"
             if not fault and not isinstance(document, dict):
                 fault, after = "the message is not a JSON object", None

@@ -23,11 +23,15 @@ from millrace.client.produce.files.formats import CsvOptions, InputFormat, decom
 from millrace.client.produce.files.json_parser import JsonObjectParser, begins_array
 from millrace.client.produce.files.row_conversion import RawRows
 from millrace.client.produce.files.text_formats import READ_ERRORS, read_error
-from millrace.flows.documents import decoded
+from millrace.flows.documents import JSON_ERRORS, decoded
 from millrace.flows.sources.capture.polling import encode
 from millrace.message.field_types import FieldType, parse_type, type_of_arrow
 from millrace.message.schema_changes import widens
 
+MAX_LINE: Final = 32 << 20
+"""The most bytes of a line of JSON; no message holds a longer one."""
+PAGE_BYTES: Final = 32 << 20
+"""A page of JSON that reaches it is complete, however few rows it has."""
 MAX_TEXT: Final = 64 << 10
 """The most bytes of an unreadable line in its dead letter."""
 _CANDIDATES: Final = ("int64", "float64", "bool", "date", "timestamp")
@@ -37,7 +41,6 @@ _NO_NUMBER: Final = r"^\s*[+-]?0[0-9]|[0-9]{16}"
 """Cells that look like numbers but are not: 007, or more digits than a float has."""
 _KINDS: Final[Mapping[type, str]] = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _BLANK: Final = b" \t\r\n"
-_raw: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Row(NamedTuple):
@@ -76,6 +79,17 @@ def pages(
 
     Raises InvalidArgument if the file cannot be read, or not to its end, and OSError.
     """
+    try:
+        yield from _pages(path, kind, csv, declared, known, size)
+    except (InvalidArgument, OSError):
+        raise
+    except Exception as error:  # of a library, which has more kinds than its documentation: other files go on
+        raise InvalidArgument(f"the {kind} file cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _pages(
+    path: Path, kind: InputFormat, csv: CsvOptions, declared: Mapping[str, str], known: Mapping[str, str], size: int
+) -> Iterator[Page]:
     types = {**known, **declared}
     if kind is InputFormat.CSV:
         yield from _csv(path, csv, declared, known, size)
@@ -96,15 +110,17 @@ def pages(
 def _lines(source: BinaryIO) -> Iterator[Row]:
     number = 0
     try:
-        for number, line in enumerate(source, 1):
+        while line := source.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE and not line.endswith(b"\n"):
+                while (rest := source.readline(1 << 20)) and not rest.endswith(b"\n"):
+                    pass
+                yield Row(number, line[:MAX_TEXT], f"the line is longer than {MAX_LINE} bytes")
+                continue
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             text = text.strip(_BLANK)
-            if not text:
-                continue
-            try:
-                yield Row(number, bytes(_raw.decode(text)))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                yield Row(number, text[:MAX_TEXT], f"not JSON: {error}")
+            if text:
+                yield Row(number, text)
     except READ_ERRORS as error:
         raise read_error(number + 1, error) from None
 
@@ -131,9 +147,15 @@ def _with_digits(value: Any) -> bytes:
 
 def _json(rows: Iterator[Row], types: Mapping[str, str], size: int, declared: frozenset[str]) -> Iterator[Page]:
     found = dict(types)
-    while part := list(islice(rows, size)):
-        for row in part:
-            document = None if row.fault else decoded(row.value)
+    for part in _parts(rows, size):
+        for place, row in enumerate(part):
+            if row.fault:
+                continue
+            try:
+                document = decoded(row.value)
+            except JSON_ERRORS as error:
+                part[place] = Row(row.line, row.value[:MAX_TEXT], f"not JSON: {error}")
+                continue
             for name, value in document.items() if isinstance(document, dict) else ():
                 if value is None or name in declared:
                     continue
@@ -141,6 +163,19 @@ def _json(rows: Iterator[Row], types: Mapping[str, str], size: int, declared: fr
                 if have != kind:
                     found[name] = joined(have, kind, other="json")
         yield Page(part, dict(found))
+
+
+def _parts(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    part: list[Row] = []
+    held = 0
+    for row in rows:
+        part.append(row)
+        held += len(row.value)
+        if len(part) >= size or held >= PAGE_BYTES:
+            yield part
+            part, held = [], 0
+    if part:
+        yield part
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
@@ -187,13 +222,32 @@ def _csv(
 
 def _narrow(values: Any, name: str, candidates: list[str], filled: set[str], form: CsvOptions) -> None:
     """Remove the `candidates` that do not fit all of `values`."""
-    cells = values if isinstance(values, pa.Array) else pa.array(values, pa.utf8())
-    cells = cells.drop_null()
+    cells = _cells(values)[0].drop_null()
     if not len(cells):
         return
     filled.add(name)
     numbers = not pc.any(pc.match_substring_regex(cells, _NO_NUMBER)).as_py()
     candidates[:] = [each for each in candidates if (numbers or each not in _NUMBERS) and _takes(each, cells, form)]
+
+
+def _cells(values: Any) -> tuple[pa.Array, list[int]]:
+    """Return the cells of a column, and the places of those that the file's encoding does not allow, which are null."""
+    if isinstance(values, pa.Array):
+        return values, []
+    try:
+        return pa.array(values, pa.utf8()), []
+    except UnicodeEncodeError:
+        wrong = [place for place, each in enumerate(values) if each is not None and not _is_text(each)]
+        bad = frozenset(wrong)
+        return pa.array([None if place in bad else each for place, each in enumerate(values)], pa.utf8()), wrong
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _takes(kind: str, cells: pa.Array, form: CsvOptions) -> bool:
@@ -209,8 +263,9 @@ def _converted(raw: RawRows, kinds: Mapping[str, FieldType], form: CsvOptions, p
     columns: dict[str, list[Any]] = {}
     faults: dict[int, str] = {}
     for name, kind in kinds.items():
-        values = raw.columns[name]
-        cells = values if isinstance(values, pa.Array) else pa.array(values, pa.utf8())
+        cells, unreadable = _cells(raw.columns[name])
+        for place in unreadable:
+            faults.setdefault(place, f"{name}: it is not {form.encoding}")
         try:
             columns[name] = from_cells(cells, kind, form).to_pylist()
         except CONVERSION_ERRORS:
@@ -277,7 +332,7 @@ def _parquet(path: Path, size: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]
 
 
 def _arrow(path: Path, size: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    source = pa.memory_map(str(path))
+    source = pa.OSFile(str(path))  # a map would end the process if somebody shortened the file
     if source.read(6) == b"ARROW1":
         file = pa.ipc.open_file(source)
         schema, batches = file.schema, (file.get_batch(number) for number in range(file.num_record_batches))

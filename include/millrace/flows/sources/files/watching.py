@@ -64,6 +64,8 @@ class FilesPoller(Poller[None]):
         self._since: dict[str, tuple[Found, float]] = {}
         """Unread files, with their state and since when it has not changed."""
         self._types: dict[str, str] = {}
+        self._odd: dict[str, Path] = {}
+        """Files whose names are not UTF-8, by the path that :class:`Found` has."""
 
     def begin(self, connection: None, spool: Spool) -> None:
         """Check the folder and load the state from the spool. Raises InvalidSettings."""
@@ -122,17 +124,29 @@ class FilesPoller(Poller[None]):
         """Yield the files that have rows. Raises InvalidSettings if the folder does not exist."""
         require_folder(self._declared)
         root = self._folder.resolve()
+        inside: dict[Path, bool] = {self._folder: True}
+        self._odd.clear()
         for path in self._folder.glob(self._declared.pattern):
             below = path.relative_to(self._folder)
             if any(part.startswith((".", "_")) for part in below.parts) or not self._has_rows(path):
                 continue
             try:
+                if path.parent not in inside:  # a folder may be a link, too
+                    inside[path.parent] = path.parent.resolve().is_relative_to(root)
                 facts = path.stat()
-                if not path.is_file() or (path.is_symlink() and not path.resolve().is_relative_to(root)):
+                if not inside[path.parent] or not path.is_file():
+                    continue
+                if path.is_symlink() and not path.resolve().is_relative_to(root):
                     continue
             except OSError:  # it was removed, or is a dangling link
                 continue
-            yield Found(str(below), facts.st_size, facts.st_mtime_ns)
+            name = os.fsencode(below).decode(errors="backslashreplace")
+            if name != str(below):
+                self._odd[name] = path
+            yield Found(name, facts.st_size, facts.st_mtime_ns)
+
+    def _path(self, found: Found) -> Path:
+        return self._odd.get(found.path) or self._folder / found.path
 
     def _has_rows(self, path: Path) -> bool:
         name = path.name.lower()
@@ -184,7 +198,7 @@ class FilesPoller(Poller[None]):
         """Delete or keep a completely read file as declared, if it has not changed."""
         if self._declared.after != "delete" or found.path not in self._sound:
             return
-        path = self._folder / found.path
+        path = self._path(found)
         try:
             facts = path.stat()
             if (facts.st_size, facts.st_mtime_ns) == found[1:]:
@@ -213,7 +227,7 @@ class FilesPoller(Poller[None]):
         )
 
     def _read(self, spool: Spool, found: Found, room: Callable[[], bool], *, again: bool) -> None:
-        declared, path = self._declared, self._folder / found.path
+        declared, path = self._declared, self._path(found)
         offset = spool.standing().offset
         skip = int(offset["rows"]) if offset.get("file") == list(found) else 0
         if again and declared.changed == "letter" and not skip:

@@ -120,7 +120,7 @@ class RecordRows:
                 continue
             try:
                 document = decode(record.value)
-            except (msgspec.MsgspecError, ValueError) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 bad.append(Undecoded(record, str(error)))
                 continue
             read.append(record)
