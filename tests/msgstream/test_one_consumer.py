@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import GroupBusy, InvalidArgument
+from millrace.client.consume.membership import boot_clock
 from millrace.log.protocol import LogService
 from millrace.msgstream.factory import RmqMsgStreamFactory
 from millrace.msgstream.group_hold import GroupHold
@@ -133,3 +135,25 @@ def test_a_server_of_an_earlier_build_has_no_leases_and_its_streams_go_on() -> N
     hold.take("g", "c")
     hold.check()
     hold.close()
+
+
+def test_a_stream_looks_whether_it_still_has_its_lease_before_another_may_have_it() -> None:
+    """Clocks drift, and time in which the machine is suspended counts."""
+    calls: list[str] = []
+
+    class Service:
+        def hold_group(self, group: str, pchannel: str, holder: str, *, seconds: float) -> None:
+            calls.append(group)
+            if len(calls) > 1:
+                raise GroupBusy("another consumer has it")
+
+    now = boot_clock()
+    hold = GroupHold(Service(), seconds=100.0, clock=lambda: now)  # type: ignore[arg-type]
+    hold.take("g", "c")
+    now += 94.0
+    hold.check()
+    now += 2.0
+    with pytest.raises(GroupBusy):
+        hold.check()
+    hold.close()
+    assert inspect.signature(GroupHold).parameters["clock"].default is boot_clock

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Final
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import GroupBusy, InvalidArgument, MillraceError
+from millrace.client.consume.membership import CLOCK_DRIFT, boot_clock
 from millrace.log.protocol import LogService
 
 _POLL: Final = 0.1
@@ -27,8 +27,11 @@ _log: Final = logging.getLogger(__name__)
 class GroupHold:
     """The leases of one stream. Thread-safe."""
 
-    def __init__(self, service: LogService, *, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Hold nothing yet. A lease lasts `seconds`; 0: this stream takes no leases."""
+    def __init__(self, service: LogService, *, seconds: float, clock: Callable[[], float] = boot_clock) -> None:
+        """Hold nothing yet. A lease lasts `seconds`; 0: this stream takes no leases.
+
+        `clock` counts the time for which the machine is suspended, in which the server gives the lease to another.
+        """
         self._service = service
         self._seconds = seconds
         self._clock = clock
@@ -87,7 +90,7 @@ class GroupHold:
             self._seconds = 0.0
             return
         with self._lock:
-            self._until[group, channel] = begun + self._seconds
+            self._until[group, channel] = begun + self._seconds * (1 - CLOCK_DRIFT)
 
     def _retake(self, group: str, channel: str) -> None:
         try:

@@ -287,6 +287,7 @@ def test_two_never_have_one_place_though_its_lock_file_is_dropped_between(tmp_pa
         {"move": {"p0": [None, -1]}},
         {"move": {"p0": ["x", 1]}},
         {"holder": ""},
+        {"holder": "\udc80", "take": "p0"},
         {"group": "x" * 200, "take": "p0"},
         {"group": "ü" * 40, "take": "p0"},
     ],
@@ -403,6 +404,7 @@ def test_members_keep_their_lanes_when_the_server_is_killed(tmp_path: Path, cloc
         {"sync": {"lanes": [5], "held": {}}},
         {"sync": {"lanes": ["p0_7v0"], "held": {}, "lease": 0.1}},
         {"sync": {"lanes": ["p0_7v0"], "held": {}, "lease": "long"}},
+        {"sync": {"lanes": ["p0_7v0"], "held": {}, "queue": True, "order": "x" * 100_000}},
     ],
 )
 def test_what_is_no_member_is_refused(groups: ConsumerGroups, wrong: dict[str, object]) -> None:

@@ -78,6 +78,22 @@ def three_versions() -> EventTypes:
     return made
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        Paid("much", datetime(2026, 1, 1, tzinfo=UTC)),  # type: ignore[arg-type]
+        Paid(Decimal("NaN"), datetime(2026, 1, 1, tzinfo=UTC)),
+        Shipped.model_construct(to=None),
+        Counted("3"),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_an_event_that_nobody_could_read_is_not_appended(event: Any) -> None:
+    """Neither a dataclass nor a Struct checks its values."""
+    with pytest.raises(InvalidArgument, match="cannot be read from its JSON form"):
+        types(type(event)).encode(event)
+
+
 def test_old_versions_go_through_all_upcasters_in_order() -> None:
     found = three_versions()
     assert vars(found.decode("Moved", 1, '{"where": "hall"}')) == {"place": "hall", "floor": 0, "by": "floor 0"}

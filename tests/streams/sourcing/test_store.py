@@ -123,6 +123,7 @@ def test_a_decision_is_made_again_after_a_conflict(opened: Open) -> None:
     assert one.execute("N1", decide).state.flights == 3
     assert seen == [1, 2]
     assert one.execute("N1", decide).version == 3  # nothing to do: no event
+    assert one.execute("N1", lambda state: None).version == 3
     with pytest.raises(VersionConflict):
         one.execute("N1", lambda state: [other.append("N1", flown(4)), flown(5)][1:], attempts=1)
 

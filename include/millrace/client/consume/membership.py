@@ -29,6 +29,8 @@ SETTLING_SECONDS: Final = 0.25
 CLOCK_DRIFT: Final = 0.05
 """Relative drift of two clocks that a lease allows for."""
 
+_LONGEST_NAME: Final = 1000
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -69,6 +71,14 @@ def require_group(group: object) -> str:
     if len(quoted) > MAX_GROUP_NAME:
         raise InvalidArgument(f"the name of a consumer group is limited to {MAX_GROUP_NAME} characters, URL-quoted")
     return group
+
+
+def require_name(request: Mapping[str, Any], key: str) -> str:
+    """Return an argument of a call that is a name. Raises InvalidArgument."""
+    value = request.get(key)
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or not value.isprintable():
+        raise InvalidArgument(f"the request needs the argument {key!r}, a name")
+    return value
 
 
 def boot_clock() -> float:

@@ -46,7 +46,7 @@ from millrace.base.errors import (
 from millrace.base.keyed_lock import KeyedLock
 from millrace.base.lane_division import divide
 from millrace.base.metrics import Metrics
-from millrace.client.consume.membership import require_group
+from millrace.client.consume.membership import require_group, require_name
 from millrace.client.consume.positions import FilePositions, PositionStore, lane_positions, start_of
 from millrace.message.ids import split_channel
 from millrace.node.append.task_window import TaskWindow
@@ -95,7 +95,10 @@ class _Mode(NamedTuple):
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> _Mode:
-        return cls(said.get("queue") is True, str(said.get("order", "")))
+        order = said.get("order") or ""
+        if order not in ("", "key"):
+            raise InvalidArgument(f"a queue's order is 'key' or none, not {str(order)[:100]!r}")
+        return cls(said.get("queue") is True, order)
 
 
 @dataclass(slots=True)
@@ -213,7 +216,7 @@ class ConsumerGroups:
 
         Raises GroupBusy, ChannelNotFound, ServerFull, InvalidArgument.
         """
-        group, holder = _group_of(request), _text(request, "holder")
+        group, holder = _group_of(request), require_name(request, "holder")
         with self._turn(group):
             match request:
                 case {"take": str(lane)}:
@@ -279,7 +282,7 @@ class ConsumerGroups:
         """Answer one call with `sync`; None if another call uses the group now."""
         if not isinstance(member, dict) or not isinstance(said := member.get("sync"), dict):
             raise InvalidArgument("a heartbeat is {'group', 'holder', 'sync'}")
-        group, holder = _group_of(member), _text(member, "holder")
+        group, holder = _group_of(member), require_name(member, "holder")
         require(group)
         if end.expired():
             raise LogUnavailable("the server was busy with other groups: call again")
@@ -938,13 +941,6 @@ def _names_of(said: dict[str, Any], key: str) -> frozenset[str]:
     if not isinstance(names, list) or len(names) > MAX_LANES or not all(isinstance(name, str) for name in names):
         raise InvalidArgument(f"a sync needs {key!r}, a list of at most {MAX_LANES} lanes")
     return frozenset(names)
-
-
-def _text(request: dict[str, Any], key: str) -> str:
-    value = request.get(key)
-    if not isinstance(value, str) or not value or len(value) > 1000:
-        raise InvalidArgument(f"the request needs the argument {key!r}, a name")
-    return value
 
 
 def _step(value: object) -> tuple[int | None, int]:

@@ -38,7 +38,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError, ServerFull
 from millrace.base.job_pool import Job, JobPool
 from millrace.base.metrics import Metrics
-from millrace.client.consume.membership import GroupMember, boot_clock, require_group
+from millrace.client.consume.membership import GroupMember, boot_clock, require_group, require_name
 from millrace.message.ids import tick_physical_ms
 from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.queue_lanes import Lane, QueueLanes, TaskSource, WindowMemory
@@ -140,12 +140,12 @@ class WorkQueues:
         order = request.get("order") or ""
         if order not in ("", "key"):
             raise InvalidArgument(f"a queue's order is 'key' or none, not {order!r}")
-        collection, consumer = str(request.get("queue", ""))[:200], _text(request, "consumer")
+        collection, consumer = str(request.get("queue", ""))[:200], require_name(request, "consumer")
         last, most = int(_number(request, "last", 0, 0, 1 << 62)), int(_number(request, "most", 1, 0, MAX_TASKS))
         lease = _number(request, "lease", LEASE_SECONDS, SHORTEST_LEASE, LONGEST_LEASE)
         wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
         client, start = str(request.get("client", ""))[:200], _start(request)
-        named = None if request.get("session") is None else _text(request, "session")
+        named = None if request.get("session") is None else require_name(request, "session")
         end = Deadline.after(wait)
         while True:
             queue = self._queue(group, lanes, collection, order, start)
@@ -161,7 +161,7 @@ class WorkQueues:
 
         Raises InvalidArgument, and LogUnavailable while the server stops.
         """
-        name, last = _text(request, "session"), int(_number(request, "last", 0, 0, 1 << 62))
+        name, last = require_name(request, "session"), int(_number(request, "last", 0, 0, 1 << 62))
         wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
         return self.sessions.news(caller, name, last=last, end=Deadline.after(wait))
 
@@ -174,7 +174,7 @@ class WorkQueues:
         those that the owner has not read yet (`unread`), as [element, place]. With `leave`, the consumer gives back
         everything; tasks of an answer after `last` never reached it, and their delivery does not count.
         """
-        group, consumer = require_group(request.get("group")), (caller, _text(request, "consumer"))
+        group, consumer = require_group(request.get("group")), (caller, require_name(request, "consumer"))
         with self._guard:
             queue = self._queues.get(group)
         lists = {each: _elements(request, each) for each in ("done", "renew", "release")}
@@ -773,13 +773,6 @@ def _start(request: dict[str, Any]) -> str | int:
     if start in ("earliest", "latest") or (type(start) is int and 0 <= start < 1 << 63):
         return start
     raise InvalidArgument(f"a queue starts at 'earliest', 'latest' or after a tick, not at {str(start)[:100]!r}")
-
-
-def _text(request: dict[str, Any], key: str) -> str:
-    value = request.get(key)
-    if not isinstance(value, str) or not value or len(value) > 1000:
-        raise InvalidArgument(f"the request needs the argument {key!r}, a name")
-    return value
 
 
 def _number(request: dict[str, Any], key: str, default: float, least: float, most: float) -> float:

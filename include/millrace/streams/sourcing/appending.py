@@ -11,7 +11,9 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
 
 import pydantic_core
 
@@ -80,6 +82,9 @@ class Appender(Generic[S]):
         expected = command.expected_version
         if expected is not None and (type(expected) is not int or not 0 <= expected < MAX_VERSION):
             raise InvalidArgument(f"an expected version is 0 to {MAX_VERSION - 1}, not {expected!r}")
+        for what, value, kind in (("id of a command", command.id, UUID), ("time of events", command.at, datetime)):
+            if not isinstance(value, kind) and (value is not None or kind is UUID):
+                raise InvalidArgument(f"the {what} is a {kind.__name__}, not {str(value)[:100]!r}")
         if command.at is not None and command.at.tzinfo is None:
             raise InvalidArgument(f"the time of events needs a time zone, {command.at.isoformat()} has none")
         if command.erases:

@@ -177,15 +177,27 @@ class EventTypes:
         return [(*key, self._upcasters[key]) for key in sorted(self._upcasters)]
 
     def encode(self, event: Any) -> tuple[str, int, str]:
-        """Return an event's type name, version and JSON. Raises InvalidArgument if its class is not registered."""
+        """Return an event's type name, version and JSON.
+
+        Raises InvalidArgument if its class is not registered, or if its JSON does not give an event of the class again:
+        once it were appended, nobody could load the aggregate.
+        """
         kind = self._by_class.get(type(event))
         if kind is None:
             known = ", ".join(each.name for each in self.types()) or "none"
             raise InvalidArgument(f"{type(event).__name__} is no registered event type: there are {known}")
         try:
-            return kind.name, kind.version, kind.codec.encode(event)
+            text = kind.codec.encode(event)
         except (pydantic_core.PydanticSerializationError, TypeError, ValueError) as error:
             raise InvalidArgument(f"an event {kind.name!r} has no JSON form: {error}") from None
+        try:
+            kind.codec.decode(text)
+        except Exception as error:  # a validator is the user's code and may raise anything
+            raise InvalidArgument(
+                f"an event {kind.name!r} cannot be read from its JSON form: give its fields values of their types"
+                f" ({error})"
+            ) from None
+        return kind.name, kind.version, text
 
     def decode(self, name: str, version: int, text: str) -> Any:
         """Return the event of stored JSON, upcast to the newest version. Raises EventUndecodable."""

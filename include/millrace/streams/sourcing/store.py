@@ -136,7 +136,12 @@ class EventStore(Generic[S]):
         return found
 
     def execute(
-        self, key: str, decide: Callable[[S], Iterable[Any]], *, attempts: int = ATTEMPTS, command: UUID | None = None
+        self,
+        key: str,
+        decide: Callable[[S], Iterable[Any] | None],
+        *,
+        attempts: int = ATTEMPTS,
+        command: UUID | None = None,
     ) -> Loaded[S]:
         """Decide on an aggregate's state and append the events that `decide` returns, if any.
 
@@ -161,7 +166,7 @@ class EventStore(Generic[S]):
             if before is None:
                 before, fresh = self._states.read([key], lend=True)[key], True
             try:
-                events = list(decide(before.state))
+                events = list(decide(before.state) or ())
             except Exception:
                 if fresh:
                     raise
@@ -276,8 +281,8 @@ class EventStore(Generic[S]):
     # --- inside: reading ----------------------------------------------------------------------------------------------
 
     def _checked(self, passes: int) -> int:
-        if passes < 1:
-            raise InvalidArgument(f"a rebuild has 1 or more passes, not {passes}")
+        if type(passes) is not int or passes < 1:
+            raise InvalidArgument(f"a rebuild has 1 or more passes, not {passes!r}")
         return passes
 
     def _tick_of_all(self) -> int:
