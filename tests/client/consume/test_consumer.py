@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.base.errors import GroupBusy, InvalidArgument, LogUnavailable, MillraceError, PositionsBusy
+from millrace.base.errors import (
+    GroupBusy,
+    InvalidArgument,
+    LogUnavailable,
+    MillraceError,
+    PermissionDenied,
+    PositionsBusy,
+)
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume import consumer as consumer_module
@@ -278,6 +285,36 @@ def test_work_that_fails_stops_the_pool_and_is_delivered_again(
         again = {key for delivery in consumer for key in keys_of(delivery)}
     assert 7 in again
     assert done | again == set(range(20)), "what was not done comes again"
+
+
+@pytest.mark.parametrize("where", ["handle", "acknowledge"])
+def test_whatever_ends_a_worker_ends_the_pool(
+    shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Otherwise its part of the group would stop without a word."""
+    for key in range(5):
+        shop.new_producer().insert(items, item_rows(key))
+
+    def fails(each: Any) -> None:
+        raise SystemExit(3) if where == "handle" else PermissionDenied("the grant was taken away")
+
+    group = f"ends {items.id}"
+    with shop.consumer(items.name, group=group, filters=[INSERTS], until=now(shop, items)) as consumer:
+        handle = fails if where == "handle" else lambda work: None
+        pool = ParallelConsumer(consumer, handle, workers=2, on_dead=lambda work, error: None)
+        with monkeypatch.context() as patched:
+            if where == "acknowledge":
+                patched.setattr(consumer, "acknowledge", fails)
+            with pytest.raises((SystemExit, PermissionDenied)):
+                pool.run()
+    with shop.consumer(items.name, group=group, filters=[INSERTS], until=now(shop, items)) as consumer:
+        assert sorted(key for delivery in consumer for key in keys_of(delivery)) == list(range(5))
+
+
+@pytest.mark.parametrize("wrong", [{"by": "row"}, {"workers": 0}, {"retry_delay": -1.0}, {"retry_delay": float("nan")}])
+def test_wrong_options_of_a_pool_are_refused(shop: Database, items: CollectionInfo, wrong: Any) -> None:
+    with shop.consumer(items.name) as consumer, pytest.raises(InvalidArgument):
+        ParallelConsumer(consumer, lambda work: None, **wrong)
 
 
 def test_work_that_fails_for_good_goes_to_the_dead_letters(

@@ -459,6 +459,8 @@ def test_states_of_a_queue_move_with_its_position_and_end_with_it(tmp_path: Path
     made.place("work", {"p0_1v0": 3})
     assert "p0_1v0" not in made.queue_states("work"), "a reset forgets what was done"
     made.unlock("work", "p0_1v1")
+    made.place("work", {"p0_1v0": 2, "p0_1v1": None}, {"p0_1v0": b"new"})
+    assert made.queue_states("work") == {"p0_1v0": b"new"}
     made.drop("work", ["p0"])
     assert made.queues() == set()
     made.close()

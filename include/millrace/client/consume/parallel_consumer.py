@@ -14,11 +14,12 @@ key. The pieces and bytes in flight are bounded.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +45,7 @@ class Work:
     changes: list[Change]
 
 
+Order: TypeAlias = Literal["vchannel", "key"]
 Handler = Callable[[Work], None]
 DeadLetterHandler = Callable[[Work, Exception], None]
 
@@ -105,7 +107,7 @@ class ParallelConsumer:
         handle: Handler,
         *,
         workers: int = 4,
-        by: Literal["vchannel", "key"] = "vchannel",
+        by: Order = "vchannel",
         max_in_flight: int = 1000,
         attempts: int = 3,
         retry_delay: float = 0.1,
@@ -113,6 +115,10 @@ class ParallelConsumer:
     ) -> None:
         if workers < 1 or max_in_flight < 1 or attempts < 1:
             raise InvalidArgument("workers, max_in_flight and attempts are at least 1")
+        if by not in get_args(Order):
+            raise InvalidArgument(f"the order is by 'vchannel' or 'key', not {by!r}")
+        if not 0 <= retry_delay < math.inf:
+            raise InvalidArgument(f"retry_delay is a number of seconds from 0 on, not {retry_delay!r}")
         self._consumer = consumer
         self._handle = handle
         self._by = by
@@ -120,7 +126,7 @@ class ParallelConsumer:
         self._retry_delay = retry_delay
         self._on_dead = on_dead
         self._stop = threading.Event()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._room = _Room(max_in_flight, MAX_BYTES)
         self._queues: list[queue.SimpleQueue[_Item | None]] = [queue.SimpleQueue() for _ in range(workers)]
 
@@ -129,7 +135,8 @@ class ParallelConsumer:
 
         Then wait for the work in flight.
 
-        Raises the error of work that failed for good, or of the consumer.
+        Raises the error of work that failed for good, or of the consumer. What is no Exception, such as SystemExit,
+        is not retried, and raised here.
         """
         threads = [
             threading.Thread(target=self._work, args=(each,), name=f"worker-{number}", daemon=True)
@@ -193,6 +200,17 @@ class ParallelConsumer:
         return list(found.items())
 
     def _work(self, mine: queue.SimpleQueue[_Item | None]) -> None:
+        try:
+            self._work_on(mine)
+        except BaseException as error:  # a thread that ended without a word would stop its part of the group for good
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._stop.set()
+
+    def _work_on(self, mine: queue.SimpleQueue[_Item | None]) -> None:
         while (item := mine.get()) is not None:
             out, piece, work = item
             # After a stop, no new work starts: it was not acknowledged, so it is delivered again.
@@ -228,9 +246,7 @@ class ParallelConsumer:
                 return True
             except Exception as error:
                 failure = error
-        if self._failure is None:
-            self._failure = failure
-        self._stop.set()
+        self._fail(failure)
         return False
 
 

@@ -200,7 +200,8 @@ def line_of(
     found: dict[str, Any] = {"o": operation, "m": milliseconds or time.time_ns() // 1_000_000}
     more = {"k": key, "a": after, "g": transaction, "x": ",".join(binary), "w": place, "e": fault, "v": text}
     found |= {name: value for name, value in more.items() if value}
-    return encode(found)
+    # JSON that a source gives as text may have line breaks between its values: the spool has a line for each change.
+    return encode(found).replace(b"\n", b" ")
 
 
 def append(

@@ -291,7 +291,7 @@ class DirectPoller(Poller[Receiver]):
         else:
             try:
                 document = decoded(message.data)
-                after = msgspec.Raw(message.data.replace(b"\n", b" "))  # the spool has a line for each message
+                after = msgspec.Raw(message.data)
             except JSON_ERRORS as error:
                 fault = f"not JSON: {error}"
             if not fault and not isinstance(document, dict):
