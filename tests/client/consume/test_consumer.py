@@ -359,6 +359,14 @@ def test_deliveries_can_be_awaited(shop: Database, reader: Database, items: Coll
     assert sorted(found) == [0, 1, 2, 3, 4]
 
 
+def test_a_consumer_outlives_the_event_loop_that_waited_for_it(shop: Database, items: CollectionInfo) -> None:
+    with shop.consumer(items.name, filters=[INSERTS], start=Latest()) as consumer:
+        for _ in range(2):
+            assert asyncio.run(AsyncConsumer(consumer).poll(timeout=0.05)) is None
+        shop.collection(items).insert(item_rows(1))
+        assert taken(consumer, 1) == [1]
+
+
 @pytest.mark.slow
 def test_what_nobody_acknowledges_holds_no_rows(shop: Database, items: CollectionInfo) -> None:
     producer = shop.new_producer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from millrace.base.errors import Closed, InvalidArgument, LogUnavailable, PermissionDenied
+from millrace.client.consume.async_consumer import AsyncQueueConsumer
 from millrace.client.consume.dead_letters import DeadTask
 from millrace.client.consume.queue_consumer import QueueConsumer, Task
 from tests.client.consume.queue_server import LANES, Direct, polled
@@ -145,6 +147,22 @@ def test_letters_that_cannot_be_written_keep_no_acknowledgement_back(make: Make)
     queue.reject(again, reason="why")
     queue.commit(timeout=5.0)
     assert letters.reasons == ["why"]
+
+
+def test_polls_of_an_event_loop_leave_nothing_and_no_error_once_it_is_closed(make: Make) -> None:
+    server, queue = make(count=0)
+    consumer = AsyncQueueConsumer(queue)
+
+    async def run() -> None:
+        for _ in range(20):
+            assert await consumer.poll(timeout=0.002) is None
+
+    for _ in range(2):
+        asyncio.run(run())
+    assert len(queue._wakers) <= 2, "one for each loop"
+    server.publish(LANES[0])
+    polled(queue, 1)
+    assert not queue._errors
 
 
 def test_what_is_settled_after_the_close_says_that_it_comes_again(make: Make) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 
 from millrace.base.closeable import AsyncCloseable
@@ -26,6 +27,7 @@ class AsyncConsumer(AsyncCloseable):
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
+        self._ready = _Ready(consumer)
 
     async def poll(self, *, timeout: float) -> Delivery | None:
         """Await the next unit; see :meth:`Consumer.poll`."""
@@ -36,12 +38,7 @@ class AsyncConsumer(AsyncCloseable):
             left = end - loop.time()
             if delivery is not None or left <= 0 or self.consumer.ended:
                 return delivery
-            ready: asyncio.Future[None] = loop.create_future()
-            self.consumer.on_ready(partial(_wake, loop, ready))
-            try:
-                await asyncio.wait_for(ready, timeout=left)
-            except TimeoutError:
-                pass  # poll once more
+            await self._ready.wait(left)  # then poll once more
             if self.consumer.closed:  # during the wait
                 return None
 
@@ -71,6 +68,7 @@ class AsyncQueueConsumer(AsyncCloseable):
 
     def __init__(self, consumer: QueueConsumer) -> None:
         self.consumer = consumer
+        self._ready = _Ready(consumer)
 
     async def poll(self, *, timeout: float) -> Task | None:
         """Await the next task; see :meth:`QueueConsumer.poll`."""
@@ -81,12 +79,7 @@ class AsyncQueueConsumer(AsyncCloseable):
             left = end - loop.time()
             if task is not None or left <= 0:
                 return task
-            ready: asyncio.Future[None] = loop.create_future()
-            self.consumer.on_ready(partial(_wake, loop, ready))
-            try:
-                await asyncio.wait_for(ready, timeout=left)
-            except TimeoutError:
-                pass  # poll once more
+            await self._ready.wait(left)  # then poll once more
             if self.consumer.closed:  # during the wait
                 return None
 
@@ -124,8 +117,25 @@ class AsyncQueueConsumer(AsyncCloseable):
         await asyncio.to_thread(self.consumer.close)
 
 
+class _Ready:
+    """Lets an event loop wait until a consumer has something. However often that is, the consumer holds one call."""
+
+    def __init__(self, consumer: Consumer | QueueConsumer) -> None:
+        self._consumer = consumer
+        self._woken: asyncio.Future[None] | None = None
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until a poll may return something, for up to `seconds`."""
+        loop = asyncio.get_running_loop()
+        if self._woken is None or self._woken.done() or self._woken.get_loop() is not loop:
+            self._woken = loop.create_future()
+            self._consumer.on_ready(partial(_wake, loop, self._woken))
+        await asyncio.wait({self._woken}, timeout=seconds)
+
+
 def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
-    loop.call_soon_threadsafe(_set, ready)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(_set, ready)
 
 
 def _set(ready: asyncio.Future[None]) -> None:
