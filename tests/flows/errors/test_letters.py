@@ -144,6 +144,19 @@ def test_a_refused_row_is_a_letter_once_and_goes_in_when_it_fits_without_replaci
     assert not (folder / "redrive").exists(), "nothing stays of a redrive"
 
 
+def test_a_row_too_large_for_a_message_is_a_letter_without_it_and_keeps_no_other_back(
+    db: Deployment, letters: str
+) -> None:
+    place = errors.LetterCollection(db.settings, letters, stream="s", begun=1)
+    large, small = (pa.table({"id": [name], "n": [1]}, schema=COLUMNS) for name in ("x" * ((16 << 20) - 600), "a"))
+    place.put(3, [errors.RefusedRow(0, large, "K", "why"), errors.RefusedRow(1, small, "K", "why\udc80")])
+    found = db.collection(letters).read(order_by=["id"])
+    assert [bool(each) for each in found["payload"].to_pylist()] == [False, True]
+    assert found["reason"].to_pylist() == ["K: why", "K: why?"]
+    [(begun, batch, ids)] = errors.resent(found, "s")
+    assert (begun, batch.numbers, ids) == (1, [1], ["s/1/3/1"])
+
+
 def test_letters_of_a_query_that_begins_again_are_others(
     db: Deployment, letters: str, index: Index, tmp_path: Path
 ) -> None:
