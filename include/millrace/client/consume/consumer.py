@@ -141,11 +141,7 @@ class Consumer(Closeable):
         """
         if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
-        if (
-            isinstance(commit_interval, bool)
-            or not isinstance(commit_interval, (int, float))
-            or not commit_interval >= 0
-        ):
+        if not _is_seconds(commit_interval):
             raise InvalidArgument(f"commit_interval is a number of seconds from 0 on, not {commit_interval!r}")
         if group is not None and positions is None and member is None:
             raise InvalidArgument("a group needs a store for its positions: make the consumer with Database.consumer()")
@@ -957,6 +953,10 @@ class _Heart:
 
     def send(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._member.send(request)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0  # NaN is not
 
 
 def _lanes(channels: Sequence[str]) -> Iterator[str]:
