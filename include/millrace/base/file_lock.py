@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import LogBusy, MillraceError
@@ -32,8 +32,8 @@ _FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 
 
 @contextmanager
-def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the kernel releases it when the process ends.
+def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -> Iterator[BinaryIO]:
+    """Hold an exclusive lock on `path`, and yield the open file; the kernel releases it when the process ends.
 
     Raises `busy` (default: LogBusy) if the lock is not free by `deadline`.
     """
@@ -45,7 +45,7 @@ def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None
             except BlockingIOError:
                 if not deadline.pause(_POLL):
                     raise busy or LogBusy(f"another process holds {path}: try again when it is done") from None
-        yield
+        yield file
 
 
 class NamedLocks:

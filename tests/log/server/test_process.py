@@ -319,6 +319,29 @@ def test_a_server_whose_record_was_removed_writes_it_again(folder: Path) -> None
     assert await_record(folder, seconds=PATIENCE) is None
 
 
+@pytest.mark.parametrize("how", ["removed", "moved", "its lock removed"])
+def test_a_server_whose_folder_was_removed_stops_and_serves_no_other(folder: Path, how: str) -> None:
+    place = folder / "log"
+    with RemoteLogService.connect(place, launch=LAUNCH) as service:
+        service.create("p0")
+        service.open("p0").append([b"old"])
+        former = server_of(place)
+    if how == "removed":
+        shutil.rmtree(place)
+    elif how == "moved":
+        place.rename(folder / "elsewhere")
+    else:
+        (place / LOCK_FILE).unlink()
+    until(lambda: not former.alive(), "it has stopped", seconds=PATIENCE)
+    with RemoteLogService.connect(place, launch=LAUNCH) as service:
+        assert server_of(place) != former
+        if how != "its lock removed":
+            service.create("p0")
+        log = service.open("p0")
+        log.append([b"new"])
+        assert everything(log) == [b"old"] * (how == "its lock removed") + [b"new"]
+
+
 def test_a_folder_that_an_unknown_process_holds_is_busy_and_not_free(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     assert await_record(folder, seconds=0.05) is None

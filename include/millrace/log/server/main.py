@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import pyarrow as pa
 
@@ -80,7 +80,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     stop = stop_on_signals()
     extensions = [_imported(path) for path in launch.extensions]
     prepare_data_folder(folder)
-    with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
+    with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)) as lock:
         settings = following(replace(Settings.load(), data_dir=folder.absolute().parent))
         service = open_deployment_log(
             folder, launch.backend, settings=dict(launch.settings), shared=shared_list(settings)
@@ -118,6 +118,9 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
             _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
             while not stop.is_set():
                 _bound_output(folder / OUTPUT_FILE)
+                if not _is_at(folder / LOCK_FILE, lock):
+                    _log.error("stopping: %s was removed or replaced while the server ran", folder / LOCK_FILE)
+                    break
                 published = _republish(folder, record) or published
                 if launch.idle_timeout is not None and server.idle_seconds > launch.idle_timeout:
                     _log.info("stopping: idle for %.1f s", launch.idle_timeout)
@@ -156,6 +159,20 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
         return Path(chain).read_bytes(), Path(key).read_bytes()
     except OSError as error:
         raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Return whether an open file is still the one at `path`.
+
+    If it is not, its lock keeps nobody out: another server may run in a new folder of the same name, and what this one
+    appends is in files without a name.
+    """
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # unknown: asked again
 
 
 def _republish(folder: Path, record: ServerRecord) -> LockedFile | None:
