@@ -2,10 +2,14 @@
 
 A Link belongs to one ServerRecord. If a call is lost (ConnectionLost), the client drops the link, finds the server
 again and makes a new one. Nothing here retries.
+
+When the process ends, its links close and it waits a moment for the threads that are inside Flight: one that returned
+to an interpreter that is gone would crash the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
 import weakref
@@ -17,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.base.deadline import Deadline
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import LogUnavailable, MillraceError
 from millrace.message.ids import LogId
 from millrace.rpc.discovery import Liveness, ServerRecord
@@ -34,6 +38,8 @@ from millrace.rpc.wire import (
 CONNECTION_FAILURES: Final = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 """Errors that Flight raises if a call is lost. One with `extra_info` was answered, and is unpacked first."""
 
+EXIT_SECONDS: Final = 1.5
+"""How long the end of a process waits for calls. A tail's call without news takes a second."""
 _TICK: Final = 0.1
 
 
@@ -66,6 +72,11 @@ class Watchdog:
             yield
         finally:
             self._guards.pop(number, None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a block runs."""
+        return bool(self._guards)
 
     def close(self) -> None:
         self._closed.set()
@@ -171,12 +182,20 @@ class Link:
         self._idle: dict[str, list[AppendStream]] = {}
         self._streams: weakref.WeakSet[ExchangeStream] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._reads = 0
+        """Threads that wait for the next part of an answer."""
         self._server = Liveness(record)
-        self._closed = False
+        self._closed = _process_ends.is_set()
+        _links.add(self)
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is inside Flight."""
+        return bool(self._calls or self._reads or self.watchdog.busy)
 
     def opened(self, stream: ExchangeStream) -> None:
         """Register a stream, which ends with this connection.
@@ -250,7 +269,8 @@ class Link:
         try:
             with self.calling() as client:
                 reader = client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
-            schema, first = reader.schema, next(reader, None)
+            with self._reading():
+                schema, first = reader.schema, next(reader, None)
         except CONNECTION_FAILURES as error:
             raise call_error(error) from error
         if first is None:
@@ -259,9 +279,12 @@ class Link:
         def rest() -> Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]]:
             ended = False
             try:
-                for chunk in itertools.chain([first], reader):
+                chunk = first
+                while chunk is not None:
                     metadata = chunk.app_metadata
                     yield chunk.data, None if metadata is None else from_json(metadata.to_pybytes())
+                    with self._reading():
+                        chunk = next(reader, None)
                 ended = True
             except CONNECTION_FAILURES as error:
                 ended = True
@@ -271,6 +294,16 @@ class Link:
                     reader.cancel()
 
         return schema, rest()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reads -= 1
 
     @contextmanager
     def stream(self, pchannel: str) -> Iterator[AppendStream]:
@@ -314,6 +347,27 @@ class Link:
         if unused:
             self.client.close()
         self._server.close()
+
+    def close_streams(self) -> None:
+        """Close all streams that were opened; no thread uses one."""
+        for stream in list(self._streams):
+            stream.close()
+
+
+_links: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
+_process_ends: Final = threading.Event()
+
+
+@atexit.register
+def _end_calls() -> None:
+    """Begin no more calls, end those that can be cancelled, and wait for the others."""
+    _process_ends.set()
+    links = list(_links)
+    for link in links:
+        link.close()
+    if poll_until(lambda: not any(link.busy for link in links), Deadline.after(EXIT_SECONDS), interval=0.01):
+        for link in links:
+            link.close_streams()  # Arrow complains of one that is only cancelled
 
 
 def _tls(record: ServerRecord) -> dict[str, Any]:

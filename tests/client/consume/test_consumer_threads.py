@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ from millrace.node.append import consumer_groups
 from millrace.rpc.discovery import read_record
 from millrace.rpc.wire import error_from_bytes
 from tests.client.conftest import ITEMS, item_rows, opened_shop
+from tests.processes import end_processes
 from tests.sim.group_world import LEASE, Hand, Server
 from tests.waiting import until
 
@@ -302,3 +305,35 @@ def _comes(consumer: Any) -> bool:
     if found is not None:
         consumer.acknowledge(found)
     return found is not None
+
+
+PROGRAM = """
+import ctypes, sys
+import millrace
+db = millrace.connect(sys.argv[1], create=True)
+items = db.create_collection("items", {"id": "int64"}, key="id", exist_ok=True)
+items.insert({"id": [1]})
+consumer = items.consume(group="mail")
+while consumer.poll(timeout=0.3) is not None:
+    pass
+if sys.argv[2] == "closed":
+    db.close()
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.sleep, None)  # sleeps for as many seconds as the process's code, when Python is gone
+sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "open"])
+def test_a_program_that_ends_with_consumers_that_wait_does_not_crash(tmp_path: Path, how: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "data"), how],
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    end_processes(tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, "")
