@@ -158,9 +158,7 @@ def calm(cluster: Cluster) -> None:
     cluster.network.cut.clear()
     cluster.health.slow = cluster.health.lost_answers = cluster.health.down_until = 0.0
     for some in (*cluster.nodes, *cluster.coordinators):
-        some.process.paused_until = 0.0
-        if not some.process.alive:
-            some.process.alive = False
+        cluster.world.wake(some.process)
     for name in [node.name for node in cluster.nodes]:
         cluster.memory.commit([Delete(DRAIN_PREFIX + name)])
 

@@ -87,6 +87,15 @@ class World:
         self.at(self.now + seconds, process, getcurrent())
         self.give_way()
 
+    def wake(self, process: Process) -> None:
+        """End a pause, also for what was due in it."""
+        slept_until, process.paused_until = process.paused_until, 0.0
+        self._due[:] = [
+            (self.now if each is process and moment == slept_until else moment, turn, each, what)
+            for moment, turn, each, what in self._due
+        ]
+        heapq.heapify(self._due)
+
     def give_way(self) -> None:
         if self._closed:
             raise GreenletExit
