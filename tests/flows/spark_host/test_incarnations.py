@@ -215,15 +215,27 @@ def test_a_driver_that_lost_the_stream_while_it_computed_a_batch_sends_nothing(s
     owner.keep(InFlight(Noted(8), {}))
 
 
-def test_a_driver_that_slept_through_a_move_of_the_tables_sends_nothing(shared: Settings) -> None:
+def test_a_driver_that_slept_through_a_move_of_the_tables_sends_nothing(
+    shared: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the next driver was killed before it removed the old place."""
     kept, moved = Incarnations(shared, "one"), replace(shared, tables=f"{shared.tables}-moved")
     with kept.locked():
         folder = incarnations.sink_folder(kept.checkpoint(kept.admitted(stream())))
         sleeper = FolderJournal(folder, "one")
         sleeper.keep(InFlight(Noted(3), {"dml_0": 1}))
         inner = FolderJournal(f"{folder}/late", "one")  # an operator's second sink
+
+    def die(name: str) -> None:
+        if name == "streams.moved":
+            raise KeyboardInterrupt
+
     after = Incarnations(moved, "one")
     with after.locked():
+        with monkeypatch.context() as patch:
+            patch.setattr(incarnations, "hit", die)
+            with pytest.raises(KeyboardInterrupt):
+                after.admitted(stream())
         owner = FolderJournal(incarnations.sink_folder(after.checkpoint(after.admitted(stream()))), "one")
         for each in (sleeper, inner):
             with pytest.raises(StreamBusy, match="another driver writes"):
