@@ -22,6 +22,7 @@ from millrace.rpc.wire import (
     from_json,
     is_valid_batch,
     log_id,
+    request_of,
     to_json,
 )
 from tests.rpc.tampering import HOSTILE, tampered
@@ -114,6 +115,14 @@ def test_a_failed_append_raises_its_error_and_an_untaken_one_says_so() -> None:
 def test_a_request_that_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(errors.InvalidArgument):
         from_json(data)
+
+
+@pytest.mark.parametrize("data", [b'{"a": "\\udc80"}', b'{"\\uD800": 1}', b'{"a": [{"b": "x\\ud83d"}]}'])
+def test_a_request_with_half_a_character_is_refused(data: bytes) -> None:
+    """It would fail only where it becomes a name in a file or a store."""
+    with pytest.raises(errors.InvalidArgument, match="UTF-8"):
+        request_of(data)
+    assert request_of(to_json({"a": "\U0001f600"})) == {"a": "\U0001f600"}
 
 
 @pytest.mark.parametrize("value", [None, 3, [1], [1, "2"], [1, 2, 3], "1:2", {"ledger": 1}])

@@ -74,6 +74,17 @@ def from_json(data: bytes) -> dict[str, Any]:
     return document
 
 
+def request_of(data: bytes) -> dict[str, Any]:
+    """Decode a request. Raises InvalidArgument if it is no JSON object, or has a text that no UTF-8 stands for."""
+    request = from_json(data)
+    if b"\\ud" in data or b"\\uD" in data:  # halves of characters, which a name in a file or a store cannot have
+        try:
+            json.dumps(request, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument("a text of the request cannot be written as UTF-8") from None
+    return request
+
+
 def request_number(request: dict[str, Any], key: str, default: float) -> float:
     """Return a number of a request, at least 0. Raises InvalidArgument."""
     value = request.get(key, default)

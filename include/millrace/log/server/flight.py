@@ -44,10 +44,10 @@ from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, s
 from millrace.rpc.wire import (
     NotAccepted,
     flight_error,
-    from_json,
     log_id,
     optional_log_id,
     request_number,
+    request_of,
     to_json,
 )
 
@@ -342,7 +342,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     ) -> None:
         caller = self._welcomed(context)
         with _typed(), self._stream():
-            command = from_json(descriptor.command or b"")
+            command = request_of(descriptor.command or b"")
             if "extension" in command:
                 extension = self._extension(command["extension"])
                 self._require(caller, self._named(f"{extension.name}/do_exchange"), command)
@@ -381,7 +381,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         caller = self._welcomed(context)
         with _typed():
-            request = from_json(ticket.ticket)
+            request = request_of(ticket.ticket)
             if "extension" in request:
                 extension = self._extension(request["extension"])
                 self._require(caller, self._read_of(extension, request), request)
@@ -406,7 +406,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             if call.is_stream:
                 raise InvalidArgument(f"{action.type!r} is a stream, not an action")
             # An extension's body need not be JSON unless the call's permission depends on it.
-            request = from_json(action.body.to_pybytes()) if extension is None or call.argument else {}
+            request = request_of(action.body.to_pybytes()) if extension is None or call.argument else {}
             self._require(caller, call, request)
             if extension is not None:
                 with self.gate.tracked(), self._counted(caller, call, request):

@@ -80,9 +80,9 @@ from millrace.rpc.wire import (
     APPEND_ROLE,
     DEFAULT_DEADLINE,
     NotAccepted,
-    from_json,
     log_id,
     request_number,
+    request_of,
     to_json,
 )
 from millrace.tables.wal.state_check import valid_state
@@ -179,7 +179,7 @@ class AppendExtension:
         writer: flight.MetadataRecordBatchWriter,
         caller: Caller,
     ) -> None:
-        command = from_json(descriptor.command or b"")
+        command = request_of(descriptor.command or b"")
         door = AppendAuthorizer(caller, self._collection_of, principal=command.get("principal"))
         if command.get("bundles"):
             writer.begin(OUTCOME_SCHEMA)
@@ -260,7 +260,7 @@ class AppendExtension:
         return None if self._catalog is None else self._catalog.collection_of(vchannel)
 
     def do_get(self, ticket: flight.Ticket, caller: Caller) -> ReadStream:
-        request = from_json(ticket.ticket)
+        request = request_of(ticket.ticket)
         call = next((each for each in _READS if each.ticket in request), None)
         if call is None:
             raise InvalidArgument("the ticket names no read of the append host")
@@ -347,7 +347,7 @@ class AppendExtension:
             raise InvalidArgument(f"the append host knows no action {action.type!r}")
         body = action.body.to_pybytes()
         with self._open():
-            answer = self._handlers[call.key](from_json(body) if call.request else {}, caller)
+            answer = self._handlers[call.key](request_of(body) if call.request else {}, caller)
         return [answer if isinstance(answer, bytes) else to_json(call.checked(answer))]
 
     @handles(calls.METRICS)

@@ -16,7 +16,7 @@ from millrace.coord.orders import ASSIGN, REMOVE, STATUS
 from millrace.coord.store_factory import cluster_token
 from millrace.log.server.authentication import MIDDLEWARE_KEY, TokenAuthentication
 from millrace.log.server.flight import WILDCARD_HOSTS
-from millrace.rpc.wire import flight_error, from_json, request_number, to_json
+from millrace.rpc.wire import flight_error, request_number, request_of, to_json
 
 OrderHandler = Callable[[str, dict[str, Any]], dict[str, Any]]
 
@@ -46,7 +46,7 @@ class OrderServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has
         try:
             if action.type not in (ASSIGN, REMOVE, STATUS):
                 raise InvalidArgument(f"unknown order {action.type!r}")
-            return [to_json(self._act(action.type, from_json(action.body.to_pybytes())))]
+            return [to_json(self._act(action.type, request_of(action.body.to_pybytes())))]
         except MillraceError as error:
             raise flight_error(error) from None
         except Exception as error:
