@@ -161,6 +161,28 @@ def test_a_task_that_is_cancelled_leaves_the_others_alone(rig: Rig, monkeypatch:
     assert [getattr(each, "rows", 0) for each in found] == [1] * 5
 
 
+def test_a_producer_outlives_the_event_loop_of_a_task_that_waited_for_room(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(rig, monkeypatch, 0.3)
+
+    async def given_up() -> None:
+        tasks = [asyncio.create_task(awaited.insert(rig.collection, [{"id": key}])) for key in range(3)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def goes_on() -> int:
+        return (await asyncio.wait_for(awaited.insert(rig.collection, [{"id": 9}]), 10.0)).rows
+
+    with rig.producer() as producer:
+        awaited = AsyncProducer(producer, limits=BatchLimits(delay=0.0, buffer_bytes=1))
+        asyncio.run(given_up())
+        assert asyncio.run(goes_on()) == 1
+        asyncio.run(awaited.close())
+
+
 def test_batches_threads_and_tasks_share_one_queue(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:

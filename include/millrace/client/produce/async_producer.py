@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -220,7 +221,8 @@ def _is_light(given: Any) -> bool:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, room: asyncio.Future[None]) -> None:
-    loop.call_soon_threadsafe(_set, room)
+    with suppress(RuntimeError):  # the loop is closed, and its tasks with it
+        loop.call_soon_threadsafe(_set, room)
 
 
 def _set(room: asyncio.Future[None]) -> None:
