@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.deadline import Deadline, poll_until
+from millrace.base.errors import InvalidArgument
 
 
 @dataclass
@@ -99,3 +100,8 @@ def test_until_looks_first_and_a_last_time_at_the_deadline(seen_at: int, seconds
     found = poll_until(look, time.deadline(seconds), interval=1.0)
     assert found == ("there" if seen_at <= seconds + 1 else "")
     assert looks == [100.0 + turn for turn in range(min(seen_at, seconds + 1))]
+
+
+def test_a_wait_of_no_number_is_refused_instead_of_lasting_for_ever() -> None:
+    with pytest.raises(InvalidArgument, match="nan"):
+        Deadline.after(math.nan)

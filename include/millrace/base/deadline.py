@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
+from millrace.base.errors import InvalidArgument
+
 _T = TypeVar("_T")
 
 
@@ -33,7 +35,9 @@ class Deadline:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> Self:
-        """Return the deadline `seconds` from now; 0 or less has already expired."""
+        """Return the deadline `seconds` from now; 0 or less has already expired. Raises InvalidArgument for NaN."""
+        if seconds != seconds:
+            raise InvalidArgument("a timeout is a number of seconds, not nan")
         return cls(clock() + seconds, clock, sleep)
 
     @classmethod
