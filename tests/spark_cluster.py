@@ -153,3 +153,8 @@ def tasks_run_in(folder: Path) -> bool:
     """Return whether tasks ran on the worker with this folder."""
     logs = (folder / "work").glob("app-*/*/stderr")
     return "Running task" in "".join(path.read_text(errors="replace") for path in logs)
+
+
+def executors_left_in(folder: Path) -> bool:
+    """Return whether executors of the worker with this folder, also killed ones, left their temporary files there."""
+    return any((folder / "work").glob("app-*/*/tmp/spark-*/*"))

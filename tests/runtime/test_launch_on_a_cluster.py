@@ -22,7 +22,7 @@ from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
 from tests.network_namespaces import Machine
-from tests.spark_cluster import Cluster, Drivers, cluster, tasks_run_in
+from tests.spark_cluster import Cluster, Drivers, cluster, executors_left_in, tasks_run_in
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -90,6 +90,7 @@ def _lose_executors_and_a_worker(spark: Cluster, away: list[Machine]) -> None:
             with RemoteLogService.connect(spark.settings.log_path, start=False) as server:
                 server.shutdown()
     assert all(tasks_run_in(folder) for folder in spark.folders)
+    assert executors_left_in(spark.folders[0]), "the archive of the killed executor is in its folder, not in /tmp"
     assert not Path("tasks").exists(), "the planner has the data folder of its driver"
 
 

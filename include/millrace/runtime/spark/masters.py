@@ -36,6 +36,12 @@ _IDLE: Final = "300s"
 
 Spark's default is never: a job that cached or shuffled something would return no executor. It is computed again.
 """
+_TEMPORARY: Final = "-Djava.io.tmpdir=./tmp"
+"""Puts the temporary files of an executor into its folder, which the worker removes; YARN does this itself.
+
+A killed executor leaves the archive that it fetched, 260 MB, and would leave it in ``/tmp``. Spark creates the folder
+when it fetches the archive, before the first task.
+"""
 MAX_BYTES: Final = 1 << 20
 
 _OWN: Final = frozenset(
@@ -82,6 +88,8 @@ def master_properties(settings: Settings, given: Mapping[str, str]) -> dict[str,
     }
     dynamic = _dynamic(settings.cores, given)
     if master != "yarn" and not master.startswith("k8s://"):
+        if settings.spark_environment:
+            found["spark.executor.extraJavaOptions"] = _TEMPORARY
         return found | {"spark.cores.max": cores} | dynamic
     if not settings.spark_environment:
         raise InvalidSettings(
