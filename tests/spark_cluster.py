@@ -48,7 +48,8 @@ class Cluster:
         until(lambda: self.master.workers() == len(away), "the workers are registered")
         self.settings = replace(
             settings,
-            tables=store.url,
+            # Of this cluster alone: a process keeps its client of a URI, and with it the address of the store.
+            tables=f"{store.url}/{folder.name}",
             log=self.kafka.url,
             spark_master=self.master.url,
             spark_environment=str(archive),
