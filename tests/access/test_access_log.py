@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -147,6 +148,32 @@ def test_a_disk_that_refuses_lines_drops_them_and_the_log_goes_on_later(tmp_path
         log.denied("eve", "read", "kept")
         until(lambda: log.counts["written"] == 1, "the log goes on")
     assert [each["on"] for each in lines(log.path)] == ["kept"]
+
+
+def test_a_disk_that_takes_a_part_of_a_line_keeps_none_of_it(tmp_path: Path) -> None:
+    """The limit of a file's size stands for a full disk: the kernel writes what fits, and then refuses."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with log_at(tmp_path / "server.jsonl", file_bytes=1 << 20) as log:
+        log.denied("eve", "read", "whole")
+        until(lambda: log.counts["written"] == 1, "the first line is written")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 40, limits[1]))
+        try:
+            log.denied("eve", "read", "cut")
+            until(lambda: log.counts.total() == 2, "the second line is counted")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.denied("eve", "read", "later")
+    assert [each["on"] for each in lines(log.path)] == ["whole", "later"]
+    assert log.counts == {"written": 2, "dropped": 1}
+
+
+def test_a_line_that_a_crash_cut_off_spoils_no_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "server.jsonl"
+    path.write_bytes(b'{"at":"2026')
+    with log_at(path) as log:
+        log.denied("eve", "read", "later")
+    torn, later = path.read_text().splitlines()
+    assert (torn, json.loads(later)["on"]) == ('{"at":"2026', "later")
 
 
 def test_a_name_with_a_line_break_stays_in_its_line(tmp_path: Path) -> None:

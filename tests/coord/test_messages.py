@@ -48,6 +48,7 @@ from tests.coord.ddl.rig import SCHEMA, ChainLog
 from tests.coord.test_aliases import Connection
 from tests.coord.test_messages_property import messages_for
 from tests.failpoints import at_failpoints
+from tests.waiting import until
 
 
 class AwayLog(ChainLog):
@@ -368,6 +369,70 @@ def test_a_callback_that_fails_is_called_again(
     assert [each.id for each in called] == [done.id, done.id]
     assert (called[1].data, called[1].principal, called[1].ticks) == ({"to": "bo"}, "ada", done.ticks)
     assert len(log.inserts()) == 2
+
+
+def test_a_callback_that_does_not_return_keeps_nothing_else_back(
+    coordinator: Coordinator, log: AwayLog, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.coord.broadcast.kinds.CALLBACK_SECONDS", 0.05)
+    monkeypatch.setattr("millrace.base.bounded_call.LATE_SECONDS", 0.05)
+    gate = threading.Event()
+    called: list[int] = []
+
+    def callback(broadcast: SubmittedBroadcast) -> None:
+        called.append(broadcast.id)
+        gate.wait(60)
+
+    register(BroadcastKind("mail", on_acknowledged=callback))
+    users, orders = messages_for(coordinator, ("users",), 0), messages_for(coordinator, ("orders",), 0)
+    with pytest.raises(CallbackFailed, match=r"every VChannel has the broadcast.*not returned within 0.05 s"):
+        coordinator.broadcast(users, kind="mail")
+    try:
+        log.away = {"dml_0", "dml_1"}
+        with pytest.raises(LogUnavailable):
+            coordinator.broadcast(orders)
+        log.away = set()
+        assert coordinator.resume() == 2
+        (left,) = coordinator.open_broadcasts()
+        with pytest.raises(CallbackFailed):
+            coordinator.create_partition("users", "p")
+        assert left.reason.startswith("CALLBACK_FAILED")
+    finally:
+        gate.set()
+    until(lambda: bool(coordinator.resume()) and not coordinator.open_broadcasts(), "the callback's end is seen")
+    assert called == [left.id], "called once, and waited for"
+
+
+def test_a_check_that_does_not_return_refuses_its_broadcast(
+    coordinator: Coordinator, log: AwayLog, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.coord.broadcast.kinds.CHECK_SECONDS", 0.05)
+    gate = threading.Event()
+
+    def check(broadcast: SubmittedBroadcast) -> None:
+        gate.wait(60)
+
+    register(BroadcastKind("mail", check))
+    try:
+        with pytest.raises(BroadcastRefused, match=r"nothing was sent.*not returned within 0.05 s"):
+            coordinator.broadcast(messages_for(coordinator, ("users",), 0), kind="mail")
+    finally:
+        gate.set()
+    assert log.inserts() == []
+    coordinator.create_partition("users", "p")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_callback_that_ends_its_thread_ends_none_of_the_servers(
+    coordinator: Coordinator, register: Callable[..., None], error: BaseException
+) -> None:
+    def callback(broadcast: SubmittedBroadcast) -> None:
+        raise error
+
+    register(BroadcastKind("mail", on_acknowledged=callback))
+    with pytest.raises(CallbackFailed, match=type(error).__name__):
+        coordinator.broadcast(messages_for(coordinator, ("users",), 0), kind="mail")
+    assert coordinator.resume() == 1
 
 
 def test_an_unknown_kind_is_refused_and_one_that_was_removed_waits_for_its_package(

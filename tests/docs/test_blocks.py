@@ -20,7 +20,7 @@ import yaml
 
 from millrace.base.errors import BroadcastRefused
 from millrace.base.settings import PREFIX, RESERVED, TEST_PREFIX, describe
-from millrace.coord.broadcast.kinds import SubmittedBroadcast, run_check
+from millrace.coord.broadcast.kinds import KindCalls, SubmittedBroadcast
 from millrace.coord.broadcast.task import BroadcastTask
 from millrace.flows.declare.flow import Flow
 from millrace.operations.backfill.derived import DerivedTable
@@ -157,11 +157,11 @@ def test_the_blocks_of_the_broadcasts_page_send_and_declare_what_they_say(monkey
     run(kind.text, names)
     for number in (5, 4):
         broadcast = SubmittedBroadcast(number, "price_list", "ada", {"list": "autumn"}, (), {})
-        run_check(names["PRICE_LIST"], BroadcastTask(number, "", "price_list", 1, _change("autumn"), (), {}))
+        KindCalls().check(names["PRICE_LIST"], BroadcastTask(number, "", "price_list", 1, _change("autumn"), (), {}))
         names["PRICE_LIST"].on_acknowledged(broadcast)
     assert names["published"] == {"autumn": 5}
     with pytest.raises(BroadcastRefused, match="name the price list"):
-        run_check(names["PRICE_LIST"], BroadcastTask(6, "", "price_list", 1, _change(""), (), {}))
+        KindCalls().check(names["PRICE_LIST"], BroadcastTask(6, "", "price_list", 1, _change(""), (), {}))
 
 
 def _change(name: str) -> dict[str, Any]:

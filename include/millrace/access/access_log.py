@@ -194,16 +194,25 @@ class AccessLog(Closeable):
     def _write(self, line: bytes) -> None:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             self._file = os.fdopen(descriptor, "ab", buffering=0)
             self._size = os.fstat(descriptor).st_size
+            if self._size and os.pread(descriptor, 1, self._size - 1) != b"\n":
+                line = b"\n" + line  # the last line was cut off by a crash
         if self._size and self._size + len(line) > self._file_bytes:
             self._close_file()
             self._rotate()
             self._write(line)
             return
-        self._file.write(line)
-        self._size += len(line)
+        written = 0
+        try:
+            while written < len(line):  # a disk that is nearly full takes a part of it
+                written += self._file.write(line[written:])
+        except OSError:
+            if written:
+                os.ftruncate(self._file.fileno(), self._size)
+            raise
+        self._size += written
 
     def _rotate(self) -> None:
         """Renumber the files, the newest first; the last one is replaced."""

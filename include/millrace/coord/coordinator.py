@@ -51,7 +51,7 @@ from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.produce.producer_recovery import AppliedLookup
 from millrace.coord.append_port import AppendPort
 from millrace.coord.broadcast.broadcaster import MAX_TARGETS, Broadcaster
-from millrace.coord.broadcast.kinds import find_kind
+from millrace.coord.broadcast.kinds import KindCalls, find_kind
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, StalePlan
 from millrace.coord.broadcast.messages import (
     DIGEST,
@@ -141,6 +141,7 @@ class Coordinator(Closeable):
         self._append = append
         effects = DdlCallbacks(self._store, max_entry_bytes=settings.max_entry_bytes, on_named=self._link_by_name)
         sending = MessageDispatcher(self._store, append, DdlDispatcher(self._store, append), applied)
+        self._kind_calls = KindCalls()
         kinds = effects.registry(self._message_callbacks)
         self._broadcaster = Broadcaster(self._store.broadcasts, sending, kinds, run_all=run_all)
 
@@ -453,7 +454,7 @@ class Coordinator(Closeable):
 
     def _message_callbacks(self, kind: str) -> BroadcastCallbacks | None:
         try:
-            return message_callbacks(self._store, find_kind(kind))
+            return message_callbacks(self._store, find_kind(kind), self._kind_calls)
         except InvalidArgument:
             return None  # of a newer build, or of a package that is not installed here
 

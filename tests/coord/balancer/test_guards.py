@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +13,9 @@ from millrace.base.errors import NodeUnreachable, PermissionDenied
 from millrace.base.settings import Settings
 from millrace.base.settings.live import ChangedSettings, LiveSettings, write_changed
 from millrace.coord.balancer.balancer import EVICTED_PREFIX, REPORT_SECONDS, Balancer, ChannelStats, RebalanceLimits
-from millrace.coord.balancer.policies import find_policy
+from millrace.coord.balancer.policies import NamedPolicy, find_policy
 from millrace.coord.balancer.policy import AssignmentView, PlannedMove
-from millrace.coord.channels.record import CHANNEL_PREFIX, Owner
+from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, Owner
 from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.leadership import Leadership
 from millrace.coord.lease import CLOCK_DRIFT
@@ -93,6 +94,37 @@ def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again
     come("n3@3")
     moved = [each.pchannel for each in balancer.manager.records.values() if each.owner and each.owner.session == "n2@2"]
     assert owned()["n2@2"] == 2, f"{moved} moved a moment ago"
+
+
+def test_a_packages_policy_that_moves_everything_in_each_round_moves_a_role_once_an_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def everything(view: AssignmentView) -> list[PlannedMove]:
+        away = {each: other for each in view.nodes for other in view.nodes if other != each}
+        return [PlannedMove(each.pchannel, away.get(each.owner or "", "n1@1"), "mine") for each in view.channels][:4]
+
+    point = SimpleNamespace(name="mine", value="p:M", load=lambda: NamedPolicy("mine", everything))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    clock = Clock()
+    store = MemoryStore(clock.monotonic)
+    leadership = Leadership(store, clock, "c1", seconds=86_400.0)
+    leadership.step()
+    for session in ("n1@1", "n2@2"):
+        store.commit([Put(NODE_PREFIX + session, NodeInfo(session[:2], "grpc://h:1", (INGEST,)).encode())])
+    balancer = Balancer(
+        leadership,
+        clock,
+        Obedient(),
+        find_policy("mine"),
+        pchannels=lambda: NAMES,
+        run_all=together,
+        limits=RebalanceLimits(min_interval=100.0, max_moves=4),
+        roles=(INGEST,),
+    )
+    for _ in range(50):
+        balancer.step()
+        clock.sleep(1.0)
+    assert {(each.state, each.term) for each in balancer.manager.records.values()} == {(AssignmentState.ASSIGNED, 2)}
 
 
 def test_the_role_of_a_node_that_was_put_out_is_opened_when_its_lease_has_ended_by_any_clock() -> None:

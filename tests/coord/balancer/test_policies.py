@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,6 +122,56 @@ def test_whatever_a_packages_policy_answers_every_role_is_placed_on_a_node_that_
     assert len([move for move in moves if move.pchannel not in homeless]) <= view.max_moves
     if view.nodes:
         assert {move.pchannel for move in moves} >= homeless
+
+
+def test_a_role_that_may_not_move_now_stays_whatever_a_packages_policy_answers(
+    registered: Callable[[object], None],
+) -> None:
+    """A policy that begins each handover anew in each round would keep the roles from opening."""
+
+    def everything(view: AssignmentView) -> list[PlannedMove]:
+        return [PlannedMove(each.pchannel, "n2@2", "mine") for each in view.channels]
+
+    registered(NamedPolicy("mine", everything))
+    mine = find_policy("mine")
+    moved = ChannelView("dml_0", "n1@1", movable=False)
+    lost = ChannelView("dml_1", "gone@9", movable=False)
+    free = ChannelView("dml_2", "n1@1")
+    homeless = ChannelView("dml_3", None)
+    view = AssignmentView(NODES, (moved, lost, free, homeless))
+    assert [move.pchannel for move in mine(view)] == ["dml_1", "dml_2", "dml_3"]
+    frozen = replace(view, allow_rebalance=False)
+    assert [move.pchannel for move in mine(frozen)] == ["dml_1", "dml_3"]
+
+
+@pytest.mark.parametrize("cause", [None, "x" * 65])
+def test_a_cause_that_a_record_cannot_hold_is_not_used(registered: Callable[[object], None], cause: object) -> None:
+    registered(NamedPolicy("mine", lambda view: [PlannedMove("dml_0", "n3@3", cause)]))  # type: ignore[arg-type]
+    view = AssignmentView(NODES, (ChannelView("dml_0", None),))
+    assert find_policy("mine")(view) == vchannel_fair(view)
+
+
+def test_a_policy_that_does_not_return_costs_a_round_and_one_thread(
+    registered: Callable[[object], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.coord.balancer.policies.POLICY_SECONDS", 0.05)
+    gate = threading.Event()
+    calls: list[AssignmentView] = []
+
+    def hanging(view: AssignmentView) -> list[PlannedMove]:
+        calls.append(view)
+        gate.wait(60)
+        return []
+
+    registered(NamedPolicy("mine", hanging))
+    mine = find_policy("mine")
+    view = AssignmentView(NODES, (ChannelView("dml_0", None),))
+    try:
+        for _ in range(5):
+            assert mine(view) == vchannel_fair(view)
+        assert len(calls) == 1
+    finally:
+        gate.set()
 
 
 def test_a_packages_policy_that_leaves_roles_without_an_owner_gets_them_placed(

@@ -129,7 +129,7 @@ def test_changes_at_once_are_all_made(store: str, request: pytest.FixtureRequest
 def test_a_value_that_a_process_does_not_accept_is_left_out_and_the_others_count(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_changed(settings, ChangedSettings({"a_later_builds": "1", "flush_interval": "5", "flush_bytes": "-3"}))
+    write_changed(settings, ChangedSettings({"a_later_builds": "1", "flush_interval": "5", "flush_bytes": "9" * 5000}))
     live = LiveSettings(settings)
     with caplog.at_level("INFO"):
         assert live.current() == replace(settings, flush_interval=5.0)
@@ -137,15 +137,32 @@ def test_a_value_that_a_process_does_not_accept_is_left_out_and_the_others_count
     assert "flush_interval is 5.0 now; it was 60.0" in caplog.text
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b'{"form": 2, "at": 0, "values": {}}', b"\xff"])
-def test_a_damaged_or_later_file_leaves_the_settings_as_they_were(settings: Settings, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{}",
+        b'{"form": 2, "at": 0, "values": {}}',
+        b"\xff",
+        b'{"form": "one", "at": 0, "values": {}}',
+        b'{"form": null, "at": 0, "values": {}}',
+        b'{"form": 1, "at": 1%s, "values": {}}' % (b"0" * 400),
+        b"[" * 100_000,
+    ],
+    ids=["empty", "nothing", "later", "bytes", "version of text", "no version", "endless time", "deep"],
+)
+def test_a_damaged_or_later_file_leaves_the_settings_as_they_were(
+    settings: Settings, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
     live = LiveSettings(settings, clock=lambda: now)
     change_settings(settings, put={"flush_interval": "5"})
     assert live.current().flush_interval == 5.0
     live_settings_path(settings).write_bytes(damage)
-    now += LOOK_SECONDS
-    assert live.current().flush_interval == 5.0
+    for _ in range(3):
+        now += LOOK_SECONDS
+        assert live.current().flush_interval == 5.0
+    assert caplog.text.count("cannot be read") == 1, "once, not at each look"
     with pytest.raises((InvalidSettings, UnsupportedVersion)):
         change_settings(settings, put={"flush_interval": "6"})
 

@@ -50,8 +50,8 @@ class ChangedSettings:
         """Invert :meth:`encode`. Raises UnsupportedVersion, InvalidSettings."""
         try:
             found = json.loads(data)
-            form, at, values = found["form"], float(found["at"]), dict(found["values"])
-        except (ValueError, KeyError, TypeError) as error:
+            form, at, values = int(found["form"]), float(found["at"]), dict(found["values"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidSettings(f"the changed settings are damaged ({error!r}): set them again") from error
         if form > FILE_VERSION:
             raise UnsupportedVersion(
@@ -106,6 +106,7 @@ class LiveSettings:
         self._clock = clock
         self._looked = float("-inf")
         self._seen: Any = None
+        self._warned = ""
 
     def current(self) -> Settings:
         """Return the settings; the same object while nothing has changed. Looks at the file once a second at most."""
@@ -127,9 +128,11 @@ class LiveSettings:
         try:
             changed = read_changed(self._base)
         except (InvalidSettings, UnsupportedVersion, OSError) as error:
-            _log.warning("the changed settings cannot be read, and stay as they were: %s", error)
+            if str(error) != self._warned:  # once, not at each look
+                _log.warning("the changed settings cannot be read, and stay as they were: %s", error)
+            self._warned = str(error)
             return
-        self._seen = seen
+        self._seen, self._warned = seen, ""
         self._current = self._accepted(changed)
         for name in sorted(LIVE):
             old, new = getattr(before, name), getattr(self._current, name)

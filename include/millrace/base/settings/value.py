@@ -13,7 +13,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.log_backends import check_log_url, find_backend
 
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
+_BYTES: Final = re.compile(r"(\d{1,18})\s*([KMGT]iB|B)?", re.IGNORECASE)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _URLS: Final = {

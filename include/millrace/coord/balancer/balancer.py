@@ -229,6 +229,7 @@ class Balancer:
         }
         records = {record.pchannel: record for record in self.manager.records.values() if record.role == role}
         channels = tuple(self._channel(record, stats, now) for record in records.values())
+        owners = {each.pchannel: each.owner for each in channels}
         wanted = []
         for move in self._moves(role, able, channels):
             record = records[move.pchannel]
@@ -245,7 +246,7 @@ class Balancer:
                     to, able[to].address, cause, self._clock.wall(), client_address=able[to].client_address
                 )
             )
-            if move.cause == "balance":
+            if owners[move.pchannel] in able:  # for balance, whatever a package's policy calls it
                 self._progress.setdefault(record.key, HandoverProgress()).moved_at = now
         try:
             self.manager.change_all(wanted)

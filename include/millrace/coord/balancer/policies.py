@@ -1,7 +1,8 @@
 """Balancing policies by name: those of Millrace, and those that other packages register as entry points.
 
-A policy of another package is not trusted with the roles: whatever it raises or returns, every role that has no owner
-is placed, and no role goes to a session that is not there (:func:`find_policy`).
+A policy of another package is not trusted with the roles: whatever it raises or returns, or if it does not return at
+all, every role that has no owner is placed, no role goes to a session that is not there, and no role moves again before
+the limits allow it (:func:`find_policy`).
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from millrace.base.bounded_call import BoundedCalls
 from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.coord.balancer.policy import AssignmentView, PlannedMove, Policy
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove, Policy
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 
 GROUP: Final = "millrace.balancer_policies"
 """The group of entry points; each is a :class:`NamedPolicy`."""
+
+POLICY_SECONDS: Final = 5.0
+"""Time that a package's policy may take for a round."""
+MAX_CAUSE: Final = 64
+"""Characters of a move's cause, which its role's record keeps."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,17 +99,22 @@ def policy_of(settings: Settings) -> Policy:
     return find_policy(settings.balance_policy)
 
 
+def _one_call() -> BoundedCalls:
+    return BoundedCalls("balancer-policy", most=1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Guarded:
     """A policy whose answer is used only if it can be. Otherwise `vchannelfair` plans this round."""
 
     name: str
     policy: Policy
+    calls: BoundedCalls = field(default_factory=_one_call, compare=False)
 
     def __call__(self, view: AssignmentView) -> list[PlannedMove]:
         try:
-            moves = list(self.policy(view))
-            self._check(view, moves)
+            returned = self.calls.run(lambda: list(self.policy(view)), POLICY_SECONDS)
+            moves = self._checked(view, returned)
         except Exception as error:  # whatever another package's code raises
             _log.warning("the balancer policy %s failed, and vchannelfair plans this round: %s", self.name, error)
             return vchannel_fair(view)
@@ -115,15 +127,28 @@ class _Guarded:
             moves += [move for move in more if move.pchannel in left]
         return moves
 
-    def _check(self, view: AssignmentView, moves: Sequence[object]) -> None:
-        owners = {each.pchannel: each.owner for each in view.channels}
+    def _checked(self, view: AssignmentView, moves: Sequence[object]) -> list[PlannedMove]:
+        """Return the moves that may be made now. Raises InvalidSettings if one can never be made."""
+        channels = {each.pchannel: each for each in view.channels}
         known: list[PlannedMove] = []
         for move in moves:
-            if not isinstance(move, PlannedMove) or move.pchannel not in owners or move.to not in view.nodes:
+            if not isinstance(move, PlannedMove) or move.pchannel not in channels or move.to not in view.nodes:
                 raise InvalidSettings(f"{move!r} does not move a known PChannel to a living session")
+            cause: object = move.cause
+            if not isinstance(cause, str) or len(cause) > MAX_CAUSE:
+                raise InvalidSettings(f"the cause of the move of {move.pchannel} is not text of {MAX_CAUSE} characters")
             known.append(move)
         if len({move.pchannel for move in known}) != len(known):
             raise InvalidSettings("it moves a PChannel twice in a round")
-        others = [move for move in known if owners[move.pchannel] is not None]
+        # Moves for balance that are not allowed now are left out. A role whose handover they begin anew in each round
+        # would never open.
+        allowed = [move for move in known if _may_move(view, channels[move.pchannel])]
+        others = [move for move in allowed if channels[move.pchannel].owner is not None]
         if len(others) > view.max_moves:
             raise InvalidSettings(f"it makes {len(others)} moves in a round, and {view.max_moves} are allowed")
+        return allowed
+
+
+def _may_move(view: AssignmentView, channel: ChannelView) -> bool:
+    """Return whether a role has no living owner, or may move for balance."""
+    return channel.owner not in view.nodes or (view.allow_rebalance and channel.movable)

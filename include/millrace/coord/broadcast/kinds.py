@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from millrace.base.bounded_call import BoundedCalls
 from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import BroadcastRefused, CallbackFailed, InvalidArgument, MillraceError
 from millrace.catalog.broadcast import MESSAGE_KIND, check_kind_name, message_from_json
@@ -22,6 +23,13 @@ GROUP: Final = "millrace.broadcast_kinds"
 """The group of entry points; each is a :class:`BroadcastKind`."""
 DATA: Final = "data"
 """Key of a task's change: what the caller passes to the callbacks."""
+
+CHECK_SECONDS: Final = 5.0
+"""Time that a check may take. It runs in the ledger's transaction, so all DDL waits for it."""
+CALLBACK_SECONDS: Final = 30.0
+"""Time that a callback may take before its broadcast is left open and others go on."""
+_MAX_CALLS: Final = 64
+"""Callbacks, and checks, that run at a time in a process, those that exceeded their time included."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +61,13 @@ class BroadcastKind:
     check: Callable[[SubmittedBroadcast], None] = _nothing
     """Raises to refuse a broadcast before anything is stored. No other broadcast to its VChannels is open meanwhile.
 
-    It must be quick: it runs in the ledger's transaction, and may be called again for the same broadcast.
+    It must be quick: it runs in the ledger's transaction, and may be called again for the same broadcast. One that has
+    not returned after 5 s refuses the broadcast.
     """
     on_acknowledged: Callable[[SubmittedBroadcast], None] = _nothing
     """Runs when every VChannel has its message, at least once, and before a later broadcast to any of its VChannels is
-    stored. If it raises, the broadcast stays open and the callback runs again.
+    stored. If it raises, the broadcast stays open and the callback runs again. If it has not returned after 30 s, the
+    broadcast stays open until it has.
 
     After a crash it can run in two processes, so make it idempotent by `id`: skip an id that is not greater than the
     newest one that is done.
@@ -89,22 +99,43 @@ def broadcast_of(task: BroadcastTask) -> SubmittedBroadcast:
     return SubmittedBroadcast(task.id, task.kind, task.principal, task.change[DATA], messages, dict(task.ticks))
 
 
-def run_check(kind: BroadcastKind, task: BroadcastTask) -> None:
-    """Run the check of a kind. Raises BroadcastRefused if it raises anything."""
-    try:
-        kind.check(broadcast_of(task))
-    except Exception as error:  # whatever another package's code raises
-        said = f"{error.code}: {error}" if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
-        raise BroadcastRefused(f"the check of {kind.name} refused it, and nothing was sent: {said}") from error
+class KindCalls:
+    """Runs the checks and callbacks of a process's kinds, each for a limited time. Thread-safe."""
 
+    def __init__(self) -> None:
+        # Apart: checks that never return must not keep callbacks from being called.
+        self._checks = BoundedCalls("broadcast-check", most=_MAX_CALLS)
+        self._callbacks = BoundedCalls("broadcast-callback", most=_MAX_CALLS)
 
-def run_callback(kind: BroadcastKind, task: BroadcastTask) -> None:
-    """Run the acknowledge callback of a kind. Raises CallbackFailed if it raises anything."""
-    try:
-        kind.on_acknowledged(broadcast_of(task))
-    except Exception as error:  # whatever another package's code raises
-        _log.warning("the callback of the broadcast %d (%s) failed", task.id, kind.name, exc_info=True)
-        raise CallbackFailed(
-            f"every VChannel has the broadcast {task.id}, but the callback of {kind.name} failed and is called again"
-            f" every 10 s: {type(error).__name__}: {error}"
-        ) from error
+    def check(self, kind: BroadcastKind, task: BroadcastTask) -> None:
+        """Run the check of a kind. Raises BroadcastRefused if it raises anything, or takes too long."""
+        if kind.check is _nothing:
+            return
+        submitted = broadcast_of(task)
+        try:
+            self._checks.run(lambda: kind.check(submitted), CHECK_SECONDS)
+        except Exception as error:  # whatever another package's code raises
+            said = f"{error.code}: {error}" if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+            raise BroadcastRefused(f"the check of {kind.name} refused it, and nothing was sent: {said}") from error
+
+    def callback(self, kind: BroadcastKind, task: BroadcastTask) -> None:
+        """Run the acknowledge callback of a kind, or wait for the one of this task that still runs.
+
+        Raises CallbackFailed if it raises anything, or takes too long.
+        """
+        if kind.on_acknowledged is _nothing:
+            return
+        submitted = broadcast_of(task)
+        try:
+            self._callbacks.run(lambda: kind.on_acknowledged(submitted), CALLBACK_SECONDS, key=task.id)
+        except TimeoutError as error:
+            raise CallbackFailed(
+                f"every VChannel has the broadcast {task.id}, but the callback of {kind.name} is not done, and is"
+                f" looked at again every 10 s: {error}"
+            ) from error
+        except Exception as error:  # whatever another package's code raises
+            _log.warning("the callback of the broadcast %d (%s) failed", task.id, kind.name, exc_info=True)
+            raise CallbackFailed(
+                f"every VChannel has the broadcast {task.id}, but the callback of {kind.name} failed and is called"
+                f" again every 10 s: {type(error).__name__}: {error}"
+            ) from error

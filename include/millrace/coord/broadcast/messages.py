@@ -19,7 +19,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.producer_recovery import AppliedLookup, AppliedMessage
 from millrace.coord.append_port import AppendPort
 from millrace.coord.broadcast.broadcaster import Dispatcher
-from millrace.coord.broadcast.kinds import DATA, BroadcastKind, run_callback, run_check
+from millrace.coord.broadcast.kinds import DATA, BroadcastKind, KindCalls
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, StalePlan
 from millrace.coord.broadcast.task import (
     COLLECTION,
@@ -107,8 +107,8 @@ def message_draft(
     )
 
 
-def message_callbacks(store: CatalogStore, kind: BroadcastKind) -> BroadcastCallbacks:
-    """Return the broadcaster's callbacks for a kind of message broadcast."""
+def message_callbacks(store: CatalogStore, kind: BroadcastKind, calls: KindCalls) -> BroadcastCallbacks:
+    """Return the broadcaster's callbacks for a kind of message broadcast; `calls` runs those of the kind."""
 
     def check(task: BroadcastTask, seen: Sequence[CollectionInfo]) -> None:
         if not all(store.is_unchanged(each) for each in seen):
@@ -118,13 +118,13 @@ def message_callbacks(store: CatalogStore, kind: BroadcastKind) -> BroadcastCall
                 f"{MAX_OPEN} broadcasts are open, which is the limit: nothing was stored. `millrace broadcasts`"
                 " shows what they wait for"
             )
-        run_check(kind, task)
+        calls.check(kind, task)
 
     return BroadcastCallbacks(
         check,
         lambda task: None,
         lambda task: None,
-        before_close=lambda task: run_callback(kind, task),
+        before_close=lambda task: calls.callback(kind, task),
         must_complete=True,
     )
 
