@@ -22,6 +22,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseNotifier
 from airflow.sdk.configuration import conf
 
+from millrace.base.bounded_call import BoundedCalls
 from millrace.base.errors import InvalidSettings
 
 RUN_FAILED: Final = "MillraceRunFailed"
@@ -35,6 +36,12 @@ _TIMEOUT: Final = 5.0
 """Time-out of a request to Alertmanager, in seconds. Meanwhile the DAG processor, which delivers, reads no DAG."""
 _RETRIES: Final = 2
 """The number of connection retries."""
+_LONGEST: Final = 20.0
+"""Seconds that a delivery to Alertmanager may take in all: each byte of a slow receiver resets the time-out."""
+_MAX_BODY: Final = 4 * MAX_TEXT
+"""The most bytes that are read of Alertmanager's answer."""
+_MAX_DELIVERIES: Final = 4
+"""Deliveries that run at a time in a process, those that exceeded their time included."""
 
 _logger = logging.getLogger(__name__)
 
@@ -72,6 +79,7 @@ class AlertmanagerNotifier(BaseNotifier):
         self.conn_id = conn_id
         self.labels = dict(labels or {})
         self.hours = hours
+        self._deliveries = BoundedCalls("alertmanager", most=_MAX_DELIVERIES)
 
     def notify(self, context: Any) -> None:
         """Post the alert of `context`. Raises RuntimeError with Alertmanager's response."""
@@ -84,8 +92,18 @@ class AlertmanagerNotifier(BaseNotifier):
 
         arguments = self._client(await Connection.async_get(self.conn_id))
         transport = httpx.AsyncHTTPTransport(retries=_RETRIES)
-        async with httpx.AsyncClient(transport=transport, trust_env=False, **arguments) as client:
-            _check(await client.post(_PATH, json=self._firing(context["alert"])))
+        async with (
+            asyncio.timeout(_LONGEST),
+            httpx.AsyncClient(transport=transport, trust_env=False, **arguments) as client,
+            client.stream("POST", _PATH, json=self._firing(context["alert"])) as answer,
+        ):
+            if answer.is_error:
+                said = b""
+                async for part in answer.aiter_bytes(_MAX_BODY):
+                    said += part
+                    if len(said) >= _MAX_BODY:
+                        break
+                raise _refusal(answer.status_code, said)
 
     def resolve(self, dag_id: str) -> None:
         """Resolve the DAG's alerts after a successful run."""
@@ -110,9 +128,22 @@ class AlertmanagerNotifier(BaseNotifier):
         from airflow.sdk import Connection
 
         arguments = self._client(Connection.get(self.conn_id))
-        transport = httpx.HTTPTransport(retries=_RETRIES)
-        with httpx.Client(transport=transport, trust_env=False, **arguments) as client:
-            _check(client.post(_PATH, json=alerts))
+
+        def deliver() -> None:
+            transport = httpx.HTTPTransport(retries=_RETRIES)
+            with (
+                httpx.Client(transport=transport, trust_env=False, **arguments) as client,
+                client.stream("POST", _PATH, json=alerts) as answer,
+            ):
+                if answer.is_error:
+                    said = b""
+                    for part in answer.iter_bytes(_MAX_BODY):
+                        said += part
+                        if len(said) >= _MAX_BODY:
+                            break
+                    raise _refusal(answer.status_code, said)
+
+        self._deliveries.run(deliver, _LONGEST)
 
     def _client(self, connection: Any) -> dict[str, Any]:
         if not connection.host:
@@ -127,9 +158,8 @@ class AlertmanagerNotifier(BaseNotifier):
         }
 
 
-def _check(answer: Any) -> None:
-    if answer.is_error:
-        raise RuntimeError(f"Alertmanager answered {answer.status_code}: {answer.text[:MAX_TEXT]}")
+def _refusal(status: int, said: bytes) -> RuntimeError:
+    return RuntimeError(f"Alertmanager answered {status}: {said.decode(errors='replace')[:MAX_TEXT]}")
 
 
 def make_notifiers() -> list[BaseNotifier]:
@@ -218,7 +248,7 @@ async def deadline_missed(*, dag_id: str, seconds: float, **context: Any) -> Non
         "run_id": run_id,
         "error": {"code": "DEADLINE_MISSED", "message": message},
     }
-    await asyncio.to_thread(record_failure, line)
+    await asyncio.to_thread(_record, line)
     alert = Alert(
         RUN_LATE,
         dag_id,
@@ -250,10 +280,18 @@ def record_failure(line: dict[str, Any]) -> None:
     append_history(history_path(Settings.load(), FAILURES), line)
 
 
+def _record(line: dict[str, Any]) -> None:
+    """Add a line to the history. A disk that refuses it must not keep an alert from being delivered."""
+    try:
+        record_failure(line)
+    except Exception as error:
+        _logger.error("the history of failures has no line of %s: %s", line["dag_id"], error)
+
+
 def _record_undelivered(notifier: BaseNotifier, dag_id: str, run_id: str, error: Exception) -> None:
     name = type(notifier).__name__
     _logger.error("%s could not deliver an alert of %s: %s", name, dag_id, error)
-    record_failure(
+    _record(
         {
             "kind": "alert",
             "at": time.time(),
@@ -265,13 +303,16 @@ def _record_undelivered(notifier: BaseNotifier, dag_id: str, run_id: str, error:
 
 
 def _newest_error(dag_id: str, run_id: str) -> str | None:
-    """Return the error of the run's task that failed last."""
+    """Return the error of the run's task that failed last; None if the history has none or cannot be read."""
     from millrace.base.settings import Settings
     from millrace.runtime.launch.history import FAILURES, history_path, read_history
 
-    for line in read_history(history_path(Settings.load(), FAILURES)):
-        if line.get("kind") == "task" and (line.get("dag_id"), line.get("run_id")) == (dag_id, run_id):
-            return f"{line['error']['code']}: {line['error']['message']}"
+    try:
+        for line in read_history(history_path(Settings.load(), FAILURES)):
+            if line.get("kind") == "task" and (line.get("dag_id"), line.get("run_id")) == (dag_id, run_id):
+                return f"{line['error']['code']}: {line['error']['message']}"
+    except Exception as error:  # an alert without its error is better than none
+        _logger.error("the history of failures cannot be read: %s", error)
     return None
 
 

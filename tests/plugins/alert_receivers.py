@@ -49,6 +49,46 @@ def http_receiver(status: int = 200) -> Iterator[tuple[int, list[tuple[str, Any,
 
 
 @contextmanager
+def slow_receiver() -> Iterator[int]:
+    """A server that sends one byte of an endless header ten times a second, for up to 20 s."""
+    stop = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection:
+            connection.sendall(b"HTTP/1.1 500 Slow\r\nX-Slow: ")
+            for _ in range(200):
+                if stop.wait(0.1):
+                    return
+                try:
+                    connection.sendall(b"x")
+                except OSError:
+                    return
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    threads: list[threading.Thread] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=drip, args=(connection,), daemon=True))
+            threads[-1].start()
+
+    threads.append(threading.Thread(target=serve, daemon=True))
+    threads[0].start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        stop.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for each in threads:
+            each.join(10)
+
+
+@contextmanager
 def mailbox() -> Iterator[tuple[int, list[bytes]]]:
     """An SMTP server that keeps the mails of one connection after another."""
     mails: list[bytes] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from email import message_from_bytes
 from typing import Any
 
@@ -15,7 +16,7 @@ from millrace.base.settings import Settings
 from millrace.runtime.launch.history import FAILURES, history_path, read_history
 from millrace_airflow.alerts import deadline_missed, make_notifiers
 from millrace_airflow.defaults import millrace_dag
-from tests.plugins.alert_receivers import declare, end_run, fail_task, http_receiver, mailbox
+from tests.plugins.alert_receivers import declare, end_run, fail_task, http_receiver, mailbox, slow_receiver
 
 ALERTMANAGER = {"class": "millrace_airflow.alerts.AlertmanagerNotifier", "labels": {"team": "data"}}
 MAIL = {
@@ -136,6 +137,35 @@ def test_a_late_run_reaches_both_from_the_triggerer(here: Settings, monkeypatch:
     undelivered, missed = read_history(history_path(here, FAILURES))
     assert (missed["kind"], undelivered["kind"]) == ("deadline", "alert")
     assert "FailingNotifier: gone" in undelivered["error"]["message"]
+
+
+def test_a_history_that_cannot_be_read_or_written_keeps_no_alert_back(
+    here: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is what an alert may be about."""
+    path = history_path(here, FAILURES)
+    path.mkdir(parents=True)  # every read and write of the file fails
+    declare(monkeypatch, {"class": "tests.plugins.test_alerts.FailingNotifier"}, ALERTMANAGER)
+    with http_receiver() as (port, received):
+        monkeypatch.setenv("AIRFLOW_CONN_ALERTMANAGER", f"http://127.0.0.1:{port}")
+        end_run("r1", failed=True)
+        asyncio.run(deadline_missed(dag_id="nightly", seconds=60.0, context={"dag_run": {"dag_run_id": "r2"}}))
+    assert [alert["labels"]["alertname"] for _, (alert,), _ in received] == ["MillraceRunFailed", "MillraceRunLate"]
+
+
+def test_a_receiver_that_answers_byte_by_byte_is_given_up(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte resets the time-out of a read, so a slow receiver would hold the DAG processor for hours."""
+    monkeypatch.setattr("millrace_airflow.alerts._LONGEST", 0.5)
+    declare(monkeypatch, ALERTMANAGER)
+    with slow_receiver() as port:
+        monkeypatch.setenv("AIRFLOW_CONN_ALERTMANAGER", f"http://127.0.0.1:{port}")
+        begun = time.monotonic()
+        end_run("r1", failed=True)
+        asyncio.run(deadline_missed(dag_id="nightly", seconds=60.0, context={"dag_run": {"dag_run_id": "r2"}}))
+        assert time.monotonic() - begun < 10
+    undelivered = [each for each in read_history(history_path(here, FAILURES)) if each["kind"] == "alert"]
+    assert {each["run_id"] for each in undelivered} == {"r1", "r2"}
+    assert all("AlertmanagerNotifier: " in each["error"]["message"] for each in undelivered)
 
 
 class FailingNotifier(BaseNotifier):

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.base.errors import ChannelNotFound, InvalidArgument
+from millrace.base.errors import ChannelNotFound, DeadlineExceeded, InvalidArgument
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.stamp_clock import StampClock
@@ -203,6 +203,20 @@ def test_last_confirmed_of_a_tick_is_the_first_open_begin(host: AppendHost, serv
     kept = host.time_tick(PCHANNEL)
     assert kept.persisted
     assert kept.last_confirmed == kept.id >= MessageId(*end, 0, 0)
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_a_tick_that_the_clock_does_not_reach_in_time_moves_no_time(host: AppendHost, persist: bool) -> None:
+    """Any role may ask for a tick, and time that is put forward ends the leases of transactions."""
+    begin, body, commit = transaction(1, keys_of(V0, 1), vchannel=V0)
+    host.append(PCHANNEL, encode_entry([begin, body])).results()
+    day = compose_tick(int(time.time() * 1000) + 23 * 3_600_000)
+    with pytest.raises(DeadlineExceeded):
+        host.time_tick(PCHANNEL, tick=day, persist=persist, deadline=0.2)
+    [committed] = host.append(PCHANNEL, encode_entry([commit])).results()
+    assert committed.time_tick < compose_tick(int(time.time() * 1000) + 60_000)
+    near = compose_tick(int(time.time() * 1000) + 1_500)
+    assert host.time_tick(PCHANNEL, tick=near, persist=persist, deadline=30.0).time_tick == near
 
 
 @pytest.mark.parametrize("persist", [False, True])

@@ -343,7 +343,7 @@ class _Owners:
         self.asked.append(f"append {principal}".rstrip())
         return self._node.append(pchannel, entries, deadline=deadline)
 
-    def tick(self, pchannel: str, *, deadline: float) -> None:
+    def tick(self, pchannel: str, *, tick: int = 0, source_id: int = 0, deadline: float) -> None:
         self.asked.append("tick")
         self._node.tick(pchannel, deadline=deadline)
 

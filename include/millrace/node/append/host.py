@@ -59,6 +59,8 @@ from millrace.wal.versions import VERSION_5
 
 _log: Final = logging.getLogger(__name__)
 
+MAX_TICK_AHEAD_MS: Final = 1_000
+"""Time by which a tick that is appended may be ahead of the clock."""
 _MILLISECOND: Final = 0.001
 
 _NAMES_SECONDS: Final = 1.0
@@ -90,8 +92,10 @@ class AppendForwarder(Protocol):
         """
         ...
 
-    def tick(self, pchannel: str, *, deadline: float) -> None:
-        """Have the PChannel's owner append a time tick. Returns when it is decided there."""
+    def tick(self, pchannel: str, *, tick: int = 0, source_id: int = 0, deadline: float) -> None:
+        """Have the PChannel's owner append a time tick, as :meth:`AppendHost.time_tick` does. Returns when it is
+        decided there.
+        """
         ...
 
     def suppress_ticks(self) -> bool:
@@ -299,7 +303,8 @@ class AppendHost(Closeable):
 
         With `tick`, it has exactly that tick, once the clock has reached it. Appended, it has a later one if other
         messages come first. `source_id` says in an appended one who asked.
-        Raises InvalidArgument also if what is decided has passed `tick`.
+        Raises InvalidArgument also if what is decided has passed `tick`, DeadlineExceeded if the clock does not reach it
+        in time.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
@@ -317,8 +322,14 @@ class AppendHost(Closeable):
             if follower.confirm_time(timeout=end.remaining(minimum=0.001)) is None:
                 follower.reach_end(timeout=end.remaining(minimum=0.001))
             return follower.confirmed()
+        # A tick that is appended moves the PChannel's time to it: one far ahead would end every lease on it.
+        early = ((tick >> LOGICAL_BITS) - self._now_ms() - MAX_TICK_AHEAD_MS) / 1000
+        if early >= end.remaining():
+            raise DeadlineExceeded(f"the clock of {pchannel} does not reach the tick {tick} in time: ask again later")
+        if early > 0:
+            follower.tail.tail(tick - 1, timeout=early)
         if forward and self._owners is not None and not self._owners.is_local(pchannel):
-            self._owners.tick(pchannel, deadline=end.remaining(minimum=0.001))
+            self._owners.tick(pchannel, tick=tick, source_id=source_id, deadline=end.remaining(minimum=0.001))
             follower.reach_end(timeout=end.remaining(minimum=0.001))
             return follower.confirmed()._replace(persisted=True)
         barrier = max(0, tick - 1)

@@ -144,9 +144,10 @@ class AppendRouter:
         route, values = self._through().router.route(pchannel), as_values(entries)
         return _delivered(lambda end: route.append(values, end, principal=principal), pchannel, deadline)
 
-    def tick(self, pchannel: str, *, deadline: float) -> None:
+    def tick(self, pchannel: str, *, tick: int = 0, source_id: int = 0, deadline: float) -> None:
         # Marked as forwarded: a node that does not own the PChannel refuses it and never forwards it again.
-        route, request = self._through().router.route(pchannel), {"pchannel": pchannel, "forwarded": True}
+        route = self._through().router.route(pchannel)
+        request = {"pchannel": pchannel, "forwarded": True, "tick": tick, "source_id": source_id}
 
         def act(end: Deadline) -> dict[str, Any]:
             return route.act(calls.TICK, request | {"deadline": end.remaining(minimum=0.001)}, end)
