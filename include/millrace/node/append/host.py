@@ -303,8 +303,8 @@ class AppendHost(Closeable):
 
         With `tick`, it has exactly that tick, once the clock has reached it. Appended, it has a later one if other
         messages come first. `source_id` says in an appended one who asked.
-        Raises InvalidArgument also if what is decided has passed `tick`, DeadlineExceeded if the clock does not reach it
-        in time.
+        Raises InvalidArgument also if what is decided has passed `tick`.
+        Raises DeadlineExceeded if the clock does not reach `tick` in time.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
