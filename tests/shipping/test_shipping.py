@@ -226,6 +226,20 @@ def test_the_quality_gate_fails_below_its_coverage(tmp_path: Path, measured: str
     assert (done.returncode, done.stdout.splitlines()) == (1, [*words, *low])
 
 
+@pytest.mark.parametrize("missing", ["tests.xml", "coverage.xml"])
+@pytest.mark.parametrize("content", [None, "", "<coverage lines-valid"])
+def test_the_quality_gate_fails_without_its_reports(tmp_path: Path, missing: str, content: str | None) -> None:
+    report, coverage = tmp_path / "tests.xml", tmp_path / "coverage.xml"
+    report.write_text('<testsuites><testsuite tests="300" failures="0" errors="0" skipped="0"/></testsuites>')
+    coverage.write_text('<coverage lines-valid="100" lines-covered="90"><package name="a" line-rate="0.9"/></coverage>')
+    assert problems(report, coverage, "") == []
+    (tmp_path / missing).unlink()
+    if content is not None:
+        (tmp_path / missing).write_text(content)
+    [said] = problems(report, coverage, "")
+    assert "cannot be read, so nothing was checked" in said
+
+
 @pytest.mark.parametrize("service", ["", "pipeline-other"])
 def test_an_image_of_no_service_says_so(service: str) -> None:
     done = subprocess.run(

@@ -23,7 +23,11 @@ MIN_PACKAGE = 0.6
 
 def problems(report: Path, coverage: Path, sonar: str) -> list[str]:
     """Return a message for each problem of a JUnit report, a Cobertura report and SonarQube's status."""
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    try:
+        tests, covered = (ElementTree.parse(each).getroot() for each in (report, coverage))
+    except (OSError, ElementTree.ParseError) as error:
+        return [f"{report} or {coverage} cannot be read, so nothing was checked: {error}"]
+    suites = tests.iter("testsuite")
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     for suite in suites:
         for name in counts:
@@ -31,7 +35,7 @@ def problems(report: Path, coverage: Path, sonar: str) -> list[str]:
     found = [f"{counts[name]} {name}" for name in ("failures", "errors", "skipped") if counts[name]]
     if counts["tests"] < MIN_TESTS:
         found.append(f"{counts['tests']} tests ran, expected at least {MIN_TESTS}")
-    found += _coverage_problems(ElementTree.parse(coverage).getroot())
+    found += _coverage_problems(covered)
     if sonar and not sonar.startswith("$(") and sonar != "OK":
         found.append(f"SonarQube's gate is {sonar}")
     return found
