@@ -6,18 +6,19 @@ and what must hold at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from millrace.base.bounded_call import BoundedCalls
 from millrace.base.errors import AppendRejected, MillraceError, NodeUnreachable, NotLeader
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.policy import Policy
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.broadcast.broadcaster import Broadcaster
-from millrace.coord.broadcast.kinds import DATA, BroadcastKind, SubmittedBroadcast
+from millrace.coord.broadcast.kinds import DATA, BroadcastKind, KindCalls, SubmittedBroadcast
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry
 from millrace.coord.broadcast.messages import message_callbacks, message_draft, message_keys
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
@@ -72,6 +73,22 @@ class Shape:
     limits: RebalanceLimits = GUARDS
     policy: Policy = vchannel_fair
     store: Callable[[Callable[[], float]], MemoryStore] = MemoryStore
+
+
+T = TypeVar("T")
+
+
+class _Direct(BoundedCalls):
+    """Calls at once, as part of the simulated process: its time is the world's."""
+
+    def run(self, call: Callable[[], T], seconds: float, *, key: Hashable = None) -> T:
+        return call()
+
+
+def _direct_calls() -> KindCalls:
+    calls = KindCalls()
+    calls._checks = calls._callbacks = _Direct("simulated", most=1)
+    return calls
 
 
 class Cluster:
@@ -157,7 +174,7 @@ class Catalog:
             if task is not None:
                 self.called.append(task)
 
-        notes = message_callbacks(self, BroadcastKind(NOTE, check, called))  # type: ignore[arg-type]
+        notes = message_callbacks(self, BroadcastKind(NOTE, check, called), _direct_calls())  # type: ignore[arg-type]
         ddl = BroadcastCallbacks(lambda task, seen: None, self._effect, lambda task: None)
         return CallbackRegistry({"ddl": ddl, NOTE: notes})
 
