@@ -233,14 +233,15 @@ def test_a_store_that_does_not_answer_has_no_damaged_files(
     size = store.size(name)
     assert size is not None
     staged: ImportFile = {"path": name, "bytes": size, "digest": "", "rows": 1}  # type: ignore[typeddict-item]
-    monkeypatch.setattr(objects, "_retrying", objects._single)
-    faults.break_request = lambda method, path: "503"
-    with pytest.raises(TableUnavailable, match="cannot reach"):
-        table.read(name)
-    with pytest.raises(TableUnavailable, match="cannot reach"):
-        table_at(faulty)
-    with pytest.raises(TableUnavailable, match="cannot reach the staged files"):
-        check_staged_files(faulty, [staged])
+    with monkeypatch.context() as once:
+        once.setattr(objects, "_retrying", objects._single)
+        faults.break_request = lambda method, path: "503"
+        with pytest.raises(TableUnavailable, match="cannot reach"):
+            table.read(name)
+        with pytest.raises(TableUnavailable, match="cannot reach"):
+            table_at(faulty)
+        with pytest.raises(TableUnavailable, match="cannot reach the staged files"):
+            check_staged_files(faulty, [staged])
     faults.break_request = lambda method, path: ""
     assert table_at(faulty).read(name).num_rows == 1
     store.replace(name, b"no Parquet")
