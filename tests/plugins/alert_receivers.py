@@ -22,6 +22,15 @@ from millrace_airflow.defaults import millrace_dag
 from millrace_airflow.errors import JobLost
 
 
+def _connections(listening: socket.socket) -> Iterator[socket.socket]:
+    """Yield connections until the socket is shut."""
+    while True:
+        try:
+            yield listening.accept()[0]
+        except OSError:
+            return
+
+
 @contextmanager
 def http_receiver(status: int = 200) -> Iterator[tuple[int, list[tuple[str, Any, str | None]]]]:
     """A server that keeps each POST: (path, JSON, Authorization)."""
@@ -68,11 +77,7 @@ def slow_receiver() -> Iterator[int]:
     threads: list[threading.Thread] = []
 
     def serve() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
+        for connection in _connections(listening):
             threads.append(threading.Thread(target=drip, args=(connection,), daemon=True))
             threads[-1].start()
 
@@ -95,11 +100,7 @@ def mailbox() -> Iterator[tuple[int, list[bytes]]]:
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
+        for connection in _connections(listening):
             with connection, connection.makefile("rwb", buffering=0) as lines:
                 lines.write(b"220 ready\r\n")
                 for line in lines:

@@ -28,7 +28,8 @@ from millrace.base.files import make_folder
 from millrace.base.process import current_process, find_process, is_writer_alive
 
 _POLL: Final = 0.01
-_FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
+FLOCK: Final = "hhqqi4x"
+"""The struct flock of 64-bit Linux, for locks of an open file's bytes: kind, whence, start, length, and 0."""
 
 
 @contextmanager
@@ -102,7 +103,7 @@ class NamedLocks:
 
     def _set(self, name: str, kind: int) -> None:
         place, number = divmod(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1, self.FILES)
-        fcntl.fcntl(self._files[number], fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))
+        fcntl.fcntl(self._files[number], fcntl.F_OFD_SETLK, struct.pack(FLOCK, kind, os.SEEK_SET, place, 1, 0))
 
 
 class LockedFile:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelNotFound, LogBusy, LogUnavailable
+from millrace.base.file_lock import FLOCK
 from millrace.log.protocol import LogHandle
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import OsDisk
@@ -30,7 +31,7 @@ from millrace.message.ids import LogId
 from millrace.message.log_entries import VerifyReport
 from millrace.rpc.discovery import LOCK_FILE
 
-_SHARED: Final = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+_SHARED: Final = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 _GONE: Final = "a log server has these files now, or this reader was closed: ask again, and the server will answer"
 
 

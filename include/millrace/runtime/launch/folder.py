@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millrace.base.errors import InvalidArgument
+from millrace.base.file_lock import FLOCK
 from millrace.base.settings import Settings
 
 RUN_FOLDER_VARIABLE: Final = "MILLRACE_RUN_FOLDER"
@@ -41,7 +42,6 @@ _OF_AN_ATTEMPT: Final = (
     "log",
     "log.1",
 )
-_FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 
 
 def operations_path(settings: Settings) -> Path:
@@ -78,7 +78,7 @@ class RunFolder:
             except FileNotFoundError:
                 continue  # the folder was removed between the two calls
             try:
-                fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
+                fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
                 if os.stat(self._lock).st_ino == os.fstat(held).st_ino:
                     return held
             except BlockingIOError:
@@ -95,10 +95,10 @@ class RunFolder:
         except FileNotFoundError:
             return False
         try:
-            answer = fcntl.fcntl(asked, fcntl.F_OFD_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
+            answer = fcntl.fcntl(asked, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
         finally:
             os.close(asked)
-        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+        return bool(struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK)
 
     def begin_attempt(self) -> int:
         """Move the files of the previous attempt aside and return the new attempt's number, from 1. Needs the lock."""
