@@ -1,7 +1,8 @@
 """Identify a process by its id and start time; the kernel reuses ids alone.
 
-Reads /proc/<pid>/stat, where everything else asks psutil: psutil gives a start as wall-clock time, which moves when the
-clock is set, and records that outlive a process compare its start in clock ticks since boot.
+Reads /proc, where everything else asks psutil: psutil gives a start as wall-clock time, which moves when the clock is
+set, and records that outlive a process compare its start in clock ticks since boot. The command line loads this module
+at each start, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import os
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import psutil
 
 _PROC: Final = Path("/proc")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -84,7 +83,7 @@ def current_process() -> ProcessInfo:
 
 def all_processes() -> dict[int, ProcessInfo]:
     """Return every running process of this machine, by id."""
-    found = map(find_process, psutil.pids())
+    found = (find_process(int(name)) for name in os.listdir(_PROC) if name.isdigit())
     return {each.pid: each for each in found if each is not None}
 
 
@@ -94,10 +93,10 @@ def has_open_files(pid: int) -> bool:
     The kernel closes the files of a process before it frees its id.
     """
     try:
-        return bool(psutil.Process(pid).num_fds())
-    except psutil.AccessDenied:
+        return bool(os.listdir(_PROC / str(pid) / "fd"))
+    except PermissionError:
         return True
-    except psutil.Error:
+    except OSError:
         return False
 
 
