@@ -120,7 +120,7 @@ def polled(queue: QueueConsumer, count: int) -> list[Task]:
     found: list[Task] = []
 
     def came() -> bool:
-        if (task := queue.poll(timeout=0.1)) is not None:
+        while len(found) < count and (task := queue.poll(timeout=0.1)) is not None:
             found.append(task)
         return len(found) == count
 
