@@ -63,6 +63,12 @@ main()
 """A command that the signal finds in a finaliser, where Python drops what is raised."""
 
 
+PATIENT = """
+from millrace.commands.parts.interrupts import InterruptHandler
+InterruptHandler.__init__.__kwdefaults__["grace"] = 600.0
+"""
+"""A command that has ten minutes to end in order."""
+
 TOLD = """
 from millrace.commands.parts.interrupts import InterruptHandler
 from millrace.__main__ import main
@@ -146,7 +152,7 @@ def test_a_signal_ends_a_command_in_which_it_gets_lost(program: str, number: sig
 
 
 def test_a_second_ctrl_c_does_not_wait_for_an_orderly_end() -> None:
-    process = start("-c", LOST)
+    process = start("-c", PATIENT + LOST)
     assert process.stdout is not None
     process.stdout.readline()
     begun = time.monotonic()
@@ -154,10 +160,8 @@ def test_a_second_ctrl_c_does_not_wait_for_an_orderly_end() -> None:
     while process.poll() is None and time.monotonic() - begun < SECONDS:
         process.send_signal(signal.SIGINT)
         time.sleep(0.01)  # between two presses of the key; the loop has a deadline
-    took = time.monotonic() - begun
     _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (130, b"")
-    assert took < 1.5
 
 
 def test_ctrl_c_ends_a_command_whose_starter_ignores_it(users: Deployment) -> None:

@@ -108,12 +108,14 @@ def test_a_flow_that_nobody_runs_or_that_is_silent_is_a_typed_error_within_the_d
     with pytest.raises(FlowNotRunning, match="no meta store"):
         ask(replace(here, meta_store=""), "shop", "status", {})
     silent = threading.Event()
-    with working(there, {"status": lambda _: silent.wait(1.5)}):
+    with working(there, {"status": lambda _: silent.wait(60)}):
         begun = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match="has the lease of 'shop' and did not answer within 0 s"):
-            ask(here, "shop", "status", {}, seconds=0.3)
-        assert time.monotonic() - begun < 1.4
-        silent.set()
+        try:
+            with pytest.raises(DeadlineExceeded, match="has the lease of 'shop' and did not answer within 0 s"):
+                ask(here, "shop", "status", {}, seconds=0.3)
+            assert time.monotonic() - begun < 30
+        finally:
+            silent.set()
     assert not process_store(here.meta_store).list(ANSWERS).entries, "an answer that comes too late is not stored"
 
 

@@ -224,7 +224,7 @@ def test_paused_it_has_no_child_and_none_has_failed(rig: Rig) -> None:
     paused.unlink()
     child = rig.child()
     paused.touch()
-    until(lambda: gone(child) and rig.record.pid == 0, "it is paused", seconds=5)
+    until(lambda: gone(child) and rig.record.pid == 0, "it is paused")
     assert (rig.said("ended"), rig.record.ends, rig.record.runs) == (1, 0, ())
     paused.unlink()
     rig.child(began=2)
@@ -275,7 +275,7 @@ def test_a_run_of_the_launcher_is_adopted_stopped_and_says_why_it_waits(rig: Rig
         assert str(found.error).startswith("it ended with 3: no room; it restarts")
         assert found.last_end.cause == "it ended with 3: no room"
         os.kill(launcher.poll(RUN_ID).pid or 0, signal.SIGKILL)
-        until(lambda: processes_of(rig.settings, RUN_ID).state is FlowState.LOST, "it is lost", seconds=5)
+        until(lambda: processes_of(rig.settings, RUN_ID).state is FlowState.LOST, "it is lost")
 
 
 @contextmanager

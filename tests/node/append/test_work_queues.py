@@ -225,10 +225,10 @@ def test_who_left_is_no_consumer_again_by_a_take_that_waited(tmp_path: Path) -> 
     bench.take("c1")
     [queue] = bench.queues.queues()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(bench.take, "c1", wait=5.0)
+        waiting = pool.submit(bench.take, "c1", wait=10.0)
         until(lambda: queue._consumers["ada", "c1"].turn == 2, "it waits")
         bench.settle("c1", leave=True)
-        assert waiting.result(2.0) == []
+        assert waiting.result(8.0) == [], "not once its time is over"
     assert not bench.queues.queues()
 
 
