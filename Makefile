@@ -86,7 +86,7 @@ test: lint jars broker-jars servers ## Run lint, types and all tests that are no
 	@TEST_PROFILE=quick $(PYTEST) -m "not slow and not soak" $(ARGS)
 
 coverage: jars broker-jars servers ## Run the tests of `make test`, and report which lines they run (build/coverage.xml; COVERED=folder)
-	@mkdir -p build && TEST_PROFILE=quick $(PYTEST) -m "not slow and not soak" --cov$(if $(COVERED),=$(COVERED)) --cov-report=term --cov-report=xml:build/coverage.xml $(ARGS)
+	@mkdir -p build && rm -f build/coverage.xml && TEST_PROFILE=quick $(PYTEST) -m "not slow and not soak" --cov$(if $(COVERED),=$(COVERED)) --cov-report=term --cov-report=xml:build/coverage.xml $(ARGS)
 
 test-all: test-slow test-system ## Run the slow tests too
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,26 @@ def test_the_ci_file_runs_what_there_is() -> None:
     assert set(re.findall(r"--build-arg ([A-Z_]+)=", build)) == declared
 
 
+_MEASURED = 1_795_000_000_000
+"""When coverage was measured, in Unix milliseconds; the tests began a minute before."""
+
+
+def _reports(
+    folder: Path,
+    *,
+    suite: str = 'tests="300" failures="0" errors="0" skipped="0"',
+    measured: str = 'lines-valid="100" lines-covered="90"',
+    packages: str = '<package name="a" line-rate="0.9"/>',
+    at: int | str = _MEASURED,
+) -> tuple[Path, Path]:
+    """Write the two reports of the quality gate, in the forms of pytest and coverage.py."""
+    report, coverage = folder / "tests.xml", folder / "coverage.xml"
+    begun = datetime.fromtimestamp(_MEASURED / 1000 - 60, UTC).isoformat()
+    report.write_text(f'<testsuites><testsuite {suite} timestamp="{begun}"/></testsuites>')
+    coverage.write_text(f'<coverage {measured} timestamp="{at}">{packages}</coverage>')
+    return report, coverage
+
+
 @pytest.mark.parametrize(
     ("suite", "sonar", "words"),
     [
@@ -200,10 +221,7 @@ def test_the_ci_file_runs_what_there_is() -> None:
     ],
 )  # fmt: skip
 def test_the_quality_gate_says_what_is_wrong(tmp_path: Path, suite: str, sonar: str, words: list[str]) -> None:
-    report, coverage = tmp_path / "tests.xml", tmp_path / "coverage.xml"
-    report.write_text(f"<testsuites><testsuite {suite}/></testsuites>")
-    coverage.write_text('<coverage lines-valid="100" lines-covered="90"><package name="a" line-rate="0.9"/></coverage>')
-    assert problems(report, coverage, sonar) == words
+    assert problems(*_reports(tmp_path, suite=suite), sonar) == words
 
 
 @pytest.mark.parametrize(
@@ -215,10 +233,8 @@ def test_the_quality_gate_says_what_is_wrong(tmp_path: Path, suite: str, sonar: 
     ],
 )  # fmt: skip
 def test_the_quality_gate_fails_below_its_coverage(tmp_path: Path, measured: str, words: list[str]) -> None:
-    report, coverage = tmp_path / "tests.xml", tmp_path / "coverage.xml"
-    report.write_text('<testsuites><testsuite tests="300" failures="0" errors="0" skipped="0"/></testsuites>')
-    package = '<package name="store" line-rate="0.59"/><package name="api" line-rate="0.6"/>'
-    coverage.write_text(f"<coverage {measured}>{package}</coverage>")
+    packages = '<package name="store" line-rate="0.59"/><package name="api" line-rate="0.6"/>'
+    report, coverage = _reports(tmp_path, measured=measured, packages=packages)
     low = [] if "no line" in words[0] else ["store: 59.0% of its lines ran, expected at least 60%"]
     assert problems(report, coverage, "") == [*words, *low]
     gate = [sys.executable, str(SHIPPED / "quality_gate.py"), str(report), str(coverage)]
@@ -229,15 +245,26 @@ def test_the_quality_gate_fails_below_its_coverage(tmp_path: Path, measured: str
 @pytest.mark.parametrize("missing", ["tests.xml", "coverage.xml"])
 @pytest.mark.parametrize("content", [None, "", "<coverage lines-valid"])
 def test_the_quality_gate_fails_without_its_reports(tmp_path: Path, missing: str, content: str | None) -> None:
-    report, coverage = tmp_path / "tests.xml", tmp_path / "coverage.xml"
-    report.write_text('<testsuites><testsuite tests="300" failures="0" errors="0" skipped="0"/></testsuites>')
-    coverage.write_text('<coverage lines-valid="100" lines-covered="90"><package name="a" line-rate="0.9"/></coverage>')
+    report, coverage = _reports(tmp_path)
     assert problems(report, coverage, "") == []
     (tmp_path / missing).unlink()
     if content is not None:
         (tmp_path / missing).write_text(content)
     [said] = problems(report, coverage, "")
     assert "cannot be read, so nothing was checked" in said
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        (_MEASURED - 61_000, ["the coverage was measured before the tests began: it is an earlier run's"]),
+        ("", ["a report does not say when it was made"]),
+    ],
+)
+def test_the_quality_gate_fails_with_the_coverage_of_an_earlier_run(
+    tmp_path: Path, at: int | str, words: list[str]
+) -> None:
+    assert problems(*_reports(tmp_path, at=at), "") == words
 
 
 @pytest.mark.parametrize("service", ["", "pipeline-other"])

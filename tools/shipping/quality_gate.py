@@ -3,13 +3,15 @@
     python tools/shipping/quality_gate.py build/tests.xml build/coverage.xml
 
 Every test must pass, none may be skipped, and at least as many must run as belong to pipelines. The tests must run
-enough of the lines and branches of each package. SonarQube's own gate (SONAR_STATUS) must be OK if it is set.
+enough of the lines and branches of each package. Both reports must be of one run: coverage that was measured before the
+tests began is another run's. SonarQube's own gate (SONAR_STATUS) must be OK if it is set.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,6 +38,7 @@ def problems(report: Path, coverage: Path, sonar: str) -> list[str]:
     if counts["tests"] < MIN_TESTS:
         found.append(f"{counts['tests']} tests ran, expected at least {MIN_TESTS}")
     found += _coverage_problems(covered)
+    found += _age_problems(tests, covered)
     if sonar and not sonar.startswith("$(") and sonar != "OK":
         found.append(f"SonarQube's gate is {sonar}")
     return found
@@ -56,6 +59,15 @@ def _coverage_problems(root: ElementTree.Element) -> list[str]:
         if rate < MIN_PACKAGE:
             found.append(f"{package.get('name')}: {rate:.1%} of its lines ran, expected at least {MIN_PACKAGE:.0%}")
     return found
+
+
+def _age_problems(tests: ElementTree.Element, covered: ElementTree.Element) -> list[str]:
+    try:
+        begun = min(datetime.fromisoformat(each.get("timestamp", "")).timestamp() for each in tests.iter("testsuite"))
+        measured = int(covered.get("timestamp", "")) / 1000
+    except ValueError:
+        return ["a report does not say when it was made"]
+    return ["the coverage was measured before the tests began: it is an earlier run's"] if measured < begun else []
 
 
 def main() -> int:
