@@ -117,7 +117,6 @@ class Or:
 
 
 Condition: TypeAlias = ColumnRef | Literal | Compare | In | Like | IsNull | Not | And | Or
-Operand: TypeAlias = ColumnRef | Literal
 
 
 def parse_condition(text: str) -> Condition:

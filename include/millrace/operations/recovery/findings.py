@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,21 +21,6 @@ FindingKind = Literal[
     "catalog_differs",
     "staged_file_damaged",
 ]
-
-FINDING_KINDS: Final[dict[str, str]] = {
-    "job_dead": "a job is gone or makes no progress although there is work",
-    "channel_parked": "a PChannel is stopped at an entry that could not be processed",
-    "log_regressed": "the log ends before what the WAL has committed",
-    "txn_stuck": "an open transaction is past its lease, and no message arrives that would end it",
-    "wal_file_damaged": "a file of the WAL is missing, truncated or unreadable",
-    "wal_rows_differ": "rows of the WAL differ from those that the log gives",
-    "wal_state_damaged": "a PChannel's state row is missing, unreadable or differs from what the log gives",
-    "table_file_damaged": "a file of a collection, of segments or of checkpoints is missing, truncated or unreadable",
-    "collection_differs": "a collection's table holds rows that differ from those that became visible in the WAL",
-    "catalog_differs": "the catalog lacks a collection or a PChannel that the log has, or describes it differently",
-    "staged_file_damaged": "a staged file that an Import of the WAL names is missing, altered, or does not match",
-}
-"""Descriptions of all kinds of findings."""
 
 
 class RecoveryFinding(BaseModel):
