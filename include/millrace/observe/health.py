@@ -59,7 +59,7 @@ REMEDIES: Final[dict[HealthKind, str]] = {
     "clock": "`millrace log clock`, then the host's clock: docs/operating.md#when-the-clock-is-wrong",
     "flusher_stalled": "the flusher's log; recovery in mode diagnose: docs/operating.md#recovery",
     "publish_failed": "the flusher's log, then `millrace collections publish NAME`: docs/published-tables.md#failures",
-    "ddl_stuck": "`millrace collections flush NAME` retries it, and shows why it does not continue: "
+    "ddl_stuck": "`millrace broadcasts --open` shows what it waits for; `millrace collections flush NAME` retries it: "
     "docs/operating.md#health",
     "quality_blocks": "repair the data and run quality again, or release it (DAG `quality_release`): docs/quality.md",
     "maintenance_failed": "the run's log (Maintenance, or `millrace jobs list`), then run it again: "
