@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from rich.console import Console
+
 from millrace.base.settings import Settings
 from millrace.brokers.server import LocalServer
 from millrace.coord.channels.record import ChannelRecord
@@ -14,7 +16,7 @@ from millrace.coord.clock import SystemClock
 from millrace.coord.session import INGEST
 from millrace.coord.store_factory import open_cluster_store
 from millrace.demo.cluster import MoveObserver
-from millrace.demo.cluster_faults import demo_servers
+from millrace.demo.cluster_faults import demo_servers, faulty_cluster, with_short_intervals
 
 
 def test_a_move_lasts_from_its_decision_on_and_its_downtime_is_between_two_commits(settings: Settings) -> None:
@@ -33,6 +35,23 @@ def test_a_move_lasts_from_its_decision_on_and_its_downtime_is_between_two_commi
         assert (move.source, move.to, move.cause, move.term) == ("n1", "n2", "lost", 2)
         assert (move.decided_at, move.assigned_at, move.downtime_seconds) == (10.0, 11.0, 3.25)
         assert not Path(settings.wal_uri).exists()
+
+
+def test_a_demo_with_faults_shortens_what_nobody_set_and_its_producers_outlast_a_slow_restart() -> None:
+    found = with_short_intervals(Settings())
+    assert found.session_seconds < Settings().session_seconds
+    assert found.append_attempts * found.append_retry_delay >= 60
+    assert with_short_intervals(Settings(append_attempts=2)).append_attempts == 2
+
+
+def test_nothing_is_observed_when_the_store_of_a_demo_is_closed(settings: Settings) -> None:
+    with (
+        demo_servers() as servers,
+        faulty_cluster(settings, 3, Path("job"), servers, Console()) as faults,
+    ):
+        for moves in faults.moves.values():
+            moves.start()
+    assert not any(moves.is_alive() for moves in faults.moves.values())
 
 
 class _FileServer(LocalServer):

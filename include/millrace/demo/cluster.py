@@ -190,9 +190,15 @@ class MoveObserver(threading.Thread):
                 if self._role == INGEST:
                     self._read_commits()
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """Observe nothing further, so that the store may be closed. Idempotent."""
         self._ended.set()
-        self.join()
+        if self.is_alive():
+            self.join()
+
+    def stop(self) -> None:
+        """End, and take the last commits into account. Raises what the tables' store raises."""
+        self.end()
         if self._role == INGEST:
             self._read_commits()
 

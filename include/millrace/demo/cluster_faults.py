@@ -67,13 +67,17 @@ def demo_servers() -> Iterator[DemoServers]:
 
 
 def with_short_intervals(settings: Settings) -> Settings:
-    """Shorten the intervals that still have their defaults, so that the demo shows in a minute what takes several."""
+    """Shorten the intervals that still have their defaults, so that the demo shows in a minute what takes several.
+
+    Appends are tried for longer: on a busy machine, a broker that was killed needs a minute to start.
+    """
     usual = Settings()
-    silent, interval = settings.session_seconds, settings.balance_interval
+    silent, interval, attempts = settings.session_seconds, settings.balance_interval, settings.append_attempts
     return replace(
         settings,
         session_seconds=5.0 if silent == usual.session_seconds else silent,
         balance_interval=5.0 if interval == usual.balance_interval else interval,
+        append_attempts=60 if attempts == usual.append_attempts else attempts,
         # Under load on a few cores, a moving PChannel is seldom up to date to the second.
         balance_lag=30.0 if settings.balance_lag == usual.balance_lag else settings.balance_lag,
     )
@@ -225,10 +229,12 @@ class FaultInjector(threading.Thread):
             moves.stop()
 
     def stop(self) -> None:
-        """Inject no further faults. Idempotent."""
+        """Inject no further faults, and observe no further moves. Idempotent."""
         self._ended.set()
         if self.is_alive():
             self.join(MOVE_DEADLINE)
+        for moves in self.moves.values():
+            moves.end()
 
     def print_moves(self) -> None:
         """Print how each PChannel moved."""
