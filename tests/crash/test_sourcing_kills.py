@@ -208,6 +208,7 @@ def test_an_erasure_that_dies_before_its_snapshot_is_finished_by_the_next_load(r
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("server", ["append.durable@60", "append.durable@61", "clock.promised@2"])
 @pytest.mark.parametrize("visit", [1, 2, 15])
 def test_writers_and_servers_die_at_their_failpoints(rig: Rig, server: str, visit: int) -> None:
@@ -223,6 +224,7 @@ def test_writers_and_servers_die_at_their_failpoints(rig: Rig, server: str, visi
             rig.wait_progress(number)
         rig.stop()  # first: a writer would start a server again
         rig.kill_server()
+        end_processes(rig.folder)  # also servers that wait for its lock, which have no failpoint
         until(lambda: rig.server() is None, "the server is gone")
     rig.check()
 
