@@ -16,9 +16,12 @@ from deltalake import DeltaTable
 
 from millrace.base.settings import Settings
 from millrace.client.database import connect
+from millrace.client.produce.producer import Producer
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, ensure_collection
 from millrace.operations.backfill.derived import derived_uri
+from millrace.tables.wal.table import WalTable
+from tests.waiting import until
 
 START: Final = datetime(2013, 1, 2, tzinfo=UTC)
 BATCH_ROWS: Final = 700
@@ -48,12 +51,23 @@ def fly(settings: Settings, rows: pa.Table) -> int:
         producer = client.new_producer()
         for start in range(0, len(rows), BATCH_ROWS):
             producer.insert(collection, rows.slice(start, BATCH_ROWS), partition_by="origin")
-            client.collection(COLLECTION).read(
-                deadline=120.0
-            )  # it is in the WAL: the next rows are another micro-batch
+            _wait_committed(settings, producer)  # so that the next rows are in another micro-batch
         producer.delete(collection, rows.filter(pc.equal(rows["dest"], "LAX"))["id"].combine_chunks())
+        _wait_committed(settings, producer)
         client.catalog.flush(COLLECTION)
         return client.collection(COLLECTION).read(deadline=120.0).num_rows
+
+
+def _wait_committed(settings: Settings, producer: Producer) -> None:
+    """Until `wal` has what the producer appended. A read takes it from the log while no streaming node runs."""
+
+    def committed() -> bool:
+        if not WalTable.exists(settings.wal_uri):
+            return False
+        wal = WalTable.open(settings.wal_uri)
+        return all(wal.last_tick(pchannel) >= tick for pchannel, tick in producer.ticks().items())
+
+    until(committed, "the rows are in wal", seconds=300.0)
 
 
 def visible(rows: pa.Table) -> pa.Table:
