@@ -339,7 +339,7 @@ TASK_NEWS: Final = _call(
     Role.READ,
     Scope.ANYTHING,
     "wait for tasks of all consumers that the caller has waiting in a session",
-    request="session last? wait?",
+    request="session last? wait? end?",
     answer="number session ready",
     repeat=Repeat.IDEMPOTENT,
 )

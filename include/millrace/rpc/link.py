@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
@@ -41,6 +42,8 @@ CONNECTION_FAILURES: Final = (flight.FlightError, pa.ArrowException, OSError, St
 EXIT_SECONDS: Final = 1.5
 """How long the end of a process waits for calls. A tail's call without news takes a second."""
 _TICK: Final = 0.1
+
+_log: Final = logging.getLogger(__name__)
 
 
 class ConnectionLost(Exception):
@@ -354,14 +357,33 @@ class Link:
             stream.close()
 
 
+class Waiting(Protocol):
+    """What has calls that wait at a server for long."""
+
+    def end_waits(self) -> None:
+        """Ask the server to answer these calls now, and let no more of them wait."""
+        ...
+
+
 _links: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
+_waiting: Final[weakref.WeakSet[Waiting]] = weakref.WeakSet()
 _process_ends: Final = threading.Event()
+
+
+def end_waits_with_process(waiting: Waiting) -> None:
+    """Have `waiting` end its waits if it is there when the process ends: no call inside Flight can be cancelled."""
+    _waiting.add(waiting)
 
 
 @atexit.register
 def _end_calls() -> None:
-    """Begin no more calls, end those that can be cancelled, and wait for the others."""
+    """Begin no more calls, end those that can be ended, and wait for the others."""
     _process_ends.set()
+    for waiting in list(_waiting):
+        try:
+            waiting.end_waits()
+        except Exception as error:  # the server is away, and so are its calls
+            _log.debug("calls that wait were not ended: %s", error)
     links = list(_links)
     for link in links:
         link.close()
@@ -402,4 +424,5 @@ __all__ = [
     "NotAccepted",
     "Watchdog",
     "call_error",
+    "end_waits_with_process",
 ]

@@ -337,3 +337,38 @@ def test_a_program_that_ends_with_consumers_that_wait_does_not_crash(tmp_path: P
     )
     end_processes(tmp_path)
     assert (ended.returncode, ended.stderr) == (2, "")
+
+
+QUEUE_PROGRAM = """
+import atexit, sys
+@atexit.register  # before the client's: it is called after that
+def tell():
+    from millrace.rpc.link import _links
+    print("calls that wait:", any(each.busy for each in list(_links)))
+import millrace
+db = millrace.connect(sys.argv[1], create=True)
+jobs = db.create_collection("jobs", {"id": "int64"}, key="id", exist_ok=True)
+queue = jobs.queue(group="workers")
+if sys.argv[2] == "direct":
+    jobs.insert({"id": [1]})
+    queue.acknowledge(queue.poll(timeout=10))
+    queue.commit()
+while not db.task_session._waits:
+    pass
+"""
+
+
+@pytest.mark.parametrize("wait", ["news", "direct"])
+def test_calls_of_a_queue_that_wait_end_with_their_program(tmp_path: Path, wait: str) -> None:
+    """They wait for up to ten seconds at the server; one that returns to a Python that is gone crashes the process."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(
+        [sys.executable, "-c", QUEUE_PROGRAM, str(tmp_path / "data"), wait],
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    end_processes(tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "calls that wait: False\n", "")

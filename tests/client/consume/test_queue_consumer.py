@@ -57,6 +57,31 @@ def drained(queue: QueueConsumer, count: int) -> list[Task]:
     return found
 
 
+def test_a_task_of_another_consumer_is_refused(shop: Database, jobs: CollectionInfo, make: Make) -> None:
+    """In another group its name is that of a task which nobody may have worked on."""
+    shop.collection(jobs).insert(item_rows(1))
+    one, two = make(), make(group=f"other-of-{jobs.name}")
+    [task] = drained(one, 1)
+    for settle in (two.acknowledge, two.release, two.renew):
+        with pytest.raises(InvalidArgument, match="another consumer"):
+            settle(task)
+    one.acknowledge(task)
+    one.commit()
+    assert [each.row["id"] for each in drained(two, 1)] == [1]
+
+
+def test_a_queue_of_a_collection_that_was_made_again_says_what_is_in_its_way(shop: Database) -> None:
+    name = "jobs-made-again"
+    shop.catalog.create_collection(name, ITEMS)
+    with shop.consumer(name, group=name, mode="queue"):
+        shop.drop_collection(name)
+        shop.catalog.create_collection(name, ITEMS)
+        with pytest.raises(InvalidArgument, match="still the queue of an earlier collection"):
+            shop.consumer(name, group=name, mode="queue")
+    with shop.consumer(name, group=name, mode="queue") as after:
+        assert after.poll(timeout=0.0) is None
+
+
 def test_consumers_compete_and_what_is_acknowledged_never_comes_again(
     shop: Database, jobs: CollectionInfo, make: Make
 ) -> None:

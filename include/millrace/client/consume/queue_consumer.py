@@ -104,6 +104,7 @@ class Task:
     _rows: _Rows
     _place: int
     _clock: Callable[[], float]
+    _consumer: str
     settled: bool = False
     """Whether it was acknowledged, released or rejected here."""
 
@@ -322,7 +323,8 @@ class QueueConsumer(Closeable):
         """Mark tasks as done: they are not delivered again. Durable after :meth:`commit` or :meth:`close`.
 
         An acknowledgement that comes after the end of a lease still counts, unless the task was delivered again; then
-        the next `commit` raises TaskLeaseLost. Raises Closed.
+        the next `commit` raises TaskLeaseLost. Raises Closed. As all calls with tasks, it raises InvalidArgument for a
+        task of another consumer.
         """
         with self._changed:
             self._require_open(tasks)
@@ -583,7 +585,7 @@ class QueueConsumer(Closeable):
                 for place, (lane, tick, ordinal, count) in enumerate(
                     zip(names, ticks, ordinals, deliveries, strict=True)
                 ):
-                    task = Task(lane, tick, ordinal, count, expires, rows, place, self._clock)
+                    task = Task(lane, tick, ordinal, count, expires, rows, place, self._clock, self.name)
                     if self._most is not None and count > self._most:
                         task.settled = True
                         self._outbox.dead.append((task, f"delivered {self._most} times and not acknowledged"))
@@ -595,7 +597,16 @@ class QueueConsumer(Closeable):
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def _require_open(self, tasks: Sequence[Task]) -> None:
-        """Raise Closed if tasks that are not settled came after `close`, which has given them back."""
+        """Raise Closed if tasks that are not settled came after `close`, which has given them back.
+
+        Raises InvalidArgument for a task of another consumer: in this one's group, its name may be that of a task that
+        nobody has worked on.
+        """
+        for task in tasks:
+            if task._consumer != self.name:
+                raise InvalidArgument(
+                    f"task {task.id} came from another consumer than this one of queue {self.group!r}: settle it there"
+                )
         if self._closed and not all(task.settled for task in tasks):
             raise Closed("this consumer is closed, and has given its tasks back: they are delivered again")
 

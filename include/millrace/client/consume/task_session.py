@@ -22,6 +22,7 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError
 from millrace.base.job_pool import Job, JobPool
+from millrace.rpc.link import end_waits_with_process
 from millrace.rpc.tasks import LeasedTasks, TaskNews
 
 THREADS: Final = 16
@@ -34,6 +35,7 @@ _WAIT: Final = 10.0
 _CALL_SECONDS: Final = 10.0
 _PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 2.0
+_END_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 5.0
 """How long the waiting thread stays without a consumer that waits."""
 
@@ -72,8 +74,11 @@ class TaskSession(Closeable):
         self._number = 0
         """Of the session at the server; 0 before the first take."""
         self._direct = threading.BoundedSemaphore(DIRECT_TAKES)
+        self._waits = 0
+        """Calls that may wait at the server now."""
         self._listening = False
         self._closed = False
+        end_waits_with_process(self)
 
     def add(self, group: str, consumer: str, job: Job, fail: Callable[[Exception], None]) -> None:
         """Add a consumer: `job` takes tasks; `fail` is called with an error that lasts while it waits."""
@@ -90,12 +95,25 @@ class TaskSession(Closeable):
     @contextmanager
     def direct(self) -> Iterator[bool]:
         """Enclose a take; yield whether it may wait for tasks at the server."""
-        free = self._direct.acquire(blocking=False)
+        if self._closed or not self._direct.acquire(blocking=False):
+            yield False
+            return
         try:
-            yield free
+            with self._counted():
+                yield True
         finally:
-            if free:
-                self._direct.release()
+            self._direct.release()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Enclose a call that may wait at the server."""
+        with self._changed:
+            self._waits += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waits -= 1
 
     def took(self, group: str, consumer: str, number: int) -> None:
         """Note the session's number in the answer to a take: the consumer waits now, unless it is 0."""
@@ -141,9 +159,10 @@ class TaskSession(Closeable):
                     return
             asked = Deadline.after(_WAIT / 2)
             try:
-                found = self._server.task_news(
-                    {"session": self.name, "last": last, "wait": _WAIT}, seconds=_WAIT + _CALL_SECONDS
-                )
+                with self._counted():
+                    found = self._server.task_news(
+                        {"session": self.name, "last": last, "wait": _WAIT}, seconds=_WAIT + _CALL_SECONDS
+                    )
             except Exception as error:  # any other, too, ends no thread without a word
                 failing = failing or Deadline.after(PATIENCE)
                 self._failed(error, lasts=failing.expired())
@@ -172,6 +191,15 @@ class TaskSession(Closeable):
         if lasts:
             for member in waiting:
                 member.fail(error)
+
+    def end_waits(self) -> None:
+        """End the calls that wait at the server, because the process ends. Raises what the call raises."""
+        with self._changed:
+            self._closed = True
+            waits = self._waits
+            self._changed.notify_all()
+        if waits:
+            self._server.task_news({"session": self.name, "wait": 0.0, "end": True}, seconds=_END_SECONDS)
 
     def close(self) -> None:
         """End the threads. The consumers are closed before. Idempotent."""

@@ -78,6 +78,10 @@ class TaskSession:
             self._answer, self._given = last + 1, dict.fromkeys(ready)
             return TaskNews(self._answer, self.number, ready)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """End calls that wait."""
         with self._changed:
@@ -123,6 +127,13 @@ class TaskSessions:
             return found.news(last, end)
         finally:
             found.seen = self._clock()
+
+    def end(self, caller: str, name: str) -> None:
+        """Forget a session whose client ends, and end its calls that wait."""
+        with self._guard:
+            found = self._sessions.pop((caller, name), None)
+        if found is not None:
+            found.close()
 
     def _forget(self, now: float) -> None:
         for key, session in list(self._sessions.items()):

@@ -159,10 +159,14 @@ class WorkQueues:
     def news(self, request: dict[str, Any], *, caller: str = "", may_wait: bool = True) -> TaskNews:
         """Wait for tasks of all consumers in a session: `{"session", "last", "wait"}`.
 
+        With `"end": true`, the session's calls that wait are answered, and it is forgotten: its client ends.
         Raises InvalidArgument, and LogUnavailable while the server stops.
         """
         name, last = require_name(request, "session"), int(_number(request, "last", 0, 0, 1 << 62))
         wait = min(MAX_WAIT, _number(request, "wait", 0.0, 0.0, 3600.0)) if may_wait else 0.0
+        if request.get("end") is True:
+            self.sessions.end(caller, name)
+            return TaskNews(0, 0, [])
         return self.sessions.news(caller, name, last=last, end=Deadline.after(wait))
 
     def handle(self, request: dict[str, Any], *, caller: str = "") -> dict[str, Any]:
@@ -239,7 +243,7 @@ class WorkQueues:
                     self, group, collection, lanes, lanes_here, order=order, clock=self._clock, metrics=self._metrics
                 )
                 self._queues[group] = queue
-        queue.require(lanes, order)
+        queue.require(lanes, order, collection)
         try:
             if queue.lanes.join():
                 queue.job = self._tending.start(queue.keep, name=f"queue {group!r}")
@@ -354,9 +358,14 @@ class WorkQueue:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def require(self, vchannels: frozenset[str], order: str) -> None:
+    def require(self, vchannels: frozenset[str], order: str, collection: str = "") -> None:
         """Raise InvalidArgument if the queue is another than the caller means."""
         if vchannels != self._vchannels:
+            if collection and collection == self._collection:
+                raise InvalidArgument(
+                    f"group {self.group!r} is still the queue of an earlier collection {collection}: close its"
+                    " consumers, or use another group"
+                )
             raise InvalidArgument(
                 f"group {self.group!r} is the queue of {self._collection or 'other channels'}: use another group"
             )
@@ -458,7 +467,7 @@ class WorkQueue:
                     raise errors[0]
                 if not parts and self._gone is not None:
                     raise self._gone
-                if parts or not most or end.expired():
+                if parts or not most or end.expired() or (session is not None and session.closed):
                     break
                 now = self._clock()
                 following = min((lane.window.next_time(now) for lane in self.lanes), default=now + 1.0)
@@ -466,7 +475,7 @@ class WorkQueue:
                 end.wait(self.lanes.available, maximum=max(0.005, min(1.0, following - now)))
             if consumer.turn == turn:
                 consumer.answer = last + 1
-                if session is not None and most and not parts:
+                if session is not None and not session.closed and most and not parts:
                     waits = self._wait_in(session, name, consumer)
         if must:
             lost = self.lanes.save(list(must))
