@@ -22,8 +22,10 @@ from millrace.flows.declare.configuration import Reach
 from millrace.flows.records import FAULT, PLACE, Record
 from millrace.flows.registry import feeder_of, promise_of, reader_of, source_kinds, source_of
 from millrace.flows.sinks.opensearch.model import OpenSearchSink
+from millrace.flows.sources.capture import polling
+from millrace.flows.sources.capture.spool import Spool
 from millrace.flows.sources.direct.model import DirectSource
-from millrace.flows.sources.direct.receiving import Arrived, Receiver, UdpReceiver, receiving
+from millrace.flows.sources.direct.receiving import Arrived, DirectPoller, Receiver, UdpReceiver, receiving
 from millrace.flows.sources.source import Limits, task_of
 from millrace.pipelines.declaration import pipeline_of
 from millrace.pipelines.deploy.reach import require_allowed
@@ -170,6 +172,37 @@ def test_numbers_in_the_bytes_prove_what_is_lost_also_across_a_restart(tmp_path:
             listened.counted(received=5, lost=4)
     assert len(listened.records()) == 5
     assert all(each["payload"] for each in listened.values)
+
+
+def test_what_is_put_aside_with_its_number_is_not_lost(tmp_path: Path) -> None:
+    port = free_port()
+    listened = Listened(tmp_path, address=f"127.0.0.1:{port}", format="bytes", max_bytes=8, sequence={"width": 2})
+    with listened.running():
+        datagrams(port, *((number).to_bytes(2, "big") + b"x" * (20 if number == 2 else 1) for number in (1, 2, 3, 5)))
+        listened.counted(received=4, truncated=1, lost=1)
+
+
+def test_a_flow_that_is_behind_connects_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second PULL socket, opened to measure the lag, would take messages of its own and lose them."""
+    monkeypatch.setattr(polling, "_LAG_SECONDS", 0.05)
+    monkeypatch.setattr(polling.PollingFeeder, "_room", lambda feeder: feeder._stop.wait() and False)
+    opened = []
+
+    @contextmanager
+    def connect() -> Iterator[Receiver]:
+        opened.append(1)
+        with receiving(declared) as found:
+            yield found
+
+    declared = DirectSource(transport="zeromq", address=f"127.0.0.1:{free_port()}", socket="pull")
+    folder = tmp_path / "spool"
+    feeder = polling.PollingFeeder(connect, "it", folder, DirectPoller(declared), every_seconds=0.0, max_bytes=1)
+    try:
+        with Spool(folder) as spool:
+            until(lambda: spool.standing().lag_seconds, "the lag was measured")
+    finally:
+        feeder.close()
+    assert opened == [1]
 
 
 def test_a_multicast_group_is_joined_and_other_datagrams_of_its_port_do_not_come(tmp_path: Path) -> None:

@@ -251,6 +251,27 @@ def test_a_file_that_cannot_be_read_is_told_of_and_the_others_go_on(tmp_path: Pa
     assert [each.split(":")[0] for each in watched.faults] == ["the file was read only up to row 0", "not JSON"]
 
 
+def test_a_folder_that_may_not_be_read_for_a_moment_has_the_same_files_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    watched.write("sub/a.jsonl", 1, 2)
+    watched.once()
+    scandir, look = os.scandir, Path.stat
+
+    def refuse(path: Any) -> None:
+        if "sub" in Path(path).parts:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:  # root is refused nothing
+        patched.setattr(os, "scandir", lambda path: refuse(path) or scandir(path))
+        patched.setattr(Path, "stat", lambda path, **how: refuse(path) or look(path, **how))
+        watched.write("b.jsonl", 3)
+        watched.once()
+    watched.once()
+    assert watched.numbers == [1, 2, 3]
+
+
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -283,6 +304,29 @@ def test_rows_come_once_whenever_the_reader_is_killed(tmp_path: Path, point: str
     watched.once()
     assert sorted(watched.numbers) == list(range(20))
     assert not watched.faults
+
+
+def test_the_rest_of_a_file_is_read_though_its_folder_could_not_be_listed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    path = watched.write("a.jsonl", *range(10))
+    env = os.environ | {VARIABLE: "capture.spooled@3", "PYTHONPATH": f"include{os.pathsep}."}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "{}"]
+    assert subprocess.run(command, env=env, check=False, timeout=60).returncode == -9
+    look = Path.stat
+
+    def refused(each: Path, **how: Any) -> os.stat_result:
+        if each == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(each, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", refused)
+        with pytest.raises(PermissionError):
+            watched.once()
+    watched.once()
+    assert (watched.numbers, watched.faults) == (list(range(10)), [])
 
 
 def test_the_rest_of_a_file_that_is_gone_is_told_of(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ class PollingFeeder(Closeable):
         """`connect` opens what `poller` reads; `words` name it in messages. `shared` is that of Spool."""
         self._connect, self._words, self._poller = connect, words, poller
         self._every, self._max_bytes = every_seconds, max_bytes
+        # A second connection that asks nothing may do harm: a socket takes messages, which are lost when it closes.
+        self._measures = type(poller).unread is not Poller.unread
         self._spool = Spool(folder, write=True, shared=shared)
         self._taken_over: StreamBusy | None = None
         self._stop, self._complete = threading.Event(), threading.Event()
@@ -167,11 +169,12 @@ class PollingFeeder(Closeable):
                 spool.note(lag_bytes=0, lag_seconds=0.0, read_at=self._read_at)
             return
         unread: int | None = None
-        try:
-            with self._connect() as connection:
-                unread = self._poller.unread(connection, spool)
-        except (MillraceError, OSError, sqlite3.Error):
-            pass  # the poll reports the same error
+        if self._measures:
+            try:
+                with self._connect() as connection:
+                    unread = self._poller.unread(connection, spool)
+            except (MillraceError, OSError, sqlite3.Error):
+                pass  # the poll reports the same error
         spool.note(lag_bytes=unread, lag_seconds=round(age, 1))
 
     def _room(self) -> bool:

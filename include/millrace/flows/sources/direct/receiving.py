@@ -296,7 +296,8 @@ class DirectPoller(Poller[Receiver]):
                 fault = f"not JSON: {error}"
             if not fault and not isinstance(document, dict):
                 fault, after = "the message is not a JSON object", None
-        fault = fault or self._numbered(message, document)
+        numberless = self._numbered(message, document)  # what is put aside has come, so it is not lost
+        fault = fault or numberless
         if fault:
             self._counts["malformed"] += not message.truncated
             text = message.data[:_MAX_TEXT].decode(errors="replace")
@@ -305,11 +306,15 @@ class DirectPoller(Poller[Receiver]):
         return line_of("c", after=after, milliseconds=message.milliseconds, place=message.sender)
 
     def _numbered(self, message: Arrived, document: Any) -> str:
-        """Track a message's number. Return what is wrong with it, or an empty text."""
+        """Track a message's number. Return what is wrong with it, or an empty text; `document` is no dict if that is
+        known already.
+        """
         numbers = self._declared.sequence
-        if numbers is None or self._tracker is None or message.truncated:
+        if numbers is None or self._tracker is None:
             return ""
         if numbers.field:
+            if not isinstance(document, dict):
+                return ""
             number = document.get(numbers.field)
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 64:
                 return f"its field {numbers.field!r} is not a sequence number"

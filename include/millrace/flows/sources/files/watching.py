@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,7 +91,8 @@ class FilesPoller(Poller[None]):
         while room():
             listed = {each.path: each for each in self._listed()}
             self._resume(spool, listed, room)
-            self._forget(spool, [each for each in self._done if each not in listed])
+            unlisted = [each for path, each in self._done.items() if path not in listed]
+            self._forget(spool, [each for each in unlisted if self._is_gone(each)])
             self._since = {path: each for path, each in self._since.items() if path in listed}
             unsettled = False
             for each in sorted(listed.values(), key=lambda found: (found.time, found.path)):
@@ -167,18 +169,32 @@ class FilesPoller(Poller[None]):
             self._since[found.path] = last = (found, now)
         return now - last[1] >= self._declared.settle_seconds
 
-    def _forget(self, spool: Spool, paths: Sequence[str]) -> None:
+    def _unlisted(self, found: Found) -> Found | None:
+        """Return a file that is not listed as it is now; None if it was removed. Raises OSError if that is unknown."""
+        try:
+            facts = self._path(found).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Found(found.path, facts.st_size, facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else None
+
+    def _is_gone(self, found: Found) -> bool:
+        try:
+            return self._unlisted(found) is None
+        except OSError:  # a folder that may not be read at present: it is the same file later
+            return False
+
+    def _forget(self, spool: Spool, files: Sequence[Found]) -> None:
         """Forget files that are no longer in the folder."""
-        if not paths:
+        if not files:
             return
 
         def remove(base: sqlite3.Connection) -> None:
-            base.executemany("delete from files where path = ?", [(each,) for each in paths])
+            base.executemany("delete from files where path = ?", [(each.path,) for each in files])
 
         append(spool, (), (), spool.standing().offset, also=remove)
-        for each in paths:
-            del self._done[each]
-            self._sound.discard(each)
+        for each in files:
+            del self._done[each.path]
+            self._sound.discard(each.path)
 
     def _letter(self, found: Found, row: int, words: str) -> tuple[str, bytes]:
         return self._declared.names[0], self._line(found, Row(row, b"", words))[0]
@@ -203,7 +219,7 @@ class FilesPoller(Poller[None]):
             facts = path.stat()
             if (facts.st_size, facts.st_mtime_ns) == found[1:]:
                 path.unlink()
-                self._forget(spool, [found.path])
+                self._forget(spool, [found])
         except FileNotFoundError:
             pass  # the next scan forgets it
 
@@ -215,7 +231,7 @@ class FilesPoller(Poller[None]):
         if offset.get("file") is None:
             return
         found = Found(*offset["file"])
-        there = listed.get(found.path)
+        there = listed.get(found.path) or self._unlisted(found)
         if there == found:
             self._read(spool, found, room, again=False)
             return
