@@ -5,6 +5,7 @@ configuration of the reference.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -169,6 +170,67 @@ def test_the_pods_fit_their_service_their_configuration_and_nobody_s_root(name: 
         assert Configuration.parse(yaml.safe_load(kept)) == Configuration.load(SHIPPED / "pipeline-config.yaml")
     else:
         assert not [key for key in found if key[0] == "Secret"], "it is kept elsewhere"
+
+
+def test_the_pods_go_where_the_values_say() -> None:
+    wanted = yaml.safe_load((SHIPPED / "values" / "full.yaml").read_text())
+    for (kind, name), each in _rendered("full").items():
+        if kind in ("StatefulSet", "Deployment"):
+            pod = each["spec"]["template"]
+            for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName", "imagePullSecrets"):
+                assert pod["spec"][key] == wanted[key], name
+            assert pod["metadata"]["annotations"].items() >= wanted["podAnnotations"].items()
+    found = _rendered("cluster")
+    for kind, name in (("StatefulSet", "node"), ("Deployment", "coordinator")):
+        (spread,) = found[kind, f"pipes-{name}"]["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+        assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == name
+
+
+def test_the_network_policies_let_through_what_is_needed() -> None:
+    found = _rendered("cluster")
+    policies = [value["spec"] for (kind, _), value in found.items() if kind == "NetworkPolicy"]
+    labels = {
+        name.removeprefix("pipes-"): value["spec"]["template"]["metadata"]["labels"]
+        for (kind, name), value in found.items()
+        if kind in ("StatefulSet", "Deployment")
+    }
+
+    def chosen(selector: dict[str, Any], pod: str) -> bool:
+        return selector.get("matchLabels", {}).items() <= labels[pod].items() and all(
+            each["operator"] == "In" and labels[pod].get(each["key"]) in each["values"]
+            for each in selector.get("matchExpressions", ())
+        )
+
+    def rules(pod: str, kind: str) -> list[dict[str, Any]]:
+        of = [each for each in policies if kind in each["policyTypes"] and chosen(each["podSelector"], pod)]
+        assert of, f"without a policy, everybody reaches {pod}"
+        return [rule for each in of for rule in each.get(kind.lower()) or ()]
+
+    for pod, labelled in labels.items():
+        anybody = {port["port"] for rule in rules(pod, "Ingress") if "from" not in rule for port in rule["ports"]}
+        services = (value["spec"] for (kind, _), value in found.items() if kind == "Service")
+        ports = {
+            port["port"]
+            for each in services
+            if each["selector"].items() <= labelled.items()
+            for port in each.get("ports", ())
+        }
+        assert anybody == ports, f"{pod}: from outside, its service and nothing else"
+        peers = [peer for rule in rules(pod, "Ingress") for peer in rule.get("from", ())]
+        release = [peer for peer in peers if "namespaceSelector" not in peer]
+        assert len(release) == (pod in ("node", "coordinator", "log")), "the release's pods give it orders and appends"
+        assert all(chosen(peer["podSelector"], other) for peer in release for other in labels)
+        assert len(peers) == 2 * len(release), "and clients that the values name"
+        blocks = [each["ipBlock"] for rule in rules(pod, "Egress") for each in rule["to"]]
+        open_ = [
+            ipaddress.ip_network(each["cidr"]) for each in blocks if ipaddress.ip_network(each["cidr"]).prefixlen == 0
+        ]
+        assert {each.version for each in open_} == {4, 6}
+        shut = [ipaddress.ip_network(each) for block in blocks for each in block.get("except", ())]
+        for keys in ("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "fd20:ce::254", "fe80::1"):
+            address = ipaddress.ip_address(keys)
+            assert any(address in each for each in shut if each.version == address.version), keys
 
 
 def test_the_ci_file_runs_what_there_is() -> None:

@@ -24,6 +24,32 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 # A worker ends between two micro-batches: a bulk of its sink is waited for.
 terminationGracePeriodSeconds: 120
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- /* Replicas of one component prefer machines of their own: `dict "root" $ "component" name`. */}}
+{{- define "millrace.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        app.kubernetes.io/instance: {{ .root.Release.Name }}
+        app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- define "millrace.container" -}}
 allowPrivilegeEscalation: false
