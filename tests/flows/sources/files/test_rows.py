@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -14,9 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
+from pyarrow.csv import write_csv
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.files.csv_format import BLOCK_BYTES, csv_rows
 from millrace.client.produce.files.formats import CsvOptions, InputFormat, format_of
+from millrace.flows.sources.files import rows as reading
 from millrace.flows.sources.files.rows import Row, joined, pages
 
 
@@ -172,3 +176,35 @@ def test_no_row_of_csv_is_lost_or_at_fault_for_its_inferred_types(rows: list[tup
 
 def test_the_kinds_of_files_are_those_of_a_load() -> None:
     assert set(InputFormat) == {"jsonl", "json", "csv", "parquet", "arrow", "avro"}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow", "a.jsonl"])
+def test_a_page_of_wide_rows_is_bounded_by_its_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PAGE_BYTES", 10_000)
+    path, count = tmp_path / name, 100
+    table = pa.table({"n": list(range(count)), "text": [f"{number:02}" * 600 for number in range(count)]})
+    if name == "a.csv":
+        write_csv(table, path)
+    elif name == "a.parquet":
+        parquet.write_table(table, path)
+    elif name == "a.arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    found = list(pages(path, format_of(path), CsvOptions(), declared={}, known={}, size=count))
+    assert [json.loads(row.value)["n"] for page in found for row in page.rows] == list(range(count))
+    assert max(sum(len(row.value) for row in page.rows) for page in found) < 2 * 10_000
+
+
+def test_rows_of_csv_are_read_together_up_to_a_number_of_bytes(tmp_path: Path) -> None:
+    text = b"n,text\n" + b"".join(b"%d,%s\n" % (number, b"x" * 100_000) for number in range(200))
+    wanted = pa.schema({"n": pa.utf8(), "text": pa.utf8()})
+    together = [
+        sum(len(part.lines) for part in parts)
+        for parts in csv_rows(io.BytesIO(text), wanted, 1000, False, True, CsvOptions(), batch_bytes=3_000_000)
+    ]
+    assert sum(together) == 200
+    assert max(together) * 100_000 <= 3_000_000 + BLOCK_BYTES

@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -264,11 +265,18 @@ def fits_arrow(form: CsvOptions) -> bool:
 
 
 def csv_rows(
-    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, form: CsvOptions
+    source: BinaryIO,
+    wanted: pa.Schema,
+    batch_rows: int,
+    keys_only: bool,
+    quote: bool,
+    form: CsvOptions,
+    *,
+    batch_bytes: float = math.inf,
 ) -> Iterator[list[RawRows]]:
     """Yield the rows of a CSV file, with the columns of its header, or those of the schema if it has none.
 
-    A batch comes in parts; it has `batch_rows` rows, bad ones included.
+    A batch comes in parts; it has `batch_rows` rows, bad ones included, or fewer if they have `batch_bytes`.
     """
     nested = [field.name for field in wanted if pa.types.is_nested(field.type)]
     if nested:
@@ -280,21 +288,21 @@ def csv_rows(
         header = _header(text, form) if form.header else list(wanted.names)
         check_header(header or [], wanted, keys_only, quote)
         if header is not None:
-            yield from _batches(text, header, wanted, batch_rows, form)
+            yield from _batches(text, header, wanted, batch_rows, batch_bytes, form)
     except READ_ERRORS as error:
         raise read_error(text.line, error) from None
 
 
 def _batches(
-    text: _Text, header: list[str], wanted: pa.Schema, batch_rows: int, form: CsvOptions
+    text: _Text, header: list[str], wanted: pa.Schema, batch_rows: int, batch_bytes: float, form: CsvOptions
 ) -> Iterator[list[RawRows]]:
     arrow, size = _ArrowCells(form, header, wanted), BLOCK_BYTES
     rest: RawRows | None = None
     ended = False
     while not ended:
         parts: list[RawRows] = []
-        left = batch_rows
-        while left:
+        left, full = batch_rows, text.position + batch_bytes
+        while left and (text.position < full or not parts):
             if rest is None and text.exhausted:
                 ended = True
                 break

@@ -31,7 +31,7 @@ from millrace.message.schema_changes import widens
 MAX_LINE: Final = 32 << 20
 """The most bytes of a line of JSON; no message holds a longer one."""
 PAGE_BYTES: Final = 32 << 20
-"""A page of JSON that reaches it is complete, however few rows it has."""
+"""Bytes of a page as JSON, and about those of the rows of a file that are read at once, however few rows these are."""
 MAX_TEXT: Final = 64 << 10
 """The most bytes of an unreadable line in its dead letter."""
 _CANDIDATES: Final = ("int64", "float64", "bool", "date", "timestamp")
@@ -197,7 +197,7 @@ def _csv(
 
     def parts() -> Iterator[RawRows]:
         with path.open("rb") as file, decompressed(file) as source:
-            for raws in csv_rows(source, texts, size, False, True, form):
+            for raws in csv_rows(source, texts, size, False, True, form, batch_bytes=PAGE_BYTES):
                 yield from raws
 
     left = {name: list(_CANDIDATES) for name in names if name not in declared}
@@ -210,14 +210,9 @@ def _csv(
         if name in filled:
             types[name] = joined(known.get(name), candidates[0] if candidates else "string")
     kinds = {name: parse_type(types.get(name, "string")) for name in names}
-    held: list[Row] = []
-    for raw in parts():
-        held += _converted(raw, kinds, form, path)
-        while len(held) >= size:
-            yield Page(held[:size], types)
-            held = held[size:]
-    if held:
-        yield Page(held, types)
+    rows = (row for raw in parts() for row in _converted(raw, kinds, form, path))
+    for part in _parts(rows, size):
+        yield Page(part, types)
 
 
 def _narrow(values: Any, name: str, candidates: list[str], filled: set[str], form: CsvOptions) -> None:
@@ -319,7 +314,8 @@ def _typed(path: Path, kind: InputFormat, known: Mapping[str, str], size: int) -
                         row[name] = encode(row[name]).decode().strip('"')
                 rows.append(Row(line, encode(row)))
             first += len(rows)
-            yield Page(rows, types)
+            for part in _parts(iter(rows), size):
+                yield Page(part, types)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidArgument(f"the {kind} file cannot be read: {error}") from None
 
@@ -328,7 +324,10 @@ def _parquet(path: Path, size: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
-    return file.schema_arrow, file.iter_batches(size)
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    most = max((each.total_byte_size // max(1, each.num_rows) for each in groups), default=0)
+    at_once = max(1, min(size, PAGE_BYTES // max(1, most)))
+    return file.schema_arrow, (part for each in file.iter_batches(at_once) for part in _sized(each, size))
 
 
 def _arrow(path: Path, size: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -340,7 +339,13 @@ def _arrow(path: Path, size: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         source.seek(0)
         stream = pa.ipc.open_stream(source)
         schema, batches = stream.schema, iter(stream)
-    return schema, (each.slice(first, size) for each in batches for first in range(0, each.num_rows, size))
+    return schema, (part for each in batches for part in _sized(each, size))
+
+
+def _sized(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Divide a batch into parts of at most `size` rows, and of about PAGE_BYTES if its rows are alike."""
+    at_once = max(1, min(size, batch.num_rows * PAGE_BYTES // max(1, batch.nbytes)))
+    return (batch.slice(first, at_once) for first in range(0, batch.num_rows, at_once))
 
 
 def _avro(source: BinaryIO) -> Iterator[Row]:
