@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import pytest
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
 from millrace.flows.declare.flow import Flow
+from millrace.flows.sinks.memory import Folder
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.sources.kafka.planner import LaneRange
 from millrace.flows.sources.kafka.spark_source import TopicsRead, skip_options
 from millrace.flows.spark_host import skipped
 from millrace.flows.spark_host.incarnations import Incarnations
 from millrace.flows.spark_host.skipped import declared_records, read_skipped, skip_record, skipped_rows
+from millrace.storage import objects
 from tests.flows.brokers_in_process import Brokers, brokers
+from tests.s3_server import Faults, bucket
 
 LETTERS = {"collection": "letters"}
 
@@ -90,6 +95,28 @@ def test_what_has_no_place_for_the_letter_or_no_rows_is_refused(settings: Settin
     ):
         with pytest.raises(InvalidArgument, match=words):
             skip_record(settings, stream, lane, 10, row)
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket", "bucket without compare-and-set"])
+def test_commands_at_the_same_time_lose_no_record(
+    place: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with Faults() as faults, bucket(monkeypatch, faults.at) as uri:
+        monkeypatch.setattr(objects, "_TAGGED", set())
+        folder: Folder = tmp_path / "streams" if place == "disk" else f"{uri}/t/streams"
+        chosen = random.Random(7)
+        if place == "bucket":  # the outcome of some puts is unknown
+            faults.break_request = lambda method, path: "lost" if method == "PUT" and chosen.random() < 0.3 else ""
+        if "without" in place:
+            faults.break_request = lambda method, path: "blind" if method == "PUT" else ""
+        monkeypatch.setattr(Incarnations, "folder", property(lambda self: folder))
+        monkeypatch.setattr(skipped, "position", lambda checkpoint: {"t-0": 10})
+        monkeypatch.setattr(skipped, "newest_batch", lambda checkpoint: 3)
+        monkeypatch.setattr(Incarnations, "checkpoint", lambda self, state: tmp_path)
+        monkeypatch.setattr(Incarnations, "state", property(lambda self: None))
+        with ThreadPoolExecutor(1 if "without" in place else 4) as threads:
+            list(threads.map(lambda at: skip_record(settings, declared(), "t-0", at), range(10, 18)))
+        assert read_skipped(folder).records == {"t-0": set(range(10, 18))}
 
 
 def test_the_number_of_those_that_wait_is_bounded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,24 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
+from millrace.base.backoff import Backoff
+from millrace.base.deadline import Deadline
+from millrace.base.errors import DeadlineExceeded, StoreCannotPublish
+from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import make_folder, replace_json
 from millrace.flows.sinks.sink import Verdicts
-from millrace.storage.store import StoreUnreachable, conditional, store_at
+from millrace.storage.store import StoreUnreachable, conditional, store_at, tagged
 
 Folder: TypeAlias = Path | str
 """A path, or a URI in an object store."""
 
+_CHANGE_SECONDS: Final = 60.0
 _WIDTH: Final = 120
 """The length of a note that is overwritten in place: enough for three numbers, so that each write covers the last."""
 
@@ -52,6 +59,40 @@ def keep_note(folder: Folder, file: str, value: Any, *, synced: bool = True) -> 
         replace_json(folder / file, value, synced=synced)
     else:
         store_at(folder).replace(file, f"{json.dumps(value)}\n".encode())
+
+
+def change_note(folder: Folder, file: str, change: Callable[[dict[str, Any] | None], dict[str, Any]]) -> None:
+    """Replace the JSON of a small file by what `change` returns for it, which several processes may do at once.
+
+    `change` may be called several times, also for its own result; it gets None if the file does not exist, and may
+    raise. In a store without compare-and-set, the last of two changes that are made at the same time wins.
+    Raises StoreUnreachable, and DeadlineExceeded if others keep changing it.
+    """
+    create_folder(folder)
+    deadline = Deadline.after(_CHANGE_SECONDS)
+    busy = DeadlineExceeded(f"others keep changing {below(folder, file)}: try again")
+    if isinstance(folder, Path):
+        with exclusive_lock(folder / f".{file}.lock", deadline=deadline, busy=busy):
+            keep_note(folder, file, change(read_note(folder, file)))
+        return
+    try:
+        store = tagged(store_at(folder))
+        store.require_tagged_puts()
+    except StoreCannotPublish:
+        keep_note(folder, file, change(read_note(folder, file)))
+        return
+    pauses = Backoff(0.02, 1.0)
+    while not deadline.expired():
+        data, tag = store.read_tagged(file) or (b"", "")
+        value = f"{json.dumps(change(json.loads(data) if data else None))}\n".encode()
+        if value == data:
+            return
+        # After a lost answer, the next turn finds the change made.
+        with suppress(StoreUnreachable):
+            if (store.replace_tagged(file, value, tag) if tag else store.put_new(file, value)) is not None:
+                return
+        time.sleep(pauses.next_delay())
+    raise busy
 
 
 def create_note(folder: Folder, file: str, value: dict[str, Any]) -> dict[str, Any]:

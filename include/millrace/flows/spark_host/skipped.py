@@ -16,7 +16,7 @@ from millrace.base.settings import Settings
 from millrace.flows.declare.errors import MAX_SKIPPED
 from millrace.flows.declare.flow import Flow, has_letters
 from millrace.flows.sinks.function.model import FunctionSink
-from millrace.flows.sinks.memory import Folder, create_folder, keep_note, read_note
+from millrace.flows.sinks.memory import Folder, change_note, read_note
 from millrace.flows.sources.kafka.model import KafkaSource
 from millrace.flows.spark_host.incarnations import Incarnations, newest_batch, position
 from millrace.flows.spark_host.status import progress_name
@@ -106,12 +106,17 @@ def skip_record(settings: Settings, stream: Flow, lane: str, at: int, row: int |
             raise InvalidArgument(f"{stream.name!r} has no lane {lane[:200]!r}: it has {lanes}")
         if at < standing.get(lane, 0):
             raise InvalidArgument(f"{stream.name!r} has passed {at} of {lane}: it is at {standing[lane]}")
-    waiting = _waiting(read_skipped(incarnations.folder), standing, newest)
-    waiting.add(lane, at, row)
-    if len(waiting) > MAX_SKIPPED:
-        raise InvalidArgument(f"{MAX_SKIPPED} records of {stream.name!r} wait to be skipped: set the position instead")
-    create_folder(incarnations.folder)
-    keep_note(incarnations.folder, FILE, waiting.to_json())
+
+    def added(found: dict[str, Any] | None) -> dict[str, Any]:
+        waiting = _waiting(Skipped.from_json(found or {"records": {}}), standing, newest)
+        waiting.add(lane, at, row)
+        if len(waiting) > MAX_SKIPPED:
+            raise InvalidArgument(
+                f"{MAX_SKIPPED} records of {stream.name!r} wait to be skipped: set the position instead"
+            )
+        return waiting.to_json()
+
+    change_note(incarnations.folder, FILE, added)
 
 
 def _require_row(stream: Flow, lane: str) -> None:
