@@ -28,7 +28,7 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile
 from millrace.storage import commit as commits
-from millrace.storage import objects
+from millrace.storage import log_mirror, objects
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.delta_log import LOG_FOLDER, trim_log
 from millrace.storage.file_sink import FileSink
@@ -493,6 +493,19 @@ def test_a_deployment_has_its_tables_on_s3(box: str, tmp_path: Path, monkeypatch
         assert found["name"].to_pylist()[-1] == "new"
     assert not list(tmp_path.rglob("*.parquet"))
     assert {"wal", "segments", "checkpoints"} <= set(store_at(box).folders())
+
+
+def test_an_address_is_at_one_server_in_a_process(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, of_log = store_at(f"{faulty}/t"), log_mirror.news_key(f"{faulty}/t")
+    assert store.list("") == []
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        with monkeypatch.context() as other:
+            other.setenv(name, "http://127.0.0.1:1")
+            for call in (lambda: store.list(""), store.delta, lambda: store_at(f"{faulty}/t").read("n")):
+                with pytest.raises(InvalidSettings, match=r"has used .* at http.* names http://127.0.0.1:1 now"):
+                    call()
+            assert log_mirror.news_key(f"{faulty}/t") != of_log, "nor do files of news and caches mix"
+    assert store.list("") == []
 
 
 def test_parts_of_killed_uploads_are_removed_once_they_are_old(faulty: str, faults: Faults) -> None:

@@ -48,7 +48,7 @@ from millrace.storage.delta_log import (
     version_of,
 )
 from millrace.storage.local import LocalStore
-from millrace.storage.store import ConditionalStore, TableStore
+from millrace.storage.store import ConditionalStore, TableStore, s3_server
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -421,8 +421,11 @@ class LocalNews:
 
 
 def news_key(uri: str) -> str:
-    """Return a file name for a table or a root of tables: two servers may have a bucket of one name."""
-    return hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL')} {uri}".encode()).hexdigest()[:32]
+    """Return a file name for a table or a root of tables: two servers may have a bucket of one name.
+
+    Processes of different versions on one machine share these files, so the text must not change.
+    """
+    return hashlib.sha256(f"{s3_server() or None} {uri}".encode()).hexdigest()[:32]
 
 
 class ObjectCache:
@@ -436,11 +439,7 @@ class ObjectCache:
     _guard = threading.Lock()
 
     def __init__(self, uri: str) -> None:
-        server = next(
-            (os.environ[name] for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if name in os.environ), ""
-        )
-        digest = hashlib.sha256(f"{server} {uri}".encode()).hexdigest()[:32]
-        self._folder = cache_folder() / "logs" / digest
+        self._folder = cache_folder() / "logs" / news_key(uri)
         self._names: list[str] = []
 
     def look(self) -> None:

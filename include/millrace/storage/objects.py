@@ -27,7 +27,7 @@ from millrace.base.settings.value import without_credentials
 from millrace.storage.delta_log import is_log_file
 from millrace.storage.log_mirror import ListedObject, announce
 from millrace.storage.object_files import os_errors, read_whole
-from millrace.storage.store import OBJECT_STORES, StoreUnreachable, TableStore
+from millrace.storage.store import OBJECT_STORES, StoreUnreachable, TableStore, s3_server
 
 if TYPE_CHECKING:
     import pyarrow.fs as fs
@@ -71,8 +71,9 @@ class ObjectStore:
     def options(self) -> Mapping[str, str]:
         """Options of the store (TableStore.options). Raises InvalidSettings if a profile or a web identity gives no
         credentials."""
+        _require_same_server(self.uri)
         found = {**_CLIENT, "max_retries": str(_RETRIES), "retry_timeout": f"{_RETRY_SECONDS}s"}
-        return found | (_keys_for_delta_rs() if self.uri.startswith("s3://") else {})
+        return found | _endpoint(self.uri) | (_keys_for_delta_rs() if self.uri.startswith("s3://") else {})
 
     @property
     def spark_options(self) -> Mapping[str, str]:
@@ -277,14 +278,42 @@ def _obstore() -> Any:
     return import_optional("obstore")
 
 
-@lru_cache(256)
 def _retrying(uri: str) -> Any:
-    return _opened(uri, retries=_RETRIES)
+    _require_same_server(uri)
+    return _client(uri, _RETRIES)
 
 
-@lru_cache(256)
 def _single(uri: str) -> Any:
-    return _opened(uri, retries=0)
+    _require_same_server(uri)
+    return _client(uri, 0)
+
+
+@lru_cache(512)
+def _client(uri: str, retries: int) -> Any:
+    return _opened(uri, retries=retries)
+
+
+def _require_same_server(uri: str) -> None:
+    """Raise InvalidSettings if the environment names another server for `uri` than when this process first used it.
+
+    Clients, handles and caches of the address would mix the files of two deployments.
+    """
+    first, now = _first_server(uri), s3_server()
+    if first != now and uri.startswith("s3://"):
+        raise InvalidSettings(
+            f"this process has used {uri} at {first or 'Amazon'}, and AWS_ENDPOINT_URL names {now or 'Amazon'} now: use"
+            " a process of its own for each server, or another prefix"
+        )
+
+
+def _endpoint(uri: str) -> dict[str, str]:
+    """Return the option of obstore and delta-rs that names the server."""
+    return {"aws_endpoint": found} if uri.startswith("s3://") and (found := s3_server()) else {}
+
+
+@lru_cache(8192)
+def _first_server(uri: str) -> str:
+    return s3_server()
 
 
 def _session() -> Any:
@@ -341,7 +370,7 @@ def _keys_for_delta_rs() -> dict[str, str]:
 
 
 def _opened(uri: str, *, retries: int) -> Any:
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = dict(_endpoint(uri))
     session = _session() if uri.startswith("s3://") else None
     if session is not None:
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -366,7 +395,7 @@ def require_conditional_puts(uri: str) -> None:
 
     A process tries it once for each bucket, before its first commit there. Raises OSError.
     """
-    bucket = uri.split("/")[2]
+    bucket = s3_server(), uri.split("/")[2]
     if bucket not in _CONDITIONAL:
         _try_conditional_puts(uri)
         _CONDITIONAL.add(bucket)
@@ -377,16 +406,16 @@ def require_tagged_puts(uri: str) -> None:
 
     A process tries it once for each bucket, before its first such put.
     """
-    bucket = uri.split("/")[2]
+    bucket = s3_server(), uri.split("/")[2]
     if bucket not in _TAGGED:
         _try_tagged_puts(uri)
         _TAGGED.add(bucket)
 
 
-_CONDITIONAL: Final[set[str]] = set()
-"""Buckets that have passed :func:`require_conditional_puts`."""
-_TAGGED: Final[set[str]] = set()
-"""Buckets that have passed :func:`require_tagged_puts`."""
+_CONDITIONAL: Final[set[tuple[str, str]]] = set()
+"""Servers and buckets that have passed :func:`require_conditional_puts`."""
+_TAGGED: Final[set[tuple[str, str]]] = set()
+"""Servers and buckets that have passed :func:`require_tagged_puts`."""
 
 
 def _try_conditional_puts(uri: str) -> None:
@@ -476,8 +505,9 @@ def _portions(names: Iterable[str], size: int) -> Iterator[list[str]]:
 def remove_old_uploads(uri: str, *, before: float, dry_run: bool = False) -> int:
     """Abort uploads in parts below `uri` that began before `before` (Unix seconds). Returns their number.
 
-    A process that is killed within an upload leaves its parts, which no listing shows. Only S3 needs this: the other
-    stores forget parts by themselves. Raises OSError.
+    A process that is killed within an upload leaves its parts, which no listing shows. Does nothing on other stores:
+    Azure forgets parts by itself, and a rule of the bucket removes them on Google's (docs/object-stores.md). Raises
+    OSError.
     """
     if not uri.startswith("s3://"):
         return 0
@@ -486,10 +516,9 @@ def remove_old_uploads(uri: str, *, before: float, dry_run: bool = False) -> int
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     try:
-        client = boto3.client("s3", endpoint_url=endpoint, region_name=region)
+        client = boto3.client("s3", endpoint_url=s3_server() or None, region_name=region)
         pages = client.get_paginator("list_multipart_uploads").paginate(
             Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""
         )
@@ -523,6 +552,6 @@ def s3a_options() -> dict[str, str]:
         found["fs.s3a.encryption.algorithm"] = _S3A_ENCRYPTION.get(algorithm.lower(), algorithm)
         if key := os.environ.get("AWS_SSE_KMS_KEY_ID"):
             found["fs.s3a.encryption.key"] = key
-    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+    if endpoint := s3_server():
         found |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
     return found

@@ -15,6 +15,7 @@ A failure does not mean that nothing happened.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -306,6 +307,15 @@ def list_below(store: TableStore, folder: str = "") -> dict[str, int]:
     selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
     found = (each for each in store.filesystem.get_file_info(selector) if each.type == fs.FileType.File)
     return dict(sorted((str(each.path), int(each.size)) for each in found))
+
+
+def s3_server() -> str:
+    """Return the server of S3's protocol that the environment names; "" for Amazon.
+
+    obstore, delta-rs, boto3 and S3A know different variables, and prefer different ones: each is told this one.
+    """
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
 def table_name(root: str, uri: str) -> str:
