@@ -77,7 +77,7 @@ def apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
         kafka = stack.enter_context(KafkaBroker(folder / "servers" / "kafka", settings=base, host=away[0].home))
         shared = replace(
             base,
-            tables=store.url,
+            tables=f"{store.url}/{folder.name}",
             log=kafka.url,
             meta_store=etcd.url,
             pchannels=PCHANNELS,

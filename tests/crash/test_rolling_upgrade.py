@@ -91,7 +91,7 @@ def upgrading(folder: Path, monkeypatch: pytest.MonkeyPatch, *, on_store: bool) 
             for name, value in s3.client_environment.items():
                 monkeypatch.setenv(name, value)
             meta = f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
-            settings = replace(settings, tables=s3.url, log=on_kafka(), meta_store=meta)
+            settings = replace(settings, tables=f"{s3.url}/{folder.name}", log=on_kafka(), meta_store=meta)
         settings.run_path.mkdir(parents=True)
         for name in ("n1", "n2", "n3") if on_store else ():
             stack.callback(end_server, replace(settings, data_dir=folder / name / "data"))

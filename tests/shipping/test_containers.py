@@ -199,7 +199,7 @@ def pods(stack: ExitStack, home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     kafka = stack.enter_context(KafkaBroker(home / "servers" / "kafka", settings=settings, host=away[0].home))
     database = stack.enter_context(MariaDbServer(home / "servers" / "mariadb", settings=settings, host=away[0].home))
     given = {
-        "MILLRACE_TABLES": store.url,
+        "MILLRACE_TABLES": f"{store.url}/{home.name}",
         "MILLRACE_LOG": kafka.url,
         "MILLRACE_META_STORE": database.url,
         "MILLRACE_SERVER_TOKEN": TOKEN,
