@@ -113,6 +113,12 @@ def read_aliases(data_dir: Path, collection_id: int | None = None) -> dict[str, 
     return _read(data_dir, lambda db: select_aliases(db, collection_id) if _has_aliases(db) else {}, {})
 
 
+def without_aliases(data_dir: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Return names or ids of collections, with the collection's id in place of each alias."""
+    aliases = read_aliases(data_dir)
+    return tuple(str(aliases.get(name, name)) for name in names)
+
+
 def read_collections_by_id(data_dir: Path, ids: Iterable[int]) -> dict[int, CollectionInfo]:
     """Return those collections that exist, also dropped ones, by id."""
     return _read(data_dir, lambda db: select_by_id(db, ids), {})

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from millrace.base.errors import CollectionNotFound, LogUnavailable, MillraceError
 from millrace.base.settings import Settings
+from millrace.catalog.sqlite_file import without_aliases
 from millrace.log.clock import log_time_ms
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.message.stored_columns import ColumnChains, foldable_chains, key_columns
@@ -211,7 +212,7 @@ def history_tick(settings: Settings, params: CompactionParams) -> int:
 
 
 def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> list[FlushedCollection]:
-    """Return the collections that the checkpoints know, or those of `wanted` (names or ids).
+    """Return the collections that the checkpoints know, or those of `wanted` (names, aliases or ids).
 
     Raises CollectionNotFound if the flusher does not know one of `wanted`.
     """
@@ -224,12 +225,17 @@ def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> lis
     known = [_flushed_collection(number, places) for number, places in sorted(found.items())]
     if not wanted:
         return known
-    missing = [each for each in wanted if not any(each in (one.name, str(one.collection_id)) for one in known)]
+    resolved = without_aliases(settings.data_dir, wanted)
+    missing = [
+        given
+        for given, each in zip(wanted, resolved, strict=True)
+        if not any(each in (one.name, str(one.collection_id)) for one in known)
+    ]
     if missing:
         raise CollectionNotFound(
             f"the flusher knows no collection {', '.join(missing)}: give names or ids of collections with rows"
         )
-    return [one for one in known if one.name in wanted or str(one.collection_id) in wanted]
+    return [one for one in known if one.name in resolved or str(one.collection_id) in resolved]
 
 
 def _flushed_collection(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoint]]) -> FlushedCollection:

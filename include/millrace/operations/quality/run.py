@@ -20,6 +20,7 @@ from pydantic import Field
 
 from millrace.base.errors import CollectionNotFound
 from millrace.base.settings import Settings
+from millrace.catalog.sqlite_file import without_aliases
 from millrace.operations.coverage import Coverage
 from millrace.operations.entry import SessionFactory
 from millrace.operations.operation import OperationReport
@@ -224,7 +225,9 @@ def _frames(
             versions = partial(_versions, settings, pinned)
             yield frames.segments(session(), settings, pinned.segments_version, ranges, versions)
     if "collections" in chosen:
-        for each in _chosen(stored.values(), params.collections):
+        for each in _chosen(
+            stored.values(), params.collections, without_aliases(settings.data_dir, params.collections)
+        ):
             homes = set(each.pchannels.values())
             reached = {name: tick for name, tick in flushed.items() if name in homes}
             table = f"collections/{each.collection_id}"
@@ -255,15 +258,18 @@ def _versions(settings: Settings, pinned: DeploymentSnapshot, numbers: list[int]
     return {number: (each.rows_version, each.folded_tick) for number, each in found.items() if each is not None}
 
 
-def _chosen(stored: Iterable[StoredCollection], wanted: Sequence[str]) -> Iterator[StoredCollection]:
+def _chosen(
+    stored: Iterable[StoredCollection], given: Sequence[str], resolved: Sequence[str]
+) -> Iterator[StoredCollection]:
+    """Return the collections that are `given` by name, alias or id; `resolved` has ids in place of aliases."""
     known = list(stored)
-    for name in wanted:
-        if not any(name in (each.name, str(each.collection_id)) for each in known):
+    for name, wanted in zip(given, resolved, strict=True):
+        if not any(wanted in (each.name, str(each.collection_id)) for each in known):
             raise CollectionNotFound(
                 f"no collection {name!r} has stored rows; those that do: "
                 f"{', '.join(each.name for each in known) or 'none'}"
             )
-    return (each for each in known if not wanted or {each.name, str(each.collection_id)} & set(wanted))
+    return (each for each in known if not given or {each.name, str(each.collection_id)} & set(resolved))
 
 
 def _user_suites(settings: Settings, stored: Sequence[StoredCollection]) -> dict[int, tuple[Check, ...]]:
