@@ -326,7 +326,10 @@ class Scan(Closeable):
                 first = MessageId(ledger, entry, index, ordinal + 1)
                 return self._tick_before(first), first
             case _:
-                raise InvalidArgument(f"{policy!r} is not a deliver policy")
+                raise InvalidArgument(
+                    f"{policy!r} is not a deliver policy: use All(), Latest(), StartFrom(message id),"
+                    " StartAfter(message id) or StartAfterTick(tick)"
+                )
 
     def _now(self) -> int:
         try:
