@@ -148,7 +148,7 @@ class AppendClient(Closeable):
     def mvcc(self, vchannel: str) -> Mvcc:
         """Return the tick up to which a VChannel is readable now.
 
-        Raises ChannelNotFound, or the error that parked its PChannel.
+        Raises InvalidArgument, ChannelNotFound, or the error that parked its PChannel.
         """
         return Mvcc(**self.call(calls.MVCC, {"vchannel": vchannel}))
 

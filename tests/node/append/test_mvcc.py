@@ -156,6 +156,20 @@ def test_nothing_that_is_undecided_has_a_tick_below_the_least_unconfirmed(
 def test_a_vchannel_that_is_none_is_told_of(host: AppendHost) -> None:
     with pytest.raises(ChannelNotFound, match="p0_9v0"):
         host.mvcc("p0_9v0")
+    for name in ("", "x", PCHANNEL, "p0_v0"):
+        with pytest.raises(InvalidArgument, match="is not a VChannel"):
+            host.mvcc(name)
+
+
+def test_a_host_that_has_just_begun_reads_the_log_before_it_says_that_there_is_no_vchannel(
+    host: AppendHost, service: LogService
+) -> None:
+    host.append(PCHANNEL, encode_entry([insert(keys_of(V0, 1)[0])])).results()
+    before = host.mvcc(V0)
+    with AppendHost(service, ChannelState.new) as later:
+        assert later.mvcc(V0)[:3] == before[:3]
+        with pytest.raises(ChannelNotFound, match="p0_9v0"):
+            later.mvcc("p0_9v0")
 
 
 def test_a_tick_that_is_not_to_be_kept_appends_nothing(host: AppendHost, service: LogService) -> None:

@@ -40,7 +40,7 @@ from millrace.base.errors import (
 from millrace.base.metrics import Metrics
 from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
-from millrace.message.ids import LOGICAL_BITS, pchannel_of
+from millrace.message.ids import LOGICAL_BITS, collection_id_of, pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.wire.framing import check_framing
 from millrace.message.wire.stamp import stamp_entries
@@ -433,10 +433,16 @@ class AppendHost(Closeable):
         return follower.state
 
     def mvcc(self, vchannel: str) -> Mvcc:
-        """Return up to which tick a VChannel is readable now. Raises ChannelNotFound, and the error that parked its
-        PChannel.
+        """Return up to which tick a VChannel is readable now.
+
+        Raises InvalidArgument, ChannelNotFound, the error that parked its PChannel, and DeadlineExceeded if the host
+        has just begun and does not know the VChannel yet.
         """
+        if collection_id_of(vchannel) is None:
+            raise InvalidArgument(f"{vchannel[:100]!r} is not a VChannel: its name is like dml_0_7v2")
         follower = self._follower(pchannel_of(vchannel))
+        if vchannel not in self.state(follower.pchannel).vchannels:
+            follower.reach_end(timeout=DEFAULT_DEADLINE)  # after a start, the log has what the state lacks
         end, found = follower.log_end(), follower.least_unconfirmed((vchannel,))
         confirmed = follower.tail.confirmed_tick
         state = self.state(follower.pchannel)
