@@ -27,6 +27,12 @@ def text(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
+def prose(page: str) -> list[str]:
+    """The lines that are no code, no heading, no table's, and no element of HTML: those that can be broken anywhere."""
+    without_code = re.sub(r"^\s*```.*?^\s*```", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    return [line for line in without_code.split("\n") if not line.startswith(("|", "#", "<", "    "))]
+
+
 def section(page: str, heading: str) -> str:
     """What stands under a heading, up to the next one of any level."""
     parts = re.split(r"^#+ (.*)$", text(page), flags=re.MULTILINE)

@@ -19,9 +19,10 @@ from millrace.wal.reasons import Reason
 from millrace.wal.visible.collection_rows import DELETE_COLUMNS, ROW_COLUMNS
 from tests.docs import reference
 from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints
-from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, text
+from tests.docs.pages import PAGES, anchors, differences, files_named, links, prose, table, text
 
 OPERATING, CONCEPTS, TABLES = "docs/operating.md", "docs/concepts.md", "docs/tables.md"
+WIDTH = 120
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,6 +38,12 @@ def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
     missing = sorted(name for name in files_named(page) if not (ROOT / name).exists())
     assert not missing, f"{page} names {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_text_is_longer_than_120_columns(page: str) -> None:
+    long = [line for line in prose(page) if len(line) > WIDTH and " " in line.strip()[: WIDTH + 1]]
+    assert not long, f"{page} has lines of more than {WIDTH} columns"
 
 
 def test_the_architecture_names_every_folder_of_the_package() -> None:
