@@ -80,7 +80,7 @@ GOOD = InstallationStatus(
 def test_a_system_that_runs_and_is_not_well_says_so_and_where_to_go() -> None:
     stuck = replace(GOOD, findings=(make_finding("ddl_stuck", "users", "add_field is under way for 90 s"),))
     assert not stuck.healthy
-    assert _lines(stuck)[-1].startswith("Critical    users: add_field is under way for 90 s (`millrace collections")
+    assert _lines(stuck)[-1].startswith("Critical    users: add_field is under way for 90 s (`millrace broadcasts")
     assert stuck.to_json()["findings"][0]["kind"] == "ddl_stuck"
     assert replace(GOOD, findings=(make_finding("maintenance_failed", "backup", "its newest run failed"),)).healthy
 
