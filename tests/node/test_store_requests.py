@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +19,9 @@ from millrace.node.flush.definition import FlushLoop, flush_to_end
 from millrace.node.ingest.definition import IngestLoop, ingest_to_end
 from millrace.node.publish.definition import PublishState, publish
 from millrace.node.publish.progress import ProgressReader
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.runtime.progress import Progress
 from millrace.storage import log_mirror
 from tests.s3_server import Faults, bucket
 
@@ -104,3 +111,59 @@ def test_nobody_polls_the_store_on_an_idle_day(
         look()
         now[0] += step
     assert 0 < 24 * faults.requests.total() <= 0.4 * IDLE_DAY, "the log server and readers look as well"
+
+
+def test_a_checkpoint_without_news_asks_the_same_whatever_the_number_of_collections(
+    db: Database, faults: Faults
+) -> None:
+    asked = []
+    for names in (("one", "two"), ("three", "four", "five", "six")):
+        for name in names:
+            db.create_collection(name, {"id": "int64"}, key="id").insert([{"id": 1}])
+        ingest_to_end(db.settings, db.log)
+        flush_to_end(db.settings)
+        for _ in range(2):
+            faults.requests.clear()
+            assert checkpoint(db.settings, db.log, CheckpointParams(), Progress()).ok
+        asked.append(faults.requests.total())
+    assert asked[0] == asked[1] <= 16, asked
+
+
+COMPACTION_NEED = """
+from millrace.base.settings import Settings
+from millrace.operations.compaction.need import need
+need(Settings.load())
+"""
+IDLE_RUNS = {
+    # What the DAG starts, at most how many requests that makes with three collections, how often a day.
+    "checkpoint": (["-m", "millrace.operations", "checkpoint"], 20, 288),
+    "quality": (["-m", "millrace.operations", "quality"], 30, 48),
+    "recovery": (["-m", "millrace.operations", "recovery", "--params", json.dumps({"mode": "diagnose"})], 120, 48),
+    "compaction": (["-c", COMPACTION_NEED], 70, 24),
+    "housekeeping": (["-m", "millrace.operations", "housekeeping"], 12, 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_operations_that_find_nothing_to_do_ask_little(db: Database, faults: Faults) -> None:
+    for name in ("one", "two", "three"):
+        db.create_collection(name, {"id": "int64"}, key="id").insert([{"id": 1}])
+    ingest_to_end(db.settings, db.log)
+    flush_to_end(db.settings)
+    for name in ("one", "two", "three"):
+        publish(db.settings, db.catalog.collection(name).id)
+    asked: dict[str, int] = {}
+    for _ in range(3):  # the first one has work to do, and that has news for the second one
+        for name, (command, _, _) in IDLE_RUNS.items():
+            faults.requests.clear()
+            subprocess.run(
+                [sys.executable, *command],
+                env=os.environ | db.settings.environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                check=True,
+                capture_output=True,
+                timeout=300,
+            )
+            asked[name] = faults.requests.total()
+    assert all(asked[name] <= most for name, (_, most, _) in IDLE_RUNS.items()), asked
+    assert sum(asked[name] * runs for name, (*_, runs) in IDLE_RUNS.items()) <= 0.7 * IDLE_DAY, asked

@@ -75,7 +75,7 @@ class CheckpointReport(OperationReport):
     truncated: tuple[LogTruncation, ...] = ()
     trimmed: tuple[WalTrimReport, ...] = ()
     synced_files: int = 0
-    tables: int = Field(default=0, description="Tables that the truncation of the log depends on.")
+    tables: int = Field(default=0, description="Tables on a disk that the truncation of the log depends on.")
     unchanged_tables: int = Field(default=0, description="Those of them without a commit since the last run.")
     blocked: tuple[str, ...] = Field(default=(), description="Quality blocks that prevented truncation and trimming.")
     seconds: float = 0.0

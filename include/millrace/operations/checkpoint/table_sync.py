@@ -13,6 +13,7 @@ from typing import NamedTuple
 from millrace.base.settings import Settings
 from millrace.operations.coverage import Coverage
 from millrace.runtime.progress import Progress
+from millrace.storage.store import OBJECT_STORES
 from millrace.storage.table import open_table, sync_table
 from millrace.tables.collections.layout import rows_name, stored_collection_ids
 
@@ -28,7 +29,12 @@ class SyncedTables(NamedTuple):
 
 
 def tables_to_sync(settings: Settings) -> dict[str, str]:
-    """Return the tables that truncation of the log depends on, by name with their URIs."""
+    """Return the tables on a disk that truncation of the log depends on, by name with their URIs.
+
+    Those in an object store are durable: looking at each of them would cost a listing a run.
+    """
+    if settings.tables_uri.partition("://")[0] in OBJECT_STORES:
+        return {}
     names = ["wal", "segments", "checkpoints"]
     names += [rows_name(settings, number) for number in stored_collection_ids(settings, "rows")]
     names += [f"deletes/{number}" for number in stored_collection_ids(settings, "deletes")]
