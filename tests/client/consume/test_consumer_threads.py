@@ -307,6 +307,16 @@ def _comes(consumer: Any) -> bool:
     return found is not None
 
 
+def _run(program: str, folder: Path, how: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with a new data folder, and end the server that it started."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, str(folder / "data"), how]
+    try:
+        return subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True, check=False)
+    finally:
+        end_processes(folder)
+
+
 PROGRAM = """
 import ctypes, sys
 import millrace
@@ -326,21 +336,12 @@ sys.exit(2)
 
 @pytest.mark.parametrize("how", ["closed", "open"])
 def test_a_program_that_ends_with_consumers_that_wait_does_not_crash(tmp_path: Path, how: str) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "data"), how],
-        env=environment,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    end_processes(tmp_path)
+    ended = _run(PROGRAM, tmp_path, how)
     assert (ended.returncode, ended.stderr) == (2, "")
 
 
 QUEUE_PROGRAM = """
-import atexit, sys
+import atexit, sys, time
 @atexit.register  # before the client's: it is called after that
 def tell():
     from millrace.rpc.link import _links
@@ -354,21 +355,12 @@ if sys.argv[2] == "direct":
     queue.acknowledge(queue.poll(timeout=10))
     queue.commit()
 while not db.task_session._waits:
-    pass
+    time.sleep(0.01)
 """
 
 
 @pytest.mark.parametrize("wait", ["news", "direct"])
 def test_calls_of_a_queue_that_wait_end_with_their_program(tmp_path: Path, wait: str) -> None:
     """They wait for up to ten seconds at the server; one that returns to a Python that is gone crashes the process."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ended = subprocess.run(
-        [sys.executable, "-c", QUEUE_PROGRAM, str(tmp_path / "data"), wait],
-        env=environment,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    end_processes(tmp_path)
+    ended = _run(QUEUE_PROGRAM, tmp_path, wait)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "calls that wait: False\n", "")
